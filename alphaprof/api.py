@@ -26,10 +26,10 @@ AGAIN = "copy the run again, or profile again into a new directory"
 class OpenedRun:
     """A run directory, for reading. Tables are those of docs/columns.md; only complete shards are in them.
 
-    `columns` and `filters` are pushed down: what they leave out is not read. Filters are those of `pyarrow.parquet`: a list
-    of (column, operator, value), all of which must hold, like [("draft", "==", "small"), ("target_margin", "<", 0.1)].
+    `columns` and `where` are pushed down: what they leave out is not read. `where`: conditions that all must hold, a list of
+    (column, operator, value) as in `pyarrow.parquet`: [("draft", "==", "small"), ("target_margin", "<", 0.1)].
 
-    Raises errors of `alphaprof.errors` only: `OptionInvalid` for columns and filters that a table does not have,
+    Raises errors of `alphaprof.errors` only: `OptionInvalid` for columns and conditions that a table does not have,
     `RunUnreadable` for missing or damaged files, `NoPositionLog` for an imported run, `ProfileInvalid` for a rule that does
     not exist.
     """
@@ -52,22 +52,22 @@ class OpenedRun:
         """Names of the drafts."""
         return list(self._run.manifest.drafts)
 
-    def positions(self, columns: Sequence[str] | None = None, filters: list[Any] | None = None) -> pd.DataFrame:
+    def positions(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pd.DataFrame:
         """The position log, a row a position and draft, with the column `draft`."""
-        frame: pd.DataFrame = self.positions_arrow(columns, filters).to_pandas()
+        frame: pd.DataFrame = self.positions_arrow(columns, where).to_pandas()
         return frame
 
-    def positions_arrow(self, columns: Sequence[str] | None = None, filters: list[Any] | None = None) -> pa.Table:
+    def positions_arrow(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pa.Table:
         """The position log as an Arrow table."""
         self._run.require_positions()
-        return self._read("positions", columns, filters)
+        return self._read("positions", columns, where)
 
-    def totals(self, columns: Sequence[str] | None = None, filters: list[Any] | None = None) -> pd.DataFrame:
+    def totals(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pd.DataFrame:
         """Totals, a row a document, rule and draft: tokens, accepted, and rounds for every gamma.
 
         What is not stored, as of a run that was interrupted, is worked out from the position log, which takes longer.
         """
-        frame: pd.DataFrame = self._read("totals", columns, filters).to_pandas()
+        frame: pd.DataFrame = self._read("totals", columns, where).to_pandas()
         return frame
 
     def documents(self) -> pd.DataFrame:
@@ -85,7 +85,7 @@ class OpenedRun:
         named = known_rules([rules] if isinstance(rules, str) else list(rules), "rules") if rules else None
         return build_report(self._run, rules=named, whole_log=whole_log)
 
-    def _read(self, table: str, columns: Sequence[str] | None, filters: list[Any] | None) -> pa.Table:
+    def _read(self, table: str, columns: Sequence[str] | None, where: list[Any] | None) -> pa.Table:
         run = self._run
         if table == "totals":
             parts = [part for draft in self.drafts for part in run.totals_parts(draft)]
@@ -94,7 +94,7 @@ class OpenedRun:
         else:
             paths = [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards]
             data = self._stored(table, paths)
-        scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, filters)
+        scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, where)
         with reading(self.path / table, AGAIN):
             return scanner.to_table()
 
@@ -127,8 +127,8 @@ class OpenedRun:
         return ds.dataset(pa.concat_tables(tables))
 
 
-def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, filters: list[Any] | None) -> ds.Scanner:
-    """What reads some columns and rows of a table. Raises `OptionInvalid` for columns and filters that do not fit it."""
+def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, where: list[Any] | None) -> ds.Scanner:
+    """What reads some columns and rows of a table. Raises `OptionInvalid` for columns and conditions that do not fit it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -140,10 +140,10 @@ def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, filter
             f"did you mean {near[0]}?" if near else "docs/columns.md describes them",
         )
     try:
-        expression = pq.filters_to_expression(filters) if filters else None
+        expression = pq.filters_to_expression(list(where)) if where else None
         return data.scanner(columns=None if columns is None else list(columns), filter=expression)
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise OptionInvalid(
-            f"filters do not fit the {table}: {cut(str(error).splitlines()[0])}",
+            f"`where` does not fit the {table}: {cut(str(error).splitlines()[0])}",
             'write a list of (column, operator, value), like [("draft", "==", "small")]',
         ) from None

@@ -26,7 +26,7 @@ from typing import Any, Literal, Union
 import pyarrow as pa
 
 from alphaprof.commands.check.answer import Check
-from alphaprof.commands.compare import Comparison
+from alphaprof.commands.compare.answer import Comparison
 from alphaprof.commands.doctor.build import Doctor
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency

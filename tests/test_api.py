@@ -40,7 +40,7 @@ def test_positions_are_those_of_the_files(stored: Run) -> None:
     )
 
 
-def test_columns_and_filters_are_what_comes_back(stored: Run) -> None:
+def test_columns_and_conditions_are_what_comes_back(stored: Run) -> None:
     run = alphaprof.open(str(stored.path))
     part = run.positions(["draft", "target_margin"], [("draft", "==", "poor"), ("target_margin", "<", 0.2)])
     assert list(part) == ["draft", "target_margin"]
@@ -71,7 +71,7 @@ def test_what_is_not_complete_is_not_read(stored: Run, tmp_path: Path) -> None:
 
 
 def test_totals_that_are_not_stored_are_worked_out(stored: Run, tmp_path: Path) -> None:
-    """All of an interrupted run's complete shards have them, with the same columns, filters, types and values."""
+    """All of an interrupted run's complete shards have them, with the same columns, conditions, types and values."""
     copy = interrupted(stored, tmp_path / "copy")
     before = contents(copy)
     asked = ["draft", "document", "rule", "rounds_4"], [("draft", "==", "poor"), ("rule", "==", "strict")]
@@ -87,7 +87,7 @@ def test_totals_that_are_not_stored_are_worked_out(stored: Run, tmp_path: Path) 
     assert set(alphaprof.open(part.path).totals()["document"]) == set(part.documents()["document"].to_pylist())
 
 
-NO_FILTERS: list[Any] = [
+NO_CONDITIONS: list[Any] = [
     [("nope", "==", 1)],
     [("document", "~", 1)],
     [("document", "==")],
@@ -96,15 +96,16 @@ NO_FILTERS: list[Any] = [
     [("document", "in", 3)],
     [("document", "==", object())],
     "document",
+    {"draft": "small"},
     5,
 ]
 
 
 @pytest.mark.parametrize("table", ["positions", "positions_arrow", "totals"])
-@pytest.mark.parametrize("filters", NO_FILTERS, ids=lambda filters: str(filters)[:30])
-def test_filters_that_a_table_does_not_have_are_refused(stored: Run, table: str, filters: Any) -> None:
-    with pytest.raises(OptionInvalid, match=r"filters do not fit the (positions|totals): "):
-        getattr(alphaprof.open(stored.path), table)(filters=filters)
+@pytest.mark.parametrize("where", NO_CONDITIONS, ids=lambda where: str(where)[:30])
+def test_conditions_that_a_table_does_not_have_are_refused(stored: Run, table: str, where: Any) -> None:
+    with pytest.raises(OptionInvalid, match=r"`where` does not fit the (positions|totals): "):
+        getattr(alphaprof.open(stored.path), table)(where=where)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,28 @@ def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, 
     path.write_bytes(content)
     with pytest.raises(RunUnreadable, match=r"copy/positions cannot be read: "):
         alphaprof.open(copy).positions()
+
+
+def test_what_is_left_out_is_not_read(stored: Run, tmp_path: Path) -> None:
+    """Neither other columns nor the pages of other drafts: both are destroyed, and nobody notices."""
+    copy = tmp_path / "copy"
+    shutil.copytree(stored.path, copy)
+    request = (["draft", "token", "target_margin"], [("draft", "==", "small"), ("domain", "==", "code")])
+    expected = alphaprof.open(copy).positions(*request)
+    for draft, kept in (("small", {"token", "target_margin", "domain"}), ("poor", set())):
+        for path in (copy / "positions" / f"draft={draft}").iterdir():
+            content, group = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(0)
+            for column in map(group.column, range(group.num_columns)):
+                if column.path_in_schema not in kept:
+                    start = column.dictionary_page_offset or column.data_page_offset
+                    content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+            path.write_bytes(content)
+    run = alphaprof.open(copy)
+    assert len(expected) > 0
+    pd.testing.assert_frame_equal(run.positions(*request), expected)
+    for more in ((["document"], [("draft", "==", "small")]), (["token"], [("draft", "==", "poor")])):
+        with pytest.raises(RunUnreadable):
+            run.positions(*more)
 
 
 def test_a_run_without_a_complete_shard_has_empty_tables(stored: Run, tmp_path: Path) -> None:

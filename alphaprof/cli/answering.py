@@ -171,7 +171,7 @@ def compare(
 
     RUN:DRAFT and a run imported from an engine: what was predicted beside what was served, and whether they agree.
     """
-    from alphaprof.commands.compare import compare as compare_sides
+    from alphaprof.commands.compare.build import compare as compare_sides
     from alphaprof.config.load import known_rules
     from alphaprof.log.run_draft import side_of
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import reach
 from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 
+MOST = 2  # drafts that the answer names
 CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error")
 Rows = Sequence[Mapping[str, Any]]
 
@@ -62,7 +65,10 @@ class Latency:
         return text.getvalue()
 
     def terminal(self, console: Console) -> None:
-        """Prints a table for every batch size and context, and one of prefills."""
+        """Prints what drafting and verifying cost, a table for every batch size and context, and one of prefills."""
+        for line in _answer(self):
+            console.print(plain(line), highlight=False)
+        console.print()
         threads = f", {self.threads} threads" if self.threads else ""
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}{threads}, {self.engine}"))
         console.print()
@@ -83,6 +89,31 @@ class Latency:
             *([first] if any(row["step"] == "draft_first" for row in steps) else []),
         ):
             console.print(line, style="dim", highlight=False)
+
+
+def _answer(latency: Latency) -> Iterator[str]:
+    """Yields what a step of every draft and verification cost, at the smallest batch and context, and what to do with it."""
+    decode = next((row for row in latency.steps if row["model"] == TARGET and row["step"] == "decode"), None)
+    if decode is None:
+        yield "NO STEPS WERE TIMED: the profile asks for none (costs.source)"
+        return
+    at = ("batch", "context")
+    first = [row for row in latency.steps if all(row[name] == decode[name] for name in at)]
+    yield (
+        f"a decode step of the target takes {fmt.number(decode['median_ms'])} ms at batch {decode['batch']}, context "
+        f"{fmt.count(decode['context'])}"
+    )
+    steps = [row for row in first if row["model"] != TARGET and row["step"] == "draft" and row["tokens"] == 1]
+    verify = max((row for row in first if row["step"] == "verify"), key=itemgetter("tokens"), default=None)
+    costs = [(f"a token drafted by {fmt.short(row['model'])}", row) for row in steps[:MOST]]
+    if verify is not None:
+        costs.append((f"verifying {verify['tokens']} tokens", verify))
+    for name, row in costs:
+        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_error(row, decode)} of that"
+        yield f"{name} costs {cost} ({fmt.number(row['median_ms'])} ms)"
+    if len(steps) > MOST:
+        yield f"{fmt.many(len(steps) - MOST, 'more draft')}: in the tables"
+    yield "next: --format csv writes the file that costs.path of a profile reads; predict takes these costs"
 
 
 def _cell(rows: Rows, title: str, console: Console) -> None:

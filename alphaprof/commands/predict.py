@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,20 +58,15 @@ class Prediction:
     best_gamma: int  # of the largest speedup
 
     def terminal(self, console: Console) -> None:
-        """Prints what was assumed, a row for each gamma, and which number is which."""
-        console.print(*_assumed(self), "", sep="\n", highlight=False)
+        """Prints the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
+        console.print(*_answer(self), "", *_assumed(self), "", sep="\n", highlight=False)
         console.print(_table(self))
-        best = next(item for item in self.gammas if item.gamma == self.best_gamma)
-        gamma = f"{'best ' if len(self.gammas) > 1 else ''}gamma {best.gamma}"
-        pays = f"the draft {'pays' if best.speedup > 1 else 'does not pay'} if all of this holds"
-        console.print(f"{gamma}: {fmt.number(best.speedup, unit='x')}, {pays}\n", highlight=False)
         for line in (
             "alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.",
             "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.",
             "tokens/round: emitted by a round, the target's own token included (engines: mean acceptance length).",
             "break-even: tokens/round where the speedup is 1 (what a round costs in plain decode steps), and the alpha for "
             "it.",
-            "These are formulas: no text was measured, so there is no interval. alphaprof profile measures.",
         ):
             console.print(line, style="dim", highlight=False)
 
@@ -141,6 +136,20 @@ def _gamma(option: str, gamma: int) -> int:
             f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens", "choose a gamma in that range; 3 to 5 are usual"
         )
     return gamma
+
+
+def _answer(prediction: Prediction) -> Iterator[str]:
+    """Yields the speedup at the best gamma, where it would end, and what the numbers are not."""
+    best = next(item for item in prediction.gammas if item.gamma == prediction.best_gamma)
+    gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
+    pays = f"the draft {'pays' if best.speedup > 1 else 'does not pay'} if all of this holds"
+    yield f"{gamma}: {fmt.number(best.speedup, unit='x')}, {pays}"
+    emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
+    least = "no alpha makes it pay"
+    if best.break_even_alpha is not None:
+        least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)} (here {fmt.share(prediction.alpha)})"
+    yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"
+    yield "These are formulas: no text was measured, so there is no interval. next: alphaprof profile measures"
 
 
 def _assumed(prediction: Prediction) -> tuple[str, ...]:

@@ -26,14 +26,15 @@ from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, ratio, share_interval
-from alphaprof.stats.paired import inverse_difference
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, present, ratio, share_interval
+from alphaprof.stats.paired import inverse_difference, weighted_inverse_difference
 from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
 from alphaprof.totals.documents import Documents, TextGroup, observed_weights, strata_of
 from alphaprof.totals.replay import RoundCounts
 from alphaprof.version import __version__
 
 MOST_NODES, MOST_LEVELS, MOST_RANK = 1024, 64, 1024  # beyond what any engine verifies at once
+MOST = 6  # trees that a line of the answer names
 SHOWN = 8  # ranks whose shares are shown
 CHOICE = 64  # largest rank of a chosen tree
 NODES = (4, 8, 16, 32, 64)
@@ -63,7 +64,7 @@ class StaticTree:
 @dataclass(frozen=True)
 class TreeTokens:
     """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
-    proposal that accepted at least d drafts.
+    proposal that accepted at least d drafts. `more_than_chain`: tokens per round beyond those of the chain as deep, paired.
     """
 
     tree: str  # name of the tree
@@ -72,6 +73,7 @@ class TreeTokens:
     iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
     iid_error: float | None  # by what share that is too high
     marginal: tuple[float | None, ...]
+    more_than_chain: Interval | None  # None: of a chain
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,10 @@ class TreesReport:
     texts: tuple[TextTrees, ...]
 
     def terminal(self, console: Console) -> None:
-        """Prints shares of ranks, then tokens per round of every tree, for the whole traffic and by domain."""
+        """Prints the largest gain over a chain, shares of ranks, then tokens per round of every tree, also by domain."""
+        for line in _answer(self):
+            console.print(line, highlight=False)
+        console.print()
         console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"))
         tested, chosen = fmt.count(self.tested_on), fmt.count(self.chosen_on)
         documents = f"no tree is chosen, so all {tested} documents test"
@@ -149,8 +154,36 @@ class TreesReport:
         _own_table(self, console)
         for note in _notes(self):
             console.print(Text("note: ", "yellow").append_text(plain(note)))
-        for line in _definitions(self):
-            console.print(line, style="dim", highlight=False)
+        for definition in _definitions(self):
+            console.print(definition, style="dim", highlight=False)
+
+
+def _answer(report: TreesReport) -> Iterator[Text]:
+    """Yields what the largest gain over a chain is, what each tree gains, on which documents, and that time is not in it."""
+    rows = [(tree, row, row.more_than_chain) for tree, row in zip(report.trees, report.traffic, strict=True)]
+    known = [(tree, row, more) for tree, row, more in rows if more is not None]
+    where = "the whole traffic"
+    if not known and (text := next((text for text in report.texts if text.trees), None)):
+        where = _name(report, text)
+        pairs = zip(report.trees, text.trees, strict=True)
+        known = [(tree, row, row.more_than_chain) for tree, row in pairs if row.more_than_chain is not None]
+    if not known:
+        yield Text("NO TREE COULD BE TESTED: the notes below say why", "bold")
+        return
+    best, row, more = max(known, key=lambda each: each[2].value)
+    gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
+    values = f"{fmt.difference(more, 2)} tokens per round"
+    headline = plain(f"tree {fmt.short(best.name)} {gain} its chain")
+    headline.stylize("bold")
+    yield headline.append_text(plain(f": {values}, {fmt.interval(row.tokens_per_round)} in all"))
+    documents = f"{fmt.count(report.tested_on)} documents{' that chose no tree' if report.held_out else ''}"
+    yield plain(f"on {where}, {documents}, {fmt.level(report.confidence)} intervals; a round verifies {best.nodes} nodes")
+    yield Text("time is not modelled: verifying a tree was not timed, so there is no speedup and no verdict")
+    yield Text("next: it pays where a round costs fewer decode steps than that; --format json has the paths for an engine")
+    if len(known) > 1:
+        gains = [f"{fmt.short(tree.name)} {each.value:+.2f}" for tree, _, each in known[:MOST]]
+        more_below = f" and {len(known) - MOST} more below" if len(known) > MOST else ""
+        yield plain(f"every tree beyond the chain as deep: {', '.join(gains)}{more_below}")
 
 
 def _notes(report: TreesReport) -> Iterator[str]:
@@ -437,7 +470,7 @@ def build_trees(
         weights_observed=sample.weights_observed,
         note=NOTE,
         trees=shapes,
-        traffic=tuple(_tokens(replay, rows, mix, shares, confidence) for replay in common),
+        traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
         texts=tuple(
             _text(text, sample, common, _own(own.get(index), largest, sample, confidence), confidence)
             for index, text in enumerate(sample.texts)
@@ -483,13 +516,36 @@ def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticT
     ]
 
 
-def _tokens(replay: Replay, rows: Sequence[Array], mix: Mix, shares: Array | None, confidence: float) -> TreeTokens:
+def _chain(replay: Replay, common: Sequence[Replay]) -> Replay | None:
+    """The chain as deep as a tree; None for a chain."""
+    chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == replay.shape.depth)
+    return None if replay.shape.kind == "chain" else next(chains, None)
+
+
+def _more(replay: Replay, chain: Replay, rows: Sequence[Array], mix: Mix, confidence: float) -> Interval:
+    """Tokens per round of a tree beyond those of a chain, on `rows` of each domain of a mix."""
+    parts = [np.concatenate(rows)] if mix.weights is None else rows
+    first, second = (
+        [spent_and_base(each.counts(part), free_draft(each.shape.depth)) for part in parts] for each in (chain, replay)
+    )
+    units, weights = [present(replay.counts(part).cluster) for part in parts], mix.weights or (1.0,)
+    return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
+
+
+def _tokens(
+    replay: Replay,
+    rows: Sequence[Array],
+    mix: Mix,
+    shares: Array | None,
+    confidence: float,
+    chain: Replay | None = None,
+) -> TreeTokens:
     """Rounds with one tree on `rows` of each domain of a mix; `shares`: b_r [width] of all of them."""
     shape, counts = replay.shape, [replay.counts(part) for part in rows]
     rounds = int(sum(part.rounds.sum() for part in counts))
     free = mix.speedup(counts, free_draft(shape.depth))
     if free is None or shares is None:
-        return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth)
+        return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth, None)
     promised = None if replay.by_depth else expected_tokens(Tree(shape.paths), shares)
     scale = [1.0] * len(counts)
     if mix.weights is not None:
@@ -504,6 +560,7 @@ def _tokens(replay: Replay, rows: Sequence[Array], mix: Mix, shares: Array | Non
         iid_tokens_per_round=promised,
         iid_error=promised / free.value - 1 if promised is not None else None,
         marginal=tuple(float(count / ready) if ready else None for count in accepted),
+        more_than_chain=None if chain is None else _more(replay, chain, rows, mix, confidence),
     )
 
 
@@ -532,7 +589,9 @@ def _text(
         silent=share(ranks.silent),
         tested_documents=len(tested),
         tested_clusters=distinct(sample.cluster[tested]),
-        trees=tuple(_tokens(replay, [tested], ONE, shares, confidence) for replay in common) if len(tested) else (),
+        trees=tuple(_tokens(replay, [tested], ONE, shares, confidence, _chain(replay, common)) for replay in common)
+        if len(tested)
+        else (),
         own=own,
         reason=reason,
     )

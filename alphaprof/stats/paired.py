@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, Ratio, influences, quantile, ratio
+from alphaprof.stats.estimate import (
+    NO_SPREAD,
+    Array,
+    Interval,
+    Ratio,
+    by_cluster,
+    distinct,
+    influences,
+    quantile,
+    ratio,
+)
 
 FAR = 0.225  # share of the possible range by which a unit that differs is taken to differ: decisions/019
 
@@ -29,6 +40,42 @@ def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], 
     errors = _errors(first, one) / one.value**2 - _errors(second, two) / two.value**2  # d(1/r) = -dr / r^2
     before = 1 / one.value
     return _difference(Interval(1 / two.value - before, 1 - before, gamma + 1 - before), errors, (one, two), confidence)
+
+
+def weighted_inverse_difference(
+    first: Sequence[tuple[Array, Array]],
+    second: Sequence[tuple[Array, Array]],
+    units: Sequence[Array],
+    weights: Sequence[float],
+    confidence: float,
+    gamma: int,
+) -> tuple[float, float, Interval]:
+    """The quotients of both sides over several domains, and second less first: 1 / sum(w_d r_d), r_d = sum(totals) /
+    sum(counts) of a domain, as in `costs.speedup`. `units`: the number of each unit of a domain, [units], since one may lie
+    in several; `weights` add up to 1. Of one domain it is `inverse_difference`.
+    """
+    ones, twos = [ratio(*each) for each in first], [ratio(*each) for each in second]
+    before, after = (
+        1 / sum(weight * each.value for weight, each in zip(weights, side, strict=True)) for side in (ones, twos)
+    )
+    possible, sides = Interval(after - before, 1 - before, gamma + 1 - before), list(zip(ones, twos, strict=True))
+    documents, tail = [min(each.documents for each in side) for side in sides], (1 - confidence) / 2
+    if min(documents) < 2:
+        return before, after, Interval(possible.value, possible.low, possible.high)
+    errors = [
+        weight * (_errors(first[place], one) * before**2 - _errors(second[place], two) * after**2)
+        for place, (weight, (one, two)) in enumerate(zip(weights, sides, strict=True))
+    ]
+    joint, variances = by_cluster(np.concatenate(units), np.concatenate(errors))[0], [float((e**2).sum()) for e in errors]
+    variance = max(float((joint**2).sum()), sum(variances))  # that errors of domains cancel is too much to conclude
+    different = distinct(np.concatenate(units))
+    freedoms = [min(side.freedom for side in pair) for pair in sides]
+    moments = sum(each**2 / freedom for each, freedom in zip(variances, freedoms, strict=True) if each > 0)
+    freedom = (different - 1) / sum(len(each) - 1 for each in units) * sum(freedoms)  # a unit in two domains counts once
+    freedom = min(sum(variances) ** 2 / moments, freedom) if moments > 0 else freedom  # Welch and Satterthwaite
+    shares = [weight * differing(number, tail) for weight, number in zip(weights, documents, strict=True)]
+    most = math.hypot(*shares) if different == sum(map(len, units)) else sum(shares)
+    return before, after, _bounded(possible, math.sqrt(variance), freedom, most, tail)
 
 
 def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Interval:
@@ -57,14 +104,18 @@ def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], c
     units could make of the difference, at the most of them that the number of units allows, each off by FAR of the range. It
     does not depend on the spread: with the same value, units that differ never make a bound easier to reach.
     """
-    value, low, high = possible.value, possible.low, possible.high
-    documents = min(side.documents for side in sides)
-    tail = (1 - confidence) / 2
+    documents, tail = min(side.documents for side in sides), (1 - confidence) / 2
     if documents < 2:
-        return Interval(value, low, high)
-    stderr = math.sqrt(float((errors**2).sum()))
-    half = quantile(1 - tail, min(side.freedom for side in sides)) * stderr if stderr else 0.0
-    most, far = differing(documents, tail), FAR * (high - low)
+        return Interval(possible.value, possible.low, possible.high)
+    stderr, freedom = math.sqrt(float((errors**2).sum())), min(side.freedom for side in sides)
+    return _bounded(possible, stderr, freedom, differing(documents, tail), tail)
+
+
+def _bounded(possible: Interval, stderr: float, freedom: float, most: float, tail: float) -> Interval:
+    """The t interval within what is possible; `most`: the share of units that its floor takes to differ."""
+    value, low, high = possible.value, possible.low, possible.high
+    half = quantile(1 - tail, freedom) * stderr if stderr else 0.0
+    far = FAR * (high - low)
     below, above = (max(half, most * min(far, room)) for room in (value - low, high - value))
     return Interval(value, max(low, value - below), min(high, value + above))
 

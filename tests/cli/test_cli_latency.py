@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> 
     for batch in (1, 2):
         for context in (16, 32):
             assert f"batch {batch}, context {context} (eager)" in text.stdout
+    decode, drafted, verified, last, *_ = text.stdout.splitlines()
+    assert re.fullmatch(r"a decode step of the target takes \d+\.\d\d ms at batch 1, context 16", decode)
+    assert re.fullmatch(r"a token drafted by close costs \d+\.\d\d ± \S+% of that \(\d+\.\d\d ms\)", drafted)
+    assert re.fullmatch(r"verifying 3 tokens costs \d+\.\d\d ± \S+% of that \(\d+\.\d\d ms\)", verified)
+    assert last.startswith("next: ")
     assert "prefill of one prompt into an empty cache" in text.stdout
     costs = [line.split() for line in text.stdout.splitlines() if " draft " in line and "draft," not in line]
     assert len(costs) == 4 * 2

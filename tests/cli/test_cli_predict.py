@@ -58,7 +58,9 @@ def test_a_table_has_a_row_for_each_gamma_and_names_the_best(
 def test_one_gamma_is_not_called_the_best(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(monkeypatch, capsys, *CLAIM, "--gamma", 3)
     assert list(rows(text)) == [3]
-    assert "\ngamma 3: 2.44x, the draft pays" in text
+    assert text.startswith(
+        "gamma 3: 2.44x, the draft pays if all of this holds\na round emits 2.73 tokens and costs 1.12 decode steps"
+    )
     assert "best" not in text
 
 

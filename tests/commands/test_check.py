@@ -131,7 +131,44 @@ def test_the_terminal_says_what_was_checked(run: Run) -> None:
     text = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.1"]).stdout
     assert "draft small, rule strict\n" in text  # alpha has no gamma
     assert "the lower ones at 95%, the upper ones at 95% over all thresholds together (Holm)" in " ".join(text.split())
-    assert "PASS  all 2 thresholds are reached" in text
+    assert "all 2 thresholds are reached\n" in text
+
+
+def first_lines(text: str) -> str:
+    """The first five lines that are not empty."""
+    return " ".join([line for line in text.splitlines() if line.strip()][:5])
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "word", "domain", "counts"),
+    [
+        (["0.1"], "PASS", "chat", "2 thresholds: 2 pass"),
+        (["0.95"], "FAIL", "chat", "2 thresholds: 2 fail"),
+        (["code=0.99", "chat=0.1"], "FAIL", "code", "2 thresholds: 1 pass, 1 fail"),
+    ],
+)
+def test_the_first_lines_hold_the_outcome_and_the_worst_domain(
+    run: Run, thresholds: list[str], word: str, domain: str, counts: str
+) -> None:
+    arguments = [part for least in thresholds for part in ("--min-alpha", least)]
+    _, found, _ = check(run, *arguments)
+    worst = next(item for item in found["items"] if item["domain"] == domain)
+    numbers = (
+        f"alpha {worst['value']:.3f} [{worst['low']:.3f}, {worst['high']:.3f}], at least {worst['threshold']:.3f} wanted"
+    )
+    for output in ("terminal", "md"):
+        text = first_lines(CliRunner().invoke(app, ["check", str(run.path), *arguments, "--format", output]).stdout)
+        text = text.replace("\\", "")
+        assert text.startswith(f"{word}  {domain}: {numbers}" if output == "terminal" else "## ")
+        assert f"{domain}: {numbers}, {worst['documents']} documents" in text
+        assert counts in text
+        assert "next: " in text.lower()
+
+
+def test_a_decision_without_an_answer_says_why_first(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(latency=False))
+    text = first_lines(CliRunner().invoke(app, ["check", str(run.path)]).stdout)
+    assert text.startswith("UNDECIDED  no step times were measured")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +16,17 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from alphaprof.cli.app import app
-from alphaprof.commands.compare import Comparison, compare
+from alphaprof.commands.compare.answer import Comparison
+from alphaprof.commands.compare.build import compare
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
-from alphaprof.stats.estimate import ratio
-from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference
+from alphaprof.stats.estimate import Interval, ratio
+from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference, weighted_inverse_difference
 from tests.synthetic import Domain, Recipe, write_run
 
 Array = np.ndarray[Any, Any]
@@ -113,6 +117,63 @@ def test_tokens_per_round_differences_by_hand() -> None:
     estimate = inverse_difference((rounds, tokens), (other, tokens), 0.95, 3)
     assert estimate.value == pytest.approx(30 / 12 - 30 / 15)
     assert (estimate.low, estimate.high) == pytest.approx((0.5 - FAR * 3 * SHARE, 0.5 + FAR * 3 * SHARE))
+
+
+def rounds_of(rng: np.random.Generator, documents: int, shift: float, easy: Array) -> tuple[Array, Array]:
+    """Rounds and tokens of documents whose rounds emit 1 to 3 tokens."""
+    tokens = rng.integers(30, 90, documents).astype(float)
+    return np.round(tokens / np.clip(easy + shift, 1, 3)), tokens
+
+
+def test_one_domain_has_the_difference_of_that_domain() -> None:
+    rng = np.random.default_rng(3)
+    easy = rng.uniform(1.2, 2.5, 20)
+    first, second = rounds_of(rng, 20, 0, easy), rounds_of(rng, 20, 0.2, easy)
+    units = [np.arange(20)]
+    one, two, difference = weighted_inverse_difference([first], [second], units, [1.0], 0.95, 2)
+    expected = inverse_difference(first, second, 0.95, 2)
+    assert (one, two) == pytest.approx([side[1].sum() / side[0].sum() for side in (first, second)])
+    assert dataclasses.astuple(difference) == pytest.approx(dataclasses.astuple(expected))
+
+
+def test_shares_of_domains_weigh_rounds_per_token() -> None:
+    """By hand: 0.25 of the tokens at 1/2 round a token, 0.75 at 1/4, and 1/4 and 1/4 with the other draft."""
+    ones = np.array([1.0, 1.0])
+    first = [(10 * ones, 20 * ones), (10 * ones, 40 * ones)]
+    second = [(5 * ones, 20 * ones), (10 * ones, 40 * ones)]
+    units = [np.arange(2), np.arange(2, 4)]
+    one, two, difference = weighted_inverse_difference(first, second, units, [0.25, 0.75], 0.95, 7)
+    assert (one, two) == pytest.approx((1 / (0.25 / 2 + 0.75 / 4), 4))
+    room = 8 - one - difference.value
+    assert difference.high - difference.value == pytest.approx(math.hypot(0.25, 0.75) * SHARE * min(FAR * 7, room))
+
+
+def test_intervals_of_weighted_differences_cover_the_truth_as_often_as_they_say() -> None:
+    """Domains of other sizes and shares; a third of the documents of one belong to units of the other."""
+    rng, samples, weights, hits = np.random.default_rng(8), 500, (0.3, 0.7), {False: 0, True: 0}
+    truth = 1 / (0.3 / 1.7 + 0.7 / 2.3) - 1 / (0.3 / 1.5 + 0.7 / 2.0)
+    for _ in range(samples):
+        for shared in hits:
+            lot = rng.normal(0, 0.35, 60)
+            units = [np.arange(30), np.arange(20, 60) if shared else np.arange(30, 70) % 70]
+            sides: list[list[tuple[Array, Array]]] = [[], []]
+            for place, means in enumerate(((1.5, 1.7), (2.0, 2.3))):
+                tokens = rng.integers(100, 300, len(units[place])).astype(float)
+                hard = np.exp(lot[units[place] % 60]) / math.exp(0.35**2 / 2)
+                for side, mean in zip(sides, means, strict=True):
+                    side.append((tokens / mean * hard * rng.uniform(0.7, 1.3, len(tokens)), tokens))
+            found = weighted_inverse_difference(*sides, units, weights, 0.9, 15)[2]
+            hits[shared] += found.low <= truth <= found.high
+    assert all(0.87 <= hit / samples <= 0.97 for hit in hits.values()), hits
+
+
+def test_units_in_several_domains_count_once() -> None:
+    rng = np.random.default_rng(9)
+    easy = rng.uniform(1.2, 2.5, 40)
+    sides = [[rounds_of(rng, 40, shift, easy)] * 2 for shift in (0, 0.3)]
+    together = weighted_inverse_difference(*sides, [np.arange(40)] * 2, [0.5, 0.5], 0.95, 2)[2]
+    expected = inverse_difference(sides[0][0], sides[1][0], 0.95, 2)
+    assert together.high - together.low == pytest.approx(expected.high - expected.low, rel=0.02)
 
 
 SHARE = 1 - 0.025**0.5  # two units that agree perfectly
@@ -283,3 +344,84 @@ def test_the_command_prints_every_rule_and_json_that_reads(run: Run) -> None:
     assert content["format"] == "alphaprof-compare"
     assert {item["rule"] for item in content["differences"]} == {"strict", "lossless", "additive_0p1"}
     assert all(item["on_policy"] == (item["rule"] != "lossless") for item in content["differences"])
+
+
+def first_lines(answer: Comparison) -> str:
+    """The first five lines that are not empty, at 100 columns."""
+    buffer = io.StringIO()
+    answer.terminal(Console(file=buffer, width=100))
+    return " ".join(" ".join([line for line in buffer.getvalue().splitlines() if line.strip()][:5]).split())
+
+
+def written(interval: Interval, digits: int = 2) -> str:
+    return f"{interval.value:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
+
+
+def test_the_first_lines_say_which_draft_accepts_more_and_by_how_much(found: Comparison) -> None:
+    (overall,) = found.overall
+    main = overall.tokens_per_round[-1]
+    assert (found.gamma, main.gamma, overall.domains, overall.documents) == (4, 4, ("code", "chat"), 34)
+    text = first_lines(found)
+    assert text.startswith(f"second (large) accepts more than first (small): {written(main.difference)} tokens per round at")
+    assert f"first {main.first:.2f}, second {main.second:.2f} over 2 domains by their shares" in text
+    assert "34 paired documents; 95% interval; strict" in text
+    assert "by domain: more in code, chat" in text
+    assert "next: alphaprof report" in text
+
+
+def test_the_difference_over_all_domains_is_that_of_all_their_documents(run: Run, found: Comparison) -> None:
+    for tokens in found.overall[0].tokens_per_round:
+        frames = (run.totals(part, ["strict"]).to_pandas() for draft in ("small",) for part in run.totals_parts(draft))
+        rows = pd.concat(frames)
+        assert tokens.first == pytest.approx(rows["tokens"].sum() / rows[f"rounds_{tokens.gamma}"].sum())
+        assert tokens.difference.value == pytest.approx(tokens.second - tokens.first)
+
+
+def test_shares_and_gamma_of_the_decision_are_those_of_the_answer(tmp_path: Path) -> None:
+    weights = {"code": 0.2, "chat": 0.8, "none": 0.0}
+    domains = DOMAINS | {"none": Domain(documents=4)}
+    recipe = dataclasses.replace(RECIPE, domains=domains, decision={"weights": weights, "gamma": 2})
+    run = write_run(tmp_path / "run", recipe)
+    found = compare(RunDraft(run, "small"), RunDraft(run, "large"))
+    (overall,) = found.overall
+    assert (found.gamma, overall.weights, overall.documents) == (2, {"code": 0.2, "chat": 0.8}, 34)
+    by_domain = {each.domain: each.tokens_per_round[1] for each in found.differences if each.rule == "strict"}
+    first = 1 / sum(share / by_domain[name].first for name, share in (("code", 0.2), ("chat", 0.8)))
+    assert overall.tokens_per_round[1].first == pytest.approx(first)
+    assert "by the profile's shares" in first_lines(found)
+
+
+def test_one_domain_says_what_its_row_says(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains={"code": DOMAINS["code"]}))
+    found = compare(RunDraft(run, "large"), RunDraft(run, "small"), ["strict"])
+    row = found.differences[0].tokens_per_round[-1]
+    assert dataclasses.astuple(found.overall[0].tokens_per_round[-1].difference) == pytest.approx(
+        dataclasses.astuple(row.difference)
+    )
+    assert first_lines(found).startswith(f"second (small) accepts less than first (large): {written(row.difference)}")
+
+
+def test_what_cannot_be_told_apart_is_not_called_better(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts={"one": 0.0, "two": 0.001}))
+    text = first_lines(compare(RunDraft(run, "one"), RunDraft(run, "two"), ["strict"]))
+    assert text.startswith("no difference told apart: ")
+    assert "four times as many documents" in text
+    assert "accepts" not in text
+
+
+def test_without_rounds_alpha_is_compared(tmp_path: Path) -> None:
+    domains = {"wiki": Domain(documents=20, on_policy=False, continuation="text")}
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
+    found = compare(RunDraft(run, "small"), RunDraft(run, "large"), ["strict"])
+    difference = found.differences[0].difference
+    assert difference is not None
+    assert found.overall == ()
+    assert f"in wiki, rule strict: alpha {written(difference, 3)}" in first_lines(found)
+
+
+def test_texts_of_one_token_have_no_rounds_to_compare(tmp_path: Path) -> None:
+    domains = {"code": DOMAINS["code"], "short": Domain(documents=6, shortest=1, longest=1)}
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
+    found = compare(RunDraft(run, "small"), RunDraft(run, "large"), ["strict"])
+    assert [each.tokens_per_round == () for each in found.differences] == [False, True]
+    assert found.overall[0].domains == ("code",)

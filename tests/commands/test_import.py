@@ -643,6 +643,7 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
         assert found["difference"]["high"] == pytest.approx(half)
     text = invoke("compare", f"{simulated.path}:small", engine.path).stdout
     assert "two samples of each domain, not paired" in text
+    assert re.match(r"no difference told apart in \w+: [+-]0.00 \[-\d.\d\d, \+\d.\d\d\] tokens per round at gamma 3\n", text)
     assert "alpha" not in text.replace("alphaprof", "")
     back = json.loads(invoke("compare", engine.path, f"{simulated.path}:small", "--format", "json").stdout)
     assert back == content  # the run predicts, whatever the order
@@ -694,9 +695,12 @@ def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) ->
     engine = imported(tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "eagle")
     content = shown(f"{run.path}:small", engine.path)
     assert content["agreement"].endswith("the engine emits more than predicted: code")
+    difference = content["overall"][0]["tokens_per_round"][0]["difference"]
+    found = f"{difference['value']:+.2f} [{difference['low']:+.2f}, {difference['high']:+.2f}] tokens per round at gamma 3"
     assert "do not show which draft was served" in content["notes"][0]
     text = invoke("compare", f"{run.path}:small", engine.path).stdout
     assert content["agreement"] in text
+    assert text.startswith(f"the engine accepts more than predicted: {found}\n")
     named = imported(
         tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "large", name="large"
     )

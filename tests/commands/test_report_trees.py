@@ -382,6 +382,44 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
     assert fmt.difference(hard.difference, 2) in table
 
 
+def first_lines(report: TreesReport) -> str:
+    buffer = io.StringIO()
+    report.terminal(Console(file=buffer, width=100))
+    return " ".join(" ".join([line for line in buffer.getvalue().splitlines() if line.strip()][:5]).split())
+
+
+def test_the_first_lines_hold_the_largest_gain_over_a_chain(side: RunDraft) -> None:
+    report = build_trees(side, nodes=(4, 8))
+    named = {tree.name: (tree, row) for tree, row in zip(report.trees, report.traffic, strict=True)}
+    best, row = max(
+        (pair for pair in named.values() if pair[0].kind != "chain"), key=lambda pair: pair[1].more_than_chain.value
+    )
+    _, chain = named[f"chain {best.depth}"]
+    assert row.more_than_chain.value == pytest.approx(row.tokens_per_round.value - chain.tokens_per_round.value)
+    assert chain.more_than_chain is None
+    text = first_lines(report)
+    gain = f"accepts more than its chain: {fmt.difference(row.more_than_chain, 2)} tokens per round"
+    assert text.startswith(f"tree {best.name} {gain}, {fmt.interval(row.tokens_per_round)} in all")
+    assert f"{report.tested_on} documents that chose no tree" in text
+    assert "no speedup and no verdict" in text
+    assert "next: " in text
+
+
+def test_a_gain_over_a_chain_is_paired_by_document(side: RunDraft) -> None:
+    """Each domain alone has the difference that its documents have, and a tree that is a chain gains nothing."""
+    report = build_trees(side, nodes=(0,), given={"line": Tree.chain(3), "fork": Tree.from_paths([[1], [2], [1, 1]], 1)})
+    texts = [text for text in report.texts if text.trees]
+    assert len(texts) > 1
+    for text in texts:
+        line, fork, *chains = text.trees
+        assert dataclasses.astuple(line.more_than_chain)[0] == 0
+        two = next(row for row in chains if row.tree == "chain 2")
+        gain = fork.tokens_per_round.value - two.tokens_per_round.value
+        assert fork.more_than_chain.value == pytest.approx(gain)
+        apart = fork.tokens_per_round.high - two.tokens_per_round.low - gain
+        assert fork.more_than_chain.high - gain < apart
+
+
 def test_domains_that_choose_the_same_tree_say_so(side: RunDraft) -> None:
     report = build_trees(side, nodes=(1,))
     owns = [text.own for text in report.texts if text.own is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from alphaprof.cli import app
 from alphaprof.commands.rollout.build import (
@@ -26,6 +28,7 @@ from alphaprof.commands.rollout.build import (
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema
 from alphaprof.render.answer import answer_text
+from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval, mean_interval, ratio
 from alphaprof.stats.paired import mean_difference
 from tests.cli.test_cli_errors import assert_two_lines, profile, run
@@ -172,6 +175,17 @@ def test_on_sampled_text_another_draw_is_no_departure_and_regret_stands_beside_i
     text = answer_text(built(rolled(), sampled=True), "terminal")
     assert "another draw is no departure" in text
     assert "another draw" not in answer_text(built(rolled()), "terminal")
+
+
+def test_the_first_lines_hold_what_rules_gain_and_give_up() -> None:
+    found = built(rolled())
+    way, buffer = only(found), io.StringIO()
+    found.terminal(Console(file=buffer, width=100))
+    text = " ".join(" ".join([line for line in buffer.getvalue().splitlines() if line.strip()][:5]).split())
+    gain = f"{fmt.interval(way.tokens_per_round)} tokens per round at gamma {way.gamma}"
+    assert f"{way.draft} by {way.rule}: {gain}; {fmt.difference(way.excess, 3)} nats regret per token" in text
+    assert "no verdict follows" in text
+    assert "next: " in text
 
 
 def test_both_renderings_hold_the_numbers_and_no_verdict() -> None:

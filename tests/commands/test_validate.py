@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from alphaprof.cli import app
 from alphaprof.commands.validate.answer import ClockError, Outcome, RelativeError, Validation, require_within
@@ -309,7 +311,7 @@ def test_what_was_not_predicted_has_no_outcome(tmp_path: Path) -> None:
     (run_.path / "latency.parquet").unlink()
     found = build_validation(run_, measured, 9.0, kept=True)
     assert (found.outcome, found.wall, found.cpu) == (None, None, None)
-    assert "NOT PREDICTED" in answer_text(found, "terminal").splitlines()[-2]
+    assert answer_text(found, "terminal").startswith("NOT PREDICTED")
     with pytest.raises(StepsNotTimed, match="nothing to judge: no steps were timed"):
         require_within(found, undecided_fails=False)
 
@@ -338,6 +340,23 @@ def test_a_wall_clock_that_others_disturbed_does_not_decide(tmp_path: Path) -> N
     with pytest.raises(CheckUndecided, match="too noisy to tell: median error") as caught:
         require_within(found, undecided_fails=True)
     assert "idle machine" in caught.value.hint
+
+
+def test_the_first_lines_hold_the_outcome_the_error_and_the_worst_row(tmp_path: Path) -> None:
+    run_ = synthetic(tmp_path)
+    for speed, word in ((1.0, "WITHIN"), (3.0, "OUTSIDE")):
+        found = build_validation(run_, timed(run_, speed), 0.1, kept=True)
+        buffer = io.StringIO()
+        found.terminal(Console(file=buffer, width=100))
+        text = " ".join(" ".join([line for line in buffer.getvalue().splitlines() if line.strip()][:5]).split())
+        cell = max(found.cells, key=lambda cell: abs(cell.error.value) if cell.error else 0)
+        assert cell.error is not None
+        assert found.wall is not None
+        assert text.startswith(f"{word}: median error {100 * found.wall.median:.1f}% [{100 * found.wall.low:.1f}%, ")
+        speeds = f"predicted {cell.predicted_speedup:.2f}x, measured {cell.wall_speedup:.2f}x"
+        assert f"{cell.draft} in {cell.domain} at gamma {cell.gamma}, {speeds}" in text
+        assert "tolerance 10%" in text
+        assert "next: " in text
 
 
 def test_clocks_that_contradict_each_other_do_not_decide(tmp_path: Path) -> None:
@@ -575,7 +594,7 @@ def test_the_command_ends_with_what_the_interval_says(
     folder = profile(tmp_path / "place")
     ended, output = command(monkeypatch, capsys, "validate", str(folder / "profile.yaml"))
     assert ended == code
-    assert output.out.splitlines()[-2].startswith("OUTSIDE: " if code else "WITHIN: ")
+    assert output.out.startswith("OUTSIDE: " if code else "WITHIN: ")
     assert ("error: the predicted speedup is outside the tolerance: median error" in output.err) is (code == 13)
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.cli.common import show
 from alphaprof.commands.check.build import check_decision, checked
-from alphaprof.commands.compare import compare
+from alphaprof.commands.compare.build import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.trees import build_trees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ Measure = Literal[
     "tokens_per_round_difference",
 ]
 WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
+
+NEXT: dict[Outcome, str] = {
+    "pass": "later runs can be checked against this one with --baseline",
+    "fail": "alphaprof report of the run shows where acceptance is lost",
+    "undecided": "settle what the reason names, or profile more documents; --undecided fail stops a pipeline here",
+}
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,11 @@ class Check:
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
     def terminal(self, console: Console) -> None:
-        """Prints what was checked, each threshold with its bounds, and the outcome."""
-        console.print(plain(f"run {self.run}"))
+        """Prints the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
+        word, style = WORDS[self.outcome]
+        first, *others = _answer(self)
+        console.print(Text(word, style).append_text(plain(f"  {first}")), highlight=False)
+        console.print(*map(plain, others), "", plain(f"run {self.run}"), sep="\n", highlight=False)
         if self.baseline is not None and self.unpaired is not None:
             new, old = self.unpaired
             console.print(plain(f"baseline {self.baseline}"))
@@ -88,8 +98,6 @@ class Check:
             _table(self, console)
         if notes := list(_notes(self, short, str)):
             console.print(*map(plain, notes), "", sep="\n")
-        word, style = WORDS[self.outcome]
-        console.print(Text(word, style).append_text(plain(f"  {self.reason}")))
         level = fmt.level(self.confidence)
         for line in (
             f"bounds: one-sided; the lower ones at {level}, the upper ones at {level} over all thresholds together (Holm), "
@@ -101,7 +109,10 @@ class Check:
     def md(self) -> str:
         """Returns the outcome and the thresholds, for pull requests."""
         against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        lines = heading(self.outcome, f"draft quality of {escaped(str(self.draft))}{against}", self.reason)
+        first, *others = _answer(self)
+        lines = heading(self.outcome, f"draft quality of {escaped(str(self.draft))}{against}", first)
+        for line in others:
+            lines += [f"{escaped_sentence(line)}.", ""]
         if self.paired is not None:
             lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
         if self.items:
@@ -152,6 +163,28 @@ def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)
+
+
+def _answer(check: Check) -> Iterator[str]:
+    """Yields the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
+    if check.items:
+        worst = min(check.items, key=_standing)
+        bounds = "" if worst.low is None else f" [{_number(worst, worst.low)}, {_number(worst, worst.high)}]"
+        measured = f"{worst.measure.replace('_', ' ')} {_number(worst, worst.value)}{bounds}"
+        wanted = f"at least {_number(worst, worst.threshold)} wanted"
+        yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
+    if len(check.items) > 1:
+        outcomes = [item.outcome for item in check.items]
+        counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in WORDS if outcome in outcomes]
+        yield f"that is the worst of {len(outcomes)} thresholds: {', '.join(counts)}"
+    lines = [f"next: {NEXT[check.outcome]}", check.reason]
+    yield from lines if check.items else reversed(lines)
+
+
+def _standing(item: Item) -> tuple[int, float]:
+    """The worst item has the least: failed before undecided before passed, and then how far its value is from the least."""
+    distance = -math.inf if item.value is None else item.value - item.threshold
+    return ("fail", "undecided", "pass").index(item.outcome), distance
 
 
 def _table(check: Check, console: Console) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.commands.check.answer import Check, Item, Measure, Unjudged, reason_of
-from alphaprof.commands.compare import paired_pools, require_comparable, summed
+from alphaprof.commands.compare.build import deciding_gamma, paired_pools, require_comparable, summed
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, spent_and_base
 from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
@@ -403,8 +403,7 @@ def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | 
         )
     if named not in (None, *both):
         raise OptionInvalid(f"gamma {named} is not one of both runs", f"name one: --gamma {' or '.join(map(str, both))}")
-    decided = new.run.manifest.config["decision"]["gamma"]
-    return named or (int(decided) if decided in both else both[-1])
+    return named or deciding_gamma(new.run, both)
 
 
 def _identical(*texts: PairedText) -> str:

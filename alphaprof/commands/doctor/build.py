@@ -36,7 +36,7 @@ class Doctor:
     """What was found. None: not known, or not there."""
 
     format: ClassVar[str] = "alphaprof-doctor"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     alphaprof: str  # its version
     location: str  # folder of the package

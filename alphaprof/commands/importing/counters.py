@@ -186,13 +186,15 @@ class Counters:
     reason: str  # why there is neither an interval nor a verdict
 
     def terminal(self, console: Console) -> None:
-        """Prints the numbers, acceptance by depth, and what they are not."""
+        """Prints the acceptance length, what it is not, the other numbers, and acceptance by depth."""
+        length = f"acceptance length {fmt.number(self.acceptance_length, 3)} tokens per round with a draft"
+        console.print(plain(f"{length}, at gamma {self.gamma}"), style="bold")
+        console.print(f"{self.reason}\n", highlight=False)
         of = f", {fmt.many(self.engines, 'engine')}" if self.engines > 1 else ""
         console.print(plain(f"target {self.target or 'unknown'}{of}, gamma {self.gamma}"))
         rate = f"{fmt.count(self.accepted)} of {fmt.count(self.drafted)} drafted tokens accepted"
         for line in (
             f"{fmt.many(self.drafts, 'round')} with a draft, {rate}",
-            f"acceptance length (1 + accepted / rounds) {fmt.number(self.acceptance_length, 3)}",
             f"accepted/drafted {fmt.share(self.accepted_per_drafted)}: what engines call acceptance rate; it depends on "
             "gamma, and is not alpha\n",
         ):
@@ -201,11 +203,11 @@ class Counters:
         for depth, shares in enumerate(zip(self.marginal, self.conditional, strict=True), 1):
             table.add_row(str(depth), *map(fmt.share, shares))
         console.print(table)
-        console.print(self.reason, highlight=False, style="bold")
         full = self.drafted == self.gamma * self.drafts
         cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
         short = f"conditional: n/a where {cause}. " if None in self.conditional else ""
         for line in (
+            "acceptance length: 1 + accepted / rounds.",
             "Counters are sums over all requests: they do not show how much requests differ, so there is no verdict either.",
             f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
             "For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).",

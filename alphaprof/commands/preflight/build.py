@@ -58,7 +58,8 @@ class Preflight:
     seen: PreflightFacts  # the facts
 
     def terminal(self, console: Console) -> None:
-        """Prints every check with its cause and remedy, and what follows."""
+        """Prints what follows from the checks, and every check with its cause and remedy."""
+        console.print(self.conclusion, highlight=False, markup=False, style="bold")
         facts = self.seen.target.facts
         drafts = many(len(self.seen.drafts), "draft")
         console.print(plain(f"{facts.architecture} in {facts.precision} on {facts.device}, {drafts}"))
@@ -75,7 +76,6 @@ class Preflight:
             table.add_row(name, plain(check.subject), Text(check.level, STYLES[check.level]), cause)
             last = check.name
         console.print(table)
-        console.print(self.conclusion, highlight=False, markup=False)
 
 
 def build_preflight(facts: PreflightFacts) -> Preflight:

@@ -24,6 +24,7 @@ from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.documents import Documents, TextGroup
 from alphaprof.totals.replay import RoundCounts
 
+MOST = 2  # ways that the answer names
 SAME = -1  # in place of the place where a text departs: it does not
 
 
@@ -157,12 +158,14 @@ class Rollout:
     texts: tuple[RolloutText, ...]
 
     def terminal(self, console: Console) -> None:
-        """Prints a table for each draft, and what its numbers are."""
+        """Prints what the rules gain and give up, a table for each draft, and what its numbers are."""
+        for line in _answer(self):
+            console.print(plain(line), highlight=False)
+        console.print()
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
         foreign = f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
         console.print(f"{fmt.many(self.documents, 'document')}{foreign}", highlight=False)
-        worth = "A lossy rule writes its own text, not the target's: what it is worth is not measured here,"
-        console.print(f"{worth}\nand no verdict follows.\n", style="bold")
+        console.print()
         for draft in dict.fromkeys(way.draft for text in self.texts for way in text.ways):
             show(_table(self, draft), f"draft {draft}", console)
         for line in _notes(self):
@@ -246,6 +249,23 @@ def _summed(group: TextGroup, way: Rolled) -> tuple[Array, Array]:
     """Regret and tokens by independent document."""
     regret, tokens = by_cluster(group.cluster, way.regret, way.tokens)
     return regret, tokens
+
+
+def _answer(rollout: Rollout) -> Iterator[str]:
+    """Yields the ways with the most tokens per round, what their texts give up, and what that is not."""
+    rows = [(text, way) for text in rollout.texts for way in text.ways if way.tokens_per_round is not None]
+    rows.sort(key=lambda row: -row[1].tokens_per_round.value if row[1].tokens_per_round is not None else 0.0)
+    if not rows:
+        yield "NOTHING WAS DECODED WITH A DRAFT: no rule belongs to this text, or no text is longer than one token"
+    for text, way in rows[:MOST]:
+        emits = f"{fmt.interval(way.tokens_per_round)} tokens per round at gamma {way.gamma}"
+        lost = "keeps the target's law" if way.excess is None else f"{fmt.difference(way.excess, 3)} nats regret per token"
+        where = f"{text_name(text, rollout.texts)}, {fmt.documents(text.documents, text.clusters)} documents"
+        yield f"{fmt.short(way.draft)} by {way.rule}: {emits}; {lost} ({where})"
+    if len(rows) > MOST:
+        yield f"{fmt.many(len(rows) - MOST, 'more row')} with fewer tokens per round: in the tables"
+    yield "A lossy rule writes its own text, not the target's: its worth is not measured here, and no verdict follows."
+    yield "next: judge such texts by your own task; a draft pays where a round costs fewer decode steps than its tokens"
 
 
 def _table(rollout: Rollout, draft: str) -> Table:

@@ -151,7 +151,8 @@ class Validation:
     not_generated: tuple[str, ...]  # what was asked for and left out there, and why
 
     def terminal(self, console: Console) -> None:
-        """Prints what was predicted beside what was measured, where the time of a round went, and how far off that is."""
+        """Prints how far off the prediction is, what was predicted and measured, and where the time of a round went."""
+        console.print(_summary(self), highlight=False)
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
         facts = f"{fmt.many(self.documents, 'document')}, {fmt.many(self.repeats, 'repeat')}"
         facts += f"; left out: {fmt.count(self.short)} with fewer than two tokens" if self.short else ""
@@ -170,7 +171,6 @@ class Validation:
             console.print(plain(line))
         for line in _legend(self):
             console.print(line, style="dim", highlight=False, markup=False)
-        console.print(_summary(self), highlight=False)
 
 
 def require_within(validation: Validation, undecided_fails: bool) -> None:
@@ -308,7 +308,20 @@ def _checks(validation: Validation) -> Iterator[str]:
 def _summary(validation: Validation) -> Text:
     if validation.outcome is None:
         return Text("NOT PREDICTED: no steps were timed, so there is no speedup to compare with the clock\n", "bold red")
-    text = Text.assemble(WORDS[validation.outcome], f": {verdict_reason(validation)}")
-    if validation.outcome == "too_noisy":
-        text.append(f"\nto narrow the intervals: {narrowing(validation)}")
-    return text.append("\n")
+    text = Text.assemble(WORDS[validation.outcome], f": {verdict_reason(validation)}\n")
+    known = [cell for cell in validation.cells if cell.error is not None]
+    if known:
+        worst = max(known, key=lambda cell: abs(cell.error.value) if cell.error is not None else 0.0)
+        where = f"{fmt.short(worst.draft)} in {text_name(worst, validation.cells)} at gamma {worst.gamma}"
+        speeds = f"{fmt.number(worst.predicted_speedup, unit='x')}, measured {fmt.number(worst.wall_speedup, unit='x')}"
+        text.append_text(plain(f"largest error by the wall clock: {where}, predicted {speeds}, {_error(worst.error)}"))
+        text.append("\n")
+    return text.append(f"next: {_next(validation)}\n")
+
+
+def _next(validation: Validation) -> str:
+    if validation.outcome == "within":
+        return "alphaprof profile and report: their speedups hold for this loop here, not for an engine"
+    if validation.outcome == "outside":
+        return "the table of round times shows where the time goes; alphaprof latency times the steps again"
+    return f"to narrow the intervals: {narrowing(validation)}"

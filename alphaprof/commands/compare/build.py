@@ -1,193 +1,35 @@
-"""`alphaprof compare`: two drafts on the same prompts, paired document by document; whether they may be compared at all.
-
-Not here: the gate against a baseline, which uses the pairs (`check`).
-"""
+"""Pairs the documents of two drafts and takes differences; whether they may be compared at all."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from alphaprof.commands.compare.answer import Comparison, Difference, OverallDifference, TokensDifference
 from alphaprof.commands.importing.tables import ONE_BY_ONE
 from alphaprof.costs.speedup import free_draft, speedup, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import CHAIN, LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
-from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct
-from alphaprof.stats.paired import inverse_difference, share_difference
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, present
+from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, pools
+from alphaprof.totals.pool import DocumentTotals, merged, pools
 
 Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
-TEXTS = {
-    True: "the same text",
-    False: "texts of their own for the same prompts",
-    None: "texts that imported runs do not hold: alpha is not known, rounds are",
-}
-
-
-@dataclass(frozen=True)
-class TokensDifference:
-    """Tokens per round of both at one gamma, and second less first."""
-
-    gamma: int
-    first: float  # tokens per round of the first
-    second: float  # tokens per round of the second
-    difference: Interval  # second less first
-    first_by_position: tuple[float, ...]  # share of rounds with a proposal that accepted at least 1, 2, ... drafts; or empty
-    second_by_position: tuple[float, ...]  # the same of the second
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One domain, kind of text and rule. `difference` is alpha of the second less that of the first; `tokens_per_round` is
-    empty where the rule has no rounds on this text.
-    """
-
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
-    rule: str
-    on_policy: bool
-    lossy: bool
-    documents: int  # paired
-    clusters: int  # independent units among them
-    first: float | None  # alpha of the first; None: no proposals
-    second: float | None  # alpha of the second
-    first_coverage: float | None  # share of positions with a proposal; None: imported runs
-    second_coverage: float | None  # the same of the second
-    difference: Interval | None  # alpha of the second less that of the first
-    tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The paired comparison of two drafts. Documents without a partner are left out and counted. Of a run and an import from
-    an engine the run is the first, whatever their order, and tokens per round alone are known of both; where their prompts
-    cannot be paired, each stands for its domain with documents of its own.
-    """
-
-    format: ClassVar[str] = "alphaprof-compare"
-    version: ClassVar[str] = "1.0"
-
-    first: str  # run and draft
-    second: str  # run and draft
-    paired: bool  # document by document; False: independent samples of a domain
-    confirms: bool  # the first, a run, predicts; the second is what an engine was seen to do
-    confidence: float
-    same_text: bool | None  # both measured the same tokens; None: imported runs do not hold them
-    documents: int
-    interrupted: tuple[str, ...]  # sides whose run is not complete
-    unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
-    notes: tuple[str, ...]  # where alpha is that of first drafts, or the two do not draft or verify alike
-    agreement: str  # whether the engine does what was predicted, in words; empty where nothing was
-    differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
-
-    def terminal(self, console: Console) -> None:
-        """Prints a table of acceptance, and one of tokens per round where rules have rounds."""
-        one, two = _side_names(self)
-        console.print(plain(f"{one:<9} {self.first}"))
-        console.print(plain(f"{two:<9} {self.second}"))
-        paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
-        lone = [fmt.count(number) for number in self.unpaired]
-        if self.paired:
-            console.print(f"{paired}; without a partner: {lone[0]} of {one}, {lone[1]} of {two}\n", highlight=False)
-        else:
-            console.print(f"two samples of each domain, not paired: {lone[0]} {one}, {lone[1]} {two}\n", highlight=False)
-        if self.same_text is not None:
-            show(_acceptance(self), "alpha", console)
-        for side in self.interrupted:
-            note = plain(f"{side} is of an interrupted run: its first documents only")
-            console.print(Text("note: ", "yellow").append_text(note))
-        if rounds := [item for item in self.differences if item.tokens_per_round]:
-            show(_rounds(self, rounds), "tokens per round", console)
-            if self.confirms:
-                show(
-                    _positions(self, rounds),
-                    "share of rounds with a proposal whose first 1, 2, ... drafts are accepted",
-                    console,
-                )
-        for unlike in self.notes:
-            console.print(Text("note: ", "yellow").append_text(plain(unlike)))
-        if self.agreement:
-            console.print(plain(self.agreement))
-        for line in _footnotes(self):
-            console.print(line, style="dim", highlight=False)
-
-
-def _side_names(comparison: Comparison) -> tuple[str, str]:
-    return ("predicted", "engine") if comparison.confirms else ("first", "second")
-
-
-def _footnotes(comparison: Comparison) -> Iterator[str]:
-    """Yields what the columns of the tables mean."""
-    one, two = _side_names(comparison)
-    level, has_alpha = fmt.level(comparison.confidence), comparison.same_text is not None
-    yield f"difference: {two} minus {one}, with a {level} interval over documents; what both share"
-    if comparison.paired:
-        yield "cancels out."
-    else:
-        yield "is counted twice: intervals are of two samples that know nothing of each other."
-    if has_alpha:
-        yield "alpha is over positions with a proposal: where coverage differs, compare tokens per round."
-    yield "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups."
-    if has_alpha:
-        yield (
-            "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text"
-        )
-
-
-def _acceptance(comparison: Comparison) -> Table:
-    table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
-    for item in comparison.differences:
-        table.add_row(
-            plain(text_name(item, comparison.differences)),
-            item.rule + fmt.mark(item.on_policy, item.lossy),
-            fmt.documents(item.documents, item.clusters),
-            f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}",
-            fmt.share(item.first),
-            fmt.share(item.second),
-            fmt.difference(item.difference, 3),
-        )
-    return table
-
-
-def _rounds(comparison: Comparison, differences: list[Difference]) -> Table:
-    table = named_table("domain", "rule", "gamma", *_side_names(comparison), "difference", left=("rule",))
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            numbers = (fmt.number(tokens.first), fmt.number(tokens.second), fmt.difference(tokens.difference, 2))
-            table.add_row(plain(text_name(item, differences)), item.rule, str(tokens.gamma), *numbers)
-    return table
-
-
-def _positions(comparison: Comparison, differences: list[Difference]) -> Table:
-    names = _side_names(comparison)
-    table = named_table("domain", *names, left=names, wrapped=names)
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            sides = (tokens.first_by_position, tokens.second_by_position)
-            shares = [" ".join(fmt.share(share) for share in side) or fmt.NOTHING for side in sides]
-            table.add_row(plain(text_name(item, differences)), *map(Text, shares))
-    return table
 
 
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
@@ -210,7 +52,11 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         raise OptionInvalid(f"gamma {gamma} was not replayed in both runs", f"choose from {names}")
     gammas = both if gamma is None else [gamma]
     (one, two), rows, unpaired = paired_pools(first, second, list(rules or first.run.rules))
-    differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
+    one, two = ({key: pool for key, pool in one.items() if key in two}, two)
+    differences = tuple(
+        _difference(key, pool, two[key], _tokens(pool, two[key], gammas, confidence), confidence)
+        for key, pool in one.items()
+    )
     return Comparison(
         first=first.label,
         second=second.label,
@@ -223,6 +69,8 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         unpaired=unpaired,
         notes=tuple(_of_heads(first, second)),
         agreement="",
+        gamma=deciding_gamma(first.run, gammas),
+        overall=tuple(_overall(first.run, one, two, gammas, confidence)),
         differences=differences,
     )
 
@@ -281,7 +129,11 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
             "import with the --domain names of the profile, and with its sampling settings",
         )
     tokens = _tokens if paired else _of_two_samples
-    differences = [_seen(key, one[key], two[key], tokens(one[key], two[key], gamma, confidence), paired) for key in common]
+    one, two = ({key: pools[key] for key in common} for pools in (one, two))
+    differences = [
+        _difference(key, one[key], two[key], tokens(one[key], two[key], [gamma], confidence), confidence, paired)
+        for key in common
+    ]
     documents = [sum(len(pools[key].cluster) for key in common) for pools in (one, two)]
     lone = [len(table) - len(rows[0]) for table in tables] if paired else documents
     return Comparison(
@@ -296,6 +148,8 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
         unpaired=(lone[0], lone[1]),
         notes=tuple(_unlike(run, served)),
         agreement=_agreement(differences, confidence),
+        gamma=gamma,
+        overall=tuple(_overall(run.run, one, two, [gamma], confidence)) if paired else (),
         differences=tuple(differences),
     )
 
@@ -342,41 +196,25 @@ def _verification(side: RunDraft) -> str:
     return str(side.run.manifest.drafts[side.draft].settings.get("verification", ONE_BY_ONE))
 
 
-def _of_two_samples(first: DocumentTotals, second: DocumentTotals, gamma: int, confidence: float) -> TokensDifference | None:
-    """Tokens per round of independent samples of a domain; None where one has no rounds. The interval of the difference is
+def _of_two_samples(
+    first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
+) -> tuple[TokensDifference, ...]:
+    """Tokens per round of independent samples of a domain; empty where one has no rounds. The interval of a difference is
     made of theirs (Zou and Donner 2008, doi:10.1002/sim.3095).
     """
-    free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in (first, second)]
-    one, two = (tokens_interval(each, gamma, confidence) for each in free)
-    if one is None or two is None:
-        return None
-    off = two.value - one.value
-    low, high = math.hypot(two.value - two.low, one.high - one.value), math.hypot(two.high - two.value, one.value - one.low)
-    positions = (_by_position(pool, gamma) for pool in (first, second))
-    return TokensDifference(gamma, one.value, two.value, Interval(off, off - low, off + high), *positions)
-
-
-def _seen(
-    key: tuple[str, ...], first: DocumentTotals, second: DocumentTotals, tokens: TokensDifference | None, paired: bool
-) -> Difference:
-    """What a run predicts of a domain and what an engine was seen to do there: tokens per round alone are known of both."""
-    rule = parse_rule(key[-1])
-    return Difference(
-        domain=key[0],
-        continuation=first.continuation,
-        sampling=first.sampling,
-        rule=rule.id,
-        on_policy=first.policy in rule.rule.policies,
-        lossy=rule.rule.lossy,
-        documents=len(first.cluster) if paired else 0,
-        clusters=distinct(first.cluster) if paired else 0,
-        first=None,
-        second=None,
-        first_coverage=None,
-        second_coverage=None,
-        difference=None,
-        tokens_per_round=() if tokens is None else (tokens,),
-    )
+    differences = []
+    for gamma in gammas:
+        free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in (first, second)]
+        one, two = (tokens_interval(each, gamma, confidence) for each in free)
+        if one is not None and two is not None:
+            off = two.value - one.value
+            low = math.hypot(two.value - two.low, one.high - one.value)
+            high = math.hypot(two.high - two.value, one.value - one.low)
+            positions = (_by_position(pool, gamma) for pool in (first, second))
+            differences.append(
+                TokensDifference(gamma, one.value, two.value, Interval(off, off - low, off + high), *positions)
+            )
+    return tuple(differences)
 
 
 def paired_pools(
@@ -482,16 +320,20 @@ def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Pools:
 
 
 def _difference(
-    key: tuple[str, ...], first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
+    key: tuple[str, ...],
+    first: DocumentTotals,
+    second: DocumentTotals,
+    tokens: tuple[TokensDifference, ...],
+    confidence: float,
+    paired: bool = True,
 ) -> Difference:
-    rule = parse_rule(key[-1])
-    sides = [summed(pool) for pool in (first, second)]
-    counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
-    alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
-    coverages = [
-        float(pool["proposals"].sum() / pool["positions"].sum()) if pool.observed else None for pool in (first, second)
-    ]
-    rounds = first.defined and second.defined
+    """The difference on one domain and kind of text. Where an engine served a side, tokens per round alone are known."""
+    rule, sides = parse_rule(key[-1]), (first, second)
+    observed = first.observed and second.observed
+    sums = [summed(pool) for pool in sides] if observed else []
+    alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sums]
+    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in sides] if observed else []
+    one, two = alphas or (None, None)
     return Difference(
         domain=key[0],
         continuation=first.continuation,
@@ -499,14 +341,14 @@ def _difference(
         rule=rule.id,
         on_policy=first.policy in rule.rule.policies,
         lossy=rule.rule.lossy,
-        documents=len(first.cluster),
-        clusters=distinct(first.cluster),
-        first=alphas[0],
-        second=alphas[1],
-        first_coverage=coverages[0],
-        second_coverage=coverages[1],
-        difference=share_difference(sides[0], sides[1], confidence) if counted else None,
-        tokens_per_round=tuple(_tokens(first, second, gamma, confidence) for gamma in gammas) if rounds else (),
+        documents=len(first.cluster) if paired else 0,
+        clusters=distinct(first.cluster) if paired else 0,
+        first=one,
+        second=two,
+        first_coverage=coverages[0] if observed else None,
+        second_coverage=coverages[1] if observed else None,
+        difference=share_difference(sums[0], sums[1], confidence) if one is not None and two is not None else None,
+        tokens_per_round=tokens,
     )
 
 
@@ -516,11 +358,69 @@ def summed(pool: DocumentTotals) -> tuple[Array, Array]:
     return accepted, proposals
 
 
-def _tokens(first: DocumentTotals, second: DocumentTotals, gamma: int, confidence: float) -> TokensDifference:
-    sides = [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in (first, second)]
-    one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
-    positions = (_by_position(pool, gamma) for pool in (first, second))
-    return TokensDifference(gamma, one, two, inverse_difference(sides[0], sides[1], confidence, gamma), *positions)
+def _has_rounds(*pools: DocumentTotals) -> bool:
+    return all(pool.defined and pool["tokens"].sum() > 0 for pool in pools)
+
+
+def _tokens(
+    first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
+) -> tuple[TokensDifference, ...]:
+    """Tokens per round of paired documents at each gamma; empty where a side has no rounds."""
+    differences = []
+    for gamma in gammas if _has_rounds(first, second) else ():
+        sides = [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in (first, second)]
+        one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
+        positions = (_by_position(pool, gamma) for pool in (first, second))
+        difference = inverse_difference(sides[0], sides[1], confidence, gamma)
+        differences.append(TokensDifference(gamma, one, two, difference, *positions))
+    return tuple(differences)
+
+
+def _overall(run: Run, first: Pools, second: Pools, gammas: Sequence[int], confidence: float) -> Iterator[OverallDifference]:
+    """Yields the differences over all domains together, one for each rule that has rounds and each kind of text: domains by
+    the shares of the run's decision where it names them all, otherwise as the documents have them.
+    """
+    kinds: dict[tuple[str, ...], dict[str, list[tuple[DocumentTotals, DocumentTotals]]]] = {}
+    for (domain, _, *kind), pool in first.items():
+        other = second[domain, pool.continuation, *kind]
+        if _has_rounds(pool, other):
+            kinds.setdefault(tuple(kind), {}).setdefault(domain, []).append((pool, other))
+    given = run.manifest.config["decision"]["weights"]
+    for (_, _, rule), domains in kinds.items():
+        pairs = {name: tuple(map(merged, zip(*parts, strict=True))) for name, parts in domains.items()}
+        total = sum(given[name] for name in pairs) if given and set(pairs) <= set(given) else 0.0
+        weights = {name: given[name] / total for name in pairs if given[name] > 0} if total > 0 else None
+        whole = tuple(map(merged, zip(*pairs.values(), strict=True)))
+        parts = [pairs[name] for name in weights] if weights else [whole]
+        yield OverallDifference(
+            rule=rule,
+            sampling=whole[0].sampling,
+            domains=tuple(weights or pairs),
+            weights=weights,
+            documents=sum(len(one.cluster) for one, _ in parts),
+            clusters=distinct(np.concatenate([one.cluster for one, _ in parts])),
+            tokens_per_round=tuple(
+                _weighted(parts, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
+            ),
+        )
+
+
+def _weighted(
+    parts: Sequence[tuple[DocumentTotals, ...]], weights: Sequence[float], gamma: int, confidence: float
+) -> TokensDifference:
+    """Tokens per round of the pairs of pools of several domains."""
+    first, second = (
+        [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in side] for side in zip(*parts, strict=True)
+    )
+    units = [present(one.cluster) for one, _ in parts]
+    one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)
+    return TokensDifference(gamma, one, two, difference, (), ())
+
+
+def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
+    """The gamma of some that a comparison speaks of first: that of the run's decision, or the largest; None of none."""
+    decided = run.manifest.config["decision"]["gamma"]
+    return int(decided) if decided in gammas else max(gammas, default=None)
 
 
 def _by_position(pool: DocumentTotals, gamma: int) -> tuple[float, ...]:
