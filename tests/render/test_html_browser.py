@@ -83,7 +83,7 @@ def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
 
 def test_every_figure_is_drawn(page: Any) -> None:
     names = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.dataset.figure)")
-    assert names == ["acceptance", "speedups", "causes", "difficulty", "certified", "depths", "bursts", "steps"]
+    assert names == ["acceptance", "speedups", "depths", "bursts", "causes", "certified", "difficulty", "steps"]
     for name in names:
         marks = page.eval_on_selector_all(
             f"[data-figure={name}] .trace path, [data-figure={name}] .trace .point", "all => all.length"
@@ -101,10 +101,10 @@ def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
         traces = drawn(page, figure)
         assert not any(trace["shown"] for trace in traces if trace["draft"] == "small")
         assert any(trace["shown"] for trace in traces if trace["draft"] == "large")
-    assert page.locator("tr[data-draft=small]:visible").count() == 0
+    assert page.locator(".table[data-draft=small]:visible").count() == 0
     button.click()
     assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
-    assert page.locator("tr[data-draft=small]:visible").count() > 0
+    assert page.locator(".table[data-draft=small]:visible").count() > 0
 
 
 def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
@@ -120,7 +120,7 @@ def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
 
 def test_panels_that_show_nothing_say_so(page: Any) -> None:
     """An off-policy or lossy rule has no rounds: no empty axes for it, but a sentence."""
-    note = page.locator("#speedups .empty")
+    note = page.locator("#figure-speedups .empty")
     assert not note.is_visible()
     titles = page.locator("[data-figure=speedups] .annotation-text")
     before = titles.count()
@@ -149,7 +149,7 @@ def test_a_word_leads_to_its_meaning(page: Any) -> None:
 
 
 def test_hostile_names_stand_there_as_text(page: Any) -> None:
-    assert page.locator("#domains th", has_text="<script>alert(1)</script>").count() > 0
+    assert page.locator("#drafts th", has_text="<script>alert(1)</script>").count() > 0
     titles = page.eval_on_selector_all("[data-figure=speedups] .annotation-text", "all => all.map(t => t.textContent)")
     assert "<script>alert(1)</script>" in titles
 
