@@ -255,7 +255,7 @@ def causes(report: Report) -> Iterator[PageTable]:
         groups.setdefault((item.draft, item.rule), []).append(item)
     for (draft, rule), items in groups.items():
         names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
-        losses: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.share_with_interval(item.lost)}
+        losses: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
         losses |= {name: partial(_share_of, name=name) for name in names}
         gains: Columns[Attribution] = {
             "most to gain": lambda item: item.best or fmt.NOTHING,
