@@ -20,7 +20,7 @@ import pytest
 from alphaprof.errors import ExtraMissing
 from alphaprof.render.html.figures import label
 from alphaprof.render.html.page import SECTIONS, render_html
-from alphaprof.render.wording import of_all
+from alphaprof.render.wording import of_all, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from tests.reporting import HOSTILE, as_terminal, reported
@@ -116,6 +116,8 @@ def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
         assert all(fmt.interval(result.speedup, "x") in page.text for _ in best)
         assert of_all(result) in page.text
     assert all(f"{item.document} synthetic.jsonl {item.source_row}" in page.text for item in report.documents)
+    lines = list(times_lines(report.cost, report.run.mean_context)) if report.cost else []
+    assert all(" ".join(line.split())[1:] in page.text for line in lines)
     for facts in (report.run.target_model, *report.run.draft_models.values()):
         assert facts.fingerprint[:12] in page.text
 
