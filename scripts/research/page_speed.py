@@ -53,9 +53,9 @@ def main() -> None:
         loads, figures = [], []
         for _ in range(repeats):
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.goto(path.as_uri() + "#acceptance")
+            page.goto(path.as_uri() + "#figure-acceptance")
             loads.append(page.evaluate(LOAD))
-            page.locator("#acceptance .main-svg").first.wait_for()
+            page.locator("#figure-acceptance .main-svg").first.wait_for()
             figures.append(page.evaluate("() => performance.now()"))
             page.close()
         browser.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -18,11 +19,11 @@ import pytest
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.render.html.figures import label
-from alphaprof.render.html.page import RESOURCES, render_html
-from alphaprof.render.wording import of_all
+from alphaprof.render.html.page import SECTIONS, render_html
+from alphaprof.render.wording import of_all, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
-from tests.reporting import HOSTILE, reported
+from tests.reporting import HOSTILE, as_terminal, reported
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
@@ -65,6 +66,7 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.words: list[str] = []
+        self.by_element: dict[str, list[str]] = {}
         self._open: list[str] = []
         self.feed(text)
         assert self._open == []  # every element is closed
@@ -73,6 +75,7 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
         if tag not in ("meta", "link", "br"):
             self._open.append(tag)
+            self.by_element.setdefault(tag, []).append("")
         if tag == "script":
             self.scripts.append((dict(attrs), ""))
 
@@ -85,6 +88,8 @@ class Page(HTMLParser):
             self.scripts[-1] = (about, text + data)
         elif self._open and self._open[-1] != "style":
             self.words.append(data)
+            for tag in self._open:
+                self.by_element[tag][-1] += data
 
     @property
     def text(self) -> str:
@@ -111,8 +116,66 @@ def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
         assert all(fmt.interval(result.speedup, "x") in page.text for _ in best)
         assert of_all(result) in page.text
     assert all(f"{item.document} synthetic.jsonl {item.source_row}" in page.text for item in report.documents)
+    lines = list(times_lines(report.times, report.run.mean_context)) if report.times else []
+    assert all(" ".join(line.split())[1:] in page.text for line in lines)
     for facts in (report.run.target_model, *report.run.draft_models.values()):
         assert facts.fingerprint[:12] in page.text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_page_holds_every_number_that_the_terminal_prints(tmp_path: Path, name: str) -> None:
+    report, page = page_of(tmp_path, RECIPES[name])
+    numbers = re.compile(r"(?<!\w)[<>]?[-+]?[0-9][0-9,]*(?:\.[0-9]+)?[x%]?")
+    printed = set(numbers.findall(as_terminal(report, 400)))
+    assert len(printed) > 30
+    assert printed - set(numbers.findall(page.text)) == set()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_contents_name_every_section_and_nothing_else(tmp_path: Path, name: str) -> None:
+    _, page = page_of(tmp_path, RECIPES[name])
+    sections = [about["id"] for tag, about in page.elements if tag == "section"]
+    start = next(place for place, (_, about) in enumerate(page.elements) if about.get("id") == "contents")
+    stop = next(place for place, (tag, _) in enumerate(page.elements) if tag == "main")
+    assert [about["href"] for tag, about in page.elements[start:stop] if tag == "a"] == [f"#{name}" for name in sections]
+    order = [name for name, _ in SECTIONS]
+    assert [name for name in sections if name != "run"] == [name for name in order if name in sections]
+    assert {"verdict", "drafts", "legend", "run"} <= set(sections)
+
+
+def test_a_section_is_there_where_the_report_has_something_to_say(tmp_path: Path) -> None:
+    with_everything = Recipe(rules=("strict", "lossless"), certificates=True, heads={"head": {}})
+    sections = {about["id"] for tag, about in page_of(tmp_path / "all", with_everything)[1].elements if tag == "section"}
+    assert {name for name, _ in SECTIONS} - sections == {"load"}  # its times are of one concurrency
+    bare = Recipe(latency=False)
+    sections = {about["id"] for tag, about in page_of(tmp_path / "bare", bare)[1].elements if tag == "section"}
+    assert not {"times", "requests", "rules", "certificates", "wiring", "documents", "load"} & sections
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_figure_says_what_to_see(tmp_path: Path, name: str) -> None:
+    _, page = page_of(tmp_path, RECIPES[name])
+    identified = {str(about["id"]): tag for tag, about in page.elements if "id" in about}
+    assert len(identified) == sum("id" in about for _, about in page.elements)  # no id twice
+    plots = [about for tag, about in page.elements if "data-figure" in about]
+    assert len(plots) == len(page.figures()) == sum(tag == "figure" for tag, _ in page.elements)
+    for about in plots:
+        assert (about["role"], bool(about["aria-label"])) == ("img", True)
+        assert identified[str(about["aria-describedby"])] == "figcaption"
+    said = page.by_element["figcaption"]
+    assert len(said) == len(plots)
+    assert all(len(" ".join(text.split())) > 100 for text in said)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_headings_skip_no_level(tmp_path: Path, name: str) -> None:
+    _, page = page_of(tmp_path, RECIPES[name])
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    tables = [about for tag, about in page.elements if tag == "table"]
+    assert all(about.get("aria-label") for about in tables)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -133,11 +196,11 @@ def test_a_run_of_everything_has_every_figure(tmp_path: Path) -> None:
     assert list(page.figures()) == [
         "acceptance",
         "speedups",
-        "causes",
-        "difficulty",
-        "certified",
         "depths",
         "bursts",
+        "causes",
+        "certified",
+        "difficulty",
         "steps",
     ]
 
@@ -307,4 +370,10 @@ def test_files_that_are_no_modules_are_shipped() -> None:
     files = [path for path in (root / "alphaprof").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     others = {path for path in files if path.suffix != ".py"}
     assert shipped == others
-    assert {path.name for path in shipped} >= set(RESOURCES)
+    assert {path.name for path in shipped} >= {
+        "page.html.j2",
+        "macros.html.j2",
+        "first_screen.html.j2",
+        "page.css",
+        "page.js",
+    }

@@ -52,9 +52,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}") or dialog.dismiss())
     page.goto(path.as_uri())
-    for plot in page.locator(".plot").all():
-        plot.scroll_into_view_if_needed()
-        plot.locator(".main-svg").first.wait_for()
+    scroll_through(page)
     yield page, said
     context.close()
 
@@ -83,7 +81,7 @@ def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
 
 def test_every_figure_is_drawn(page: Any) -> None:
     names = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.dataset.figure)")
-    assert names == ["acceptance", "speedups", "causes", "difficulty", "certified", "depths", "bursts", "steps"]
+    assert names == ["acceptance", "speedups", "depths", "bursts", "causes", "certified", "difficulty", "steps"]
     for name in names:
         marks = page.eval_on_selector_all(
             f"[data-figure={name}] .trace path, [data-figure={name}] .trace .point", "all => all.length"
@@ -101,10 +99,10 @@ def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
         traces = drawn(page, figure)
         assert not any(trace["shown"] for trace in traces if trace["draft"] == "small")
         assert any(trace["shown"] for trace in traces if trace["draft"] == "large")
-    assert page.locator("tr[data-draft=small]:visible").count() == 0
+    assert page.locator(".table[data-draft=small]:visible").count() == 0
     button.click()
     assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
-    assert page.locator("tr[data-draft=small]:visible").count() > 0
+    assert page.locator(".table[data-draft=small]:visible").count() > 0
 
 
 def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
@@ -120,7 +118,7 @@ def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
 
 def test_panels_that_show_nothing_say_so(page: Any) -> None:
     """An off-policy or lossy rule has no rounds: no empty axes for it, but a sentence."""
-    note = page.locator("#speedups .empty")
+    note = page.locator("#figure-speedups .empty")
     assert not note.is_visible()
     titles = page.locator("[data-figure=speedups] .annotation-text")
     before = titles.count()
@@ -149,9 +147,137 @@ def test_a_word_leads_to_its_meaning(page: Any) -> None:
 
 
 def test_hostile_names_stand_there_as_text(page: Any) -> None:
-    assert page.locator("#domains th", has_text="<script>alert(1)</script>").count() > 0
+    assert page.locator("#drafts th", has_text="<script>alert(1)</script>").count() > 0
     titles = page.eval_on_selector_all("[data-figure=speedups] .annotation-text", "all => all.map(t => t.textContent)")
     assert "<script>alert(1)</script>" in titles
+
+
+def scroll_through(page: Any) -> None:
+    """Brings every figure into view once, and waits until it is drawn."""
+    for plot in page.locator(".plot").all():
+        plot.scroll_into_view_if_needed()
+        plot.locator(".main-svg").first.wait_for()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run with twelve domains of long names, in which every other word differs, and five drafts."""
+    folder = tmp_path_factory.mktemp("large")
+    domains = {f"{place} {'a long name of a domain ' * 9}"[:200]: Domain(documents=2) for place in range(12)}
+    drafts = {"small": 0.0, "medium": 0.1, "large": 0.2, "a-draft-with-a-long-name-q4_k_m": 0.1, "fifth": 0.15}
+    path = folder / "report.html"
+    path.write_text(render_html(reported(folder, Recipe(domains=domains, drafts=drafts))), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def fresh(browser: Any, address: str) -> Iterator[Any]:
+    """That page as it is opened on a dark screen; nothing else than the file may be asked for."""
+    context = browser.new_context(viewport=WINDOW, color_scheme="dark")
+    found, asked = context.new_page(), []
+    found.on("request", lambda request: asked.append(request.url))
+    found.goto(address)
+    yield found
+    context.close()
+    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [address]
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a CSS colour rgb(...) (WCAG 2.2)."""
+    parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrasts(page: Any) -> dict[str, float]:
+    """The contrast between the ground and what is read: text of the page, of its tables and of its figures."""
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    found = {
+        selector: page.eval_on_selector_all(
+            selector, f"all => [...new Set(all.map(one => getComputedStyle(one)['{style}']))]"
+        )
+        for selector, style in {
+            "p, figcaption, #contents a, thead th, td": "color",
+            ".verdict": "color",
+            ".xtick text, .ytick text, .annotation-text, .xtitle, .ytitle": "fill",
+        }.items()
+    }
+    one, pairs = luminance(ground), [(selector, colour) for selector, colours in found.items() for colour in colours]
+    assert {selector for selector, _ in pairs} == set(found)
+    values = {f"{selector} {colour}": (one, luminance(colour)) for selector, colour in pairs}
+    return {name: (max(both) + 0.05) / (min(both) + 0.05) for name, both in values.items()}
+
+
+def test_text_can_be_read_on_dark_and_light_screens_and_on_paper(fresh: Any) -> None:
+    scroll_through(fresh)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    for media, scheme, dark in (("screen", "dark", True), ("screen", "light", False), ("print", "dark", False)):
+        fresh.emulate_media(media=media, color_scheme=scheme)
+        assert (luminance(fresh.evaluate(ground)) < 0.1) == dark
+        assert {name: ratio for name, ratio in contrasts(fresh).items() if ratio < 4.5} == {}
+
+
+def test_paper_gets_every_figure_whole_and_nothing_to_press(fresh: Any) -> None:
+    """Letter less the margins of the page: 726 x 966 CSS pixels."""
+    closed = fresh.locator("details:not([open])").count()
+    assert closed > 0
+    before = fresh.locator(".plot").first.bounding_box()["width"]
+    fresh.emulate_media(media="print")
+    fresh.set_viewport_size({"width": 726, "height": 966})
+    fresh.wait_for_function("window.Plotly")
+    fresh.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    for selector in ("#contents", "#filters", ".skip"):
+        assert not fresh.locator(selector).is_visible()
+    assert fresh.locator("details:not([open])").count() == 0
+    for figure in fresh.locator("figure").all():
+        assert figure.locator(".main-svg").count() > 0
+        box, drawing = figure.bounding_box(), figure.locator(".main-svg").first.bounding_box()
+        assert box["height"] < 966
+        assert drawing["x"] + drawing["width"] <= 726
+    assert fresh.evaluate("document.documentElement.scrollWidth") <= 726
+    fresh.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    fresh.emulate_media(media="screen")
+    fresh.set_viewport_size(WINDOW)
+    fresh.wait_for_function(
+        "wide => document.querySelector('.plot .main-svg').getBoundingClientRect().width == wide", arg=before
+    )
+    assert fresh.locator("details:not([open])").count() == closed
+
+
+def test_the_keyboard_gets_everywhere(fresh: Any) -> None:
+    focused = "document.activeElement"
+    fresh.keyboard.press("Tab")
+    skip = fresh.locator(".skip")
+    assert skip.evaluate(f"one => one === {focused}")
+    assert skip.bounding_box()["x"] >= 0
+    assert fresh.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
+    fresh.keyboard.press("Enter")
+    assert fresh.url.endswith("#verdict")
+    links = fresh.locator("#contents a")
+    links.first.focus()
+    for place in range(links.count()):
+        assert links.nth(place).evaluate(f"one => one === {focused}")
+        fresh.keyboard.press("Tab")
+
+
+def test_what_scrolls_can_be_scrolled_by_keys_and_has_a_name(fresh: Any) -> None:
+    said = """all => all.map(box => ({
+        scrolls: box.scrollWidth > box.clientWidth, stop: box.tabIndex === 0 && box.hasAttribute("tabindex"),
+        role: box.getAttribute("role"), name: box.getAttribute("aria-label"),
+    }))"""
+    wide = fresh.eval_on_selector_all(".wide", said)
+    fresh.set_viewport_size({"width": 390, "height": 800})
+    fresh.wait_for_function("document.querySelector('.wide').tabIndex === 0")
+    narrow = fresh.eval_on_selector_all(".wide", said)
+    assert sum(box["scrolls"] for box in narrow) > sum(box["scrolls"] for box in wide)
+    for box in (*wide, *narrow):
+        assert box["stop"] == box["scrolls"]
+        assert (box["role"], bool(box["name"])) == (("region", True) if box["scrolls"] else (None, False))
+
+
+def test_long_names_leave_the_page_as_wide_as_a_phone(fresh: Any) -> None:
+    fresh.set_viewport_size({"width": 400, "height": 800})
+    assert fresh.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_the_page_is_no_wider_than_a_phone(page: Any) -> None:

@@ -1,4 +1,4 @@
-"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, times, causes, difficulty; and what they
+"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, causes, difficulty, times; and what they
 share: colours, hover texts, axes, grids of small panels. A figure is plotly's JSON, as plain dicts. They compute nothing.
 """
 
@@ -196,7 +196,8 @@ class Grid:
             left, top = column * (wide + 0.07), 1 - row * (tall + gap)
             x, y = axes_of(panel)
             axes[f"xaxis{x[1:]}"] = axis(**self.x) | {"domain": [left, left + wide], "anchor": y}
-            axes[f"yaxis{y[1:]}"] = axis(**self.y) | {"domain": [max(0.0, top - tall), top], "anchor": x}
+            up = self.y if column == 0 else self.y | {"title": ""}  # that of the first panel is read for the row
+            axes[f"yaxis{y[1:]}"] = axis(**up) | {"domain": [max(0.0, top - tall), top], "anchor": x}
             titles.append(panel_title(x, title, left, top))
         return Figure(name, self.traces, layout(height, annotations=titles, shapes=self.shapes, **axes), height)
 
@@ -210,7 +211,12 @@ def axes_of(panel: int) -> tuple[str, str]:
 def panel_title(axis_name: str, text: str, left: float, top: float) -> dict[str, Any]:
     """A panel's title above its upper left corner; the page finds it by the panel's x axis."""
     place = {"x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-    return place | {"name": axis_name, "text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}}
+    return place | {
+        "name": axis_name,
+        "text": f"<b>{label(text)}</b>",
+        "showarrow": False,
+        "font": {"size": 12 if len(text) <= 26 else 9},
+    }
 
 
 def who(result: Result, name: str) -> str:
@@ -345,9 +351,9 @@ def bursts(report: Report, style: Style) -> Figure:
     rows = categories(list(texts))
     zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
     axes = {
-        "xaxis": axis("burstiness (lag-1 autocorrelation)", domain=[0, 0.47], **zero),
+        "xaxis": axis("burstiness", domain=[0, 0.47], **zero),
         "yaxis": axis(**rows),
-        "xaxis2": axis("error of the textbook formula (+: too high)", domain=[0.53, 1], tickformat="+.1~%", **zero),
+        "xaxis2": axis("error of the formula", domain=[0.53, 1], tickformat="+.1~%", **zero),
         "yaxis2": axis(**rows) | {"anchor": "x2", "showticklabels": False, "matches": "y"},
     }
     return Figure("bursts", traces, layout(height, **axes), height)
@@ -490,7 +496,7 @@ def certified(report: Report, style: Style) -> Figure:
             curves = panels.setdefault(f"{item.rule}{kind}", {})
             if item.certified is not None and item.draft not in nothing:
                 curves.setdefault(item.draft, []).append(item)
-    titles = {"title": "tenths by margin, smallest first", "dtick": 1}
+    titles = {"title": "tenths by margin, lowest first", "dtick": 1}
     grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})
     for panel, drafts in enumerate(panels.values()):
         for draft, items in drafts.items():
@@ -517,5 +523,5 @@ def _decile_said(item: Decile) -> str:
     )
 
 
-# In the order of the page, whose template has their headings.
-FIGURES = (acceptance, speedups, causes, difficulty, certified, depths, bursts, step_times)
+# In the order of the page; `captions.py` has their headings and sections.
+FIGURES = (acceptance, speedups, depths, bursts, causes, certified, difficulty, step_times)

@@ -44,13 +44,28 @@
     }
     const hidden = off("draft");
     for (const part of document.querySelectorAll("[data-draft]")) part.hidden = hidden.has(part.dataset.draft);
+    reach();
+  }
+
+  // What is wider than the page scrolls, and the keyboard can get there; what fits is no stop on the way.
+  function reach() {
+    for (const box of document.querySelectorAll(".wide")) {
+      if (box.scrollWidth <= box.clientWidth) {
+        for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
+        continue;
+      }
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", box.querySelector("[aria-label]").getAttribute("aria-label"));
+    }
   }
 
   // Links stop below the bar of buttons, however high that is.
   const bar = document.getElementById("filters");
   const measure = () => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`);
-  window.addEventListener("resize", measure);
+  window.addEventListener("resize", () => { measure(); reach(); });
   measure();
+  reach();
 
   for (const button of buttons) {
     button.addEventListener("click", () => {
@@ -85,10 +100,30 @@
     library.textContent = document.getElementById("plotly").textContent;
     document.head.append(library);
     plots.forEach((plot) => seen.observe(plot));
-    window.addEventListener("beforeprint", () => {
-      waiting.length = 0;
-      plots.filter((plot) => !plot.dataset.drawn).forEach(draw);
-    });
   }
   requestAnimationFrame(() => setTimeout(start));
+
+  // On paper every figure is drawn, as wide as a sheet and smaller where it is too high, and nothing is folded.
+  const SHEET = { width: 690, height: 640 }; // CSS pixels between the margins of A4 and Letter, below a caption
+  let folded = [];
+  window.addEventListener("beforeprint", () => {
+    waiting.length = 0;
+    for (const plot of plots) {
+      if (!plot.dataset.drawn) draw(plot);
+      plot.style.zoom = Math.min(1, SHEET.height / plot.layout.height);
+      Plotly.relayout(plot, { width: SHEET.width / plot.style.zoom });
+    }
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const part of folded) part.open = true;
+  });
+  window.addEventListener("afterprint", () => {
+    for (const plot of plots) {
+      plot.style.zoom = 1;
+      Plotly.relayout(plot, { width: null, autosize: true });
+    }
+    for (const part of folded) part.open = false;
+  });
+
+  // What is unfolded may be wider than the page.
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", reach);
 })();
