@@ -59,6 +59,7 @@ class HeadDraft:
     algorithm: str | None = None
     context: int | None = None
     ranks_by_depth: bool = False
+    in_one_step: bool = False
     reading: dict[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     alternatives: Sequence[Alternative] = ()
@@ -105,6 +106,7 @@ class HeadDraft:
             settings={} if self.algorithm is None else {"speculative_algorithm": self.algorithm},
             depths=self.depths,
             ranks_by_depth=self.ranks_by_depth,
+            in_one_step=self.in_one_step,
             reduced_vocabulary=known is not None,
             reading=self.reading,
             trials=self.trials,
