@@ -20,6 +20,7 @@ SERVED = {
     "a model, drawn": (MODEL, "lossless", BOTH[:1]),  # SGLang draws from heads only
     "prompt lookup": (LOOKUP, "strict", BOTH[:1]),  # SGLang's NGRAM is another draft
     "prompt lookup has one token to draw": (LOOKUP, "lossless", BOTH[:1]),
+    "one token to draw in both": (dataclasses.replace(LOOKUP, settings=MODEL.settings), "lossless", BOTH),
     "a head": (HEAD, "lossless", BOTH),
     "a head of few tokens": (REDUCED, "one_hot", BOTH),
     "a head of few tokens, drawn": (REDUCED, "lossless", BOTH[:1]),
