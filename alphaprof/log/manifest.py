@@ -168,13 +168,15 @@ class DraftFacts(ModelFacts):
     `has_distribution`: q is known at every position, so that the log holds its columns; `has_steps`: it runs a model, whose
     steps take time and whose prompts are read (else a round costs one search, however much it proposes);
     `shares_target_weights`: that model's weights are the target's; `starts_matter`: what it proposes at a position depends
-    on where the round starts, so that the log holds `accepted_run`. `engine_method`: what engines call it (None: none of
-    them has it, or it is not known); `settings`: what they must be given for it to draft as here.
+    on where the round starts, so that the log holds `accepted_run`. `engine_method`: what vLLM calls it (None: no
+    engine has it, or it is not known); `settings`: what engines must be given for it to draft as here, with SGLang's word
+    for it (`speculative_algorithm`) where it has one.
 
     Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
-    tokens among them; `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were
-    read, as name and value in words; `trials`: what other readings would get accepted.
+    tokens among them; `in_one_step`: all of its depths are drafted together, from one state of the target;
+    `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were read, as name and
+    value in words; `trials`: what other readings would get accepted.
     """
 
     has_distribution: bool
@@ -185,6 +187,7 @@ class DraftFacts(ModelFacts):
     settings: dict[str, int | float | str] = field(default_factory=dict)
     depths: int | None = None
     ranks_by_depth: bool = False
+    in_one_step: bool = False
     reduced_vocabulary: bool = False
     reading: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()

@@ -25,6 +25,7 @@ from alphaprof.log.manifest import Trial
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
+from alphaprof.report.serving import PASTED
 from tests.conftest import Runner
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
 from tests.synthetic import Domain, Recipe, draft_facts, head_facts, interrupted, lookup_facts, rewritten, write_run
@@ -35,12 +36,14 @@ RECIPE = Recipe(
     gammas=(1, 2, 3, 5),
     lookups=("lookup",),
 )
-CHAINS = [name for name, form in EXPORTS.items() if form.over is not None]
+CHAINS = [name for name, form in EXPORTS.items() if form.over is not None and not form.serves]
 CONVENTIONS = {
     "nvidia": "all",
-    "vllm": "proposing",
-    "llamacpp": "proposing",
-    "sglang": "all",
+    "vllm-config": "proposing",
+    "sglang-args": "all",
+    "vllm-synthetic": "proposing",
+    "llamacpp-synthetic": "proposing",
+    "sglang-synthetic": "all",
     "dynamo": "all",
     "sequoia": None,
 }
@@ -131,7 +134,13 @@ def of_dynamo(text: str) -> float:
     return of_conditionals(rates)
 
 
-READERS = {"nvidia": of_nvidia, "vllm": of_vllm, "llamacpp": of_llamacpp, "sglang": of_sglang, "dynamo": of_dynamo}
+READERS = {
+    "nvidia": of_nvidia,
+    "vllm-synthetic": of_vllm,
+    "llamacpp-synthetic": of_llamacpp,
+    "sglang-synthetic": of_sglang,
+    "dynamo": of_dynamo,
+}
 
 
 def proposed(accepted: Any, tested: Any) -> float:
@@ -170,6 +179,7 @@ def length_of(found: dict[str, Any], to: str) -> float:
 
 def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> None:
     assert set(READERS) == set(CHAINS)
+    assert {name for name, form in EXPORTS.items() if form.serves} == set(PASTED)
     assert {name: form.over for name, form in EXPORTS.items()} == CONVENTIONS
     assert [choice.value for choice in ExportFormat] == list(EXPORTS)
 
@@ -200,8 +210,8 @@ def simulated(rates: Sequence[float], lengths: Sequence[int], seed: int = 0) -> 
 
 
 RATES: dict[str, Callable[[str], list[float]]] = {
-    "vllm": lambda text: json.loads(text)["synthetic_acceptance_rates"],
-    "llamacpp": lambda text: rates_of(options_of(text)["--spec-synth-rates"]),
+    "vllm-synthetic": lambda text: json.loads(text)["synthetic_acceptance_rates"],
+    "llamacpp-synthetic": lambda text: rates_of(options_of(text)["--spec-synth-rates"]),
 }
 
 
@@ -249,7 +259,9 @@ def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> Non
 HAND = Acceptance(
     draft=draft_facts("draft"),
     model="synthetic/draft",
+    revision=None,
     served=False,
+    drawn=False,
     gamma=3,
     depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
     per_request=1.5,
@@ -257,7 +269,7 @@ HAND = Acceptance(
     schedule=((1, 8, 3), (9, 32, 0)),
     conditions={"rule": "strict"},
 )
-UNNAMED = dataclasses.replace(HAND.draft, kind="layer_skip", engine_method=None)  # by engines
+UNNAMED = dataclasses.replace(HAND.draft, kind="layer_skip", engine_method=None, settings={})  # by engines
 
 
 def test_rates_and_lengths_by_hand() -> None:
@@ -276,13 +288,13 @@ def test_arguments_and_environments_by_hand() -> None:
     lookup_draft = dataclasses.replace(lookup_facts("lookup"), engine_method="ngram", settings={"max_ngram": 4})
     looked_up = dataclasses.replace(HAND, draft=lookup_draft)
     write = {name: form.write for name, form in EXPORTS.items()}
-    assert write["llamacpp"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
-    assert write["llamacpp"](looked_up).startswith(
+    assert write["llamacpp-synthetic"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
+    assert write["llamacpp-synthetic"](looked_up).startswith(
         "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 3 --spec-synth-rates 0.5"
     )
     assert write["dynamo"](HAND) == "--aic-nextn 3 --aic-nextn-accept-rates 0.400000,0.500000,0.500000\n"
-    assert write["sglang"](HAND).splitlines()[0] == "SGLANG_SIMULATE_ACC_LEN=1.700000"
-    assert json.loads(write["vllm"](HAND)) == {
+    assert write["sglang-synthetic"](HAND).splitlines()[0] == "SGLANG_SIMULATE_ACC_LEN=1.700000"
+    assert json.loads(write["vllm-synthetic"](HAND)) == {
         "method": "draft_model",
         "model": "synthetic/draft",
         "num_speculative_tokens": 3,
@@ -290,12 +302,12 @@ def test_arguments_and_environments_by_hand() -> None:
         "synthetic_acceptance_rates": [0.5, 0.333333, 0.333333],
         "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 32, 0]],
     }
-    lookup = json.loads(write["vllm"](looked_up))
+    lookup = json.loads(write["vllm-synthetic"](looked_up))
     assert (lookup["method"], lookup["prompt_lookup_max"], lookup["prompt_lookup_min"]) == ("ngram", 4, 1)
     skip = dataclasses.replace(HAND, draft=UNNAMED)
-    assert "method" not in json.loads(write["vllm"](skip))
-    assert "no method for a draft of kind layer_skip" in EXPORTS["vllm"].beside(skip)
-    assert "of the draft that was served" in EXPORTS["vllm"].beside(dataclasses.replace(skip, served=True))
+    assert "method" not in json.loads(write["vllm-synthetic"](skip))
+    assert "no method for a draft of kind layer_skip" in EXPORTS["vllm-synthetic"].beside(skip)
+    assert "of the draft that was served" in EXPORTS["vllm-synthetic"].beside(dataclasses.replace(skip, served=True))
 
 
 @pytest.mark.parametrize(
@@ -312,15 +324,15 @@ def test_heads_are_exported_under_the_names_of_the_engines(
     """With acceptance by position; a module of the target's own checkpoint names no model."""
     facts = head_facts("head", 3, engine_method=method, settings={"speculative_algorithm": algorithm})
     head = dataclasses.replace(HAND, draft=facts, model=model)
-    config = json.loads(EXPORTS["vllm"].write(head))
+    config = json.loads(EXPORTS["vllm-synthetic"].write(head))
     assert (config["method"], config.get("model")) == (method, model)
     assert config["synthetic_acceptance_rates"] == [0.5, 0.333333, 0.333333]
     assert json.loads(EXPORTS["nvidia"].write(head))["method"] == method
-    beside = EXPORTS["sglang"].beside(head)
+    beside = EXPORTS["sglang-synthetic"].beside(head)
     assert f"--speculative-algorithm {server}" in beside
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in beside
     medusa = dataclasses.replace(head, draft=dataclasses.replace(head.draft, engine_method="medusa", settings={}))
-    assert "SGLang has no algorithm for medusa" in EXPORTS["sglang"].beside(medusa)
+    assert "SGLang has no algorithm for medusa" in EXPORTS["sglang-synthetic"].beside(medusa)
 
 
 @pytest.mark.parametrize(("own", "other"), [("vLLM", "SGLang"), ("SGLang", "vLLM")])
@@ -332,10 +344,10 @@ def test_an_engine_that_reads_a_heads_files_otherwise_is_named(own: str, other: 
         Trial("the residual taken after the norm", 1, 0.26, -0.11, 0.01, 500),
     )
     run = write_run(tmp_path / "run", Recipe(heads={"head": {"trials": trials}}))
-    warnings = {to: export(RunDraft(run, "head"), to, ExportRequest(gamma=3)).warnings for to in CHAINS}
+    warnings = {to: export(RunDraft(run, "head"), to, ExportRequest(gamma=3)).warnings for to in [*CHAINS, *PASTED]}
     said = {to for to, lines in warnings.items() if any("reads the files" in line for line in lines)}
-    assert said == {other.lower()}
-    assert warnings[other.lower()][0] == (
+    assert said == {f"{other.lower()}-{kind}" for kind in ("synthetic", "config", "args")} & set(EXPORTS)
+    assert warnings[f"{other.lower()}-synthetic"][0] == (
         f"{other} reads the files of {run.path}:head otherwise (states of the target one layer later): on a few texts it "
         f"accepts 0.280 of the drafts at depth 1, and 0.370 are accepted as measured; profile with serve_as: {other.lower()}"
     )
@@ -346,7 +358,7 @@ def test_a_tree_of_a_head_is_not_sent_to_a_format_that_refuses_heads(tmp_path: P
     hints = {}
     for draft in ("small", "head"):
         with pytest.raises(OptionInvalid) as refused:
-            written(RunDraft(run, draft), "vllm", rule="tree_2")
+            written(RunDraft(run, draft), "vllm-synthetic", rule="tree_2")
         hints[draft] = str(refused.value.hint)
     assert "--to sequoia exports a tree" in hints["small"]
     assert hints["head"] == "alphaprof trees replays trees of a head; or export strict, one_hot or lossless"
@@ -358,7 +370,7 @@ def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
     """Replayed by depth, and not powers of the first one; and trees for Sequoia, which has no depths, are refused."""
     run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "engine_method": "mtp"}}))
     side = RunDraft(run, "head")
-    config = json.loads(written(side, "vllm", gamma=4))
+    config = json.loads(written(side, "vllm-synthetic", gamma=4))
     log = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
     tested = accepted = np.zeros(4)
     for _, text in log.groupby("document"):
@@ -430,21 +442,22 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"draft": "lookup"}}
     report = build_report(run, config=config)
-    assert json.loads(written(RunDraft(run, "lookup"), "vllm"))["num_speculative_tokens"] == report.traffic.gamma
+    assert json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic"))["num_speculative_tokens"] == report.traffic.gamma
     for domain in ("code", "chat"):
         best = only(report, domain, "lookup").best_gamma
-        assert json.loads(written(RunDraft(run, "lookup"), "vllm", domain=domain))["num_speculative_tokens"] == best
+        found = json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic", domain=domain))
+        assert found["num_speculative_tokens"] == best
     conditions = json.loads(written(RunDraft(mixed, "small"), "nvidia"))["measurement_conditions"]
     assert conditions["rule"] == "strict and one_hot"
     assert conditions["domains"] == {"code": 0.6, "story": 0.4}
     fixed = config | {"decision": config["decision"] | {"gamma": 2}}
-    assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm"))["num_speculative_tokens"] == 2
+    assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm-synthetic"))["num_speculative_tokens"] == 2
 
 
 def test_a_reader_of_few_drafts_gets_the_best_of_those_it_takes(tmp_path: Path) -> None:
     recipe = Recipe(domains={"code": Domain(alpha=0.97, spread=0.01)}, gammas=(2, 4, 8), draft_ms=0.1, extra_ms=0.1)
     side = RunDraft(write_run(tmp_path / "run", recipe), "small")
-    assert json.loads(written(side, "vllm"))["num_speculative_tokens"] == 8
+    assert json.loads(written(side, "vllm-synthetic"))["num_speculative_tokens"] == 8
     found = export(side, "dynamo", ExportRequest())
     assert options_of(found.text)["--aic-nextn"] == "4"
     assert any("takes no more" in note for note in found.notes)
@@ -470,7 +483,7 @@ def by_batch(schedule: list[list[int]]) -> dict[int, int]:
 
 def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: Run, tmp_path: Path) -> None:
     config = table(tmp_path / "times.csv", run)
-    found = export(RunDraft(run, "small").asked(config), "vllm", ExportRequest(gamma=5, domain="code"))
+    found = export(RunDraft(run, "small").asked(config), "vllm-synthetic", ExportRequest(gamma=5, domain="code"))
     schedule = by_batch(json.loads(found.text)["num_speculative_tokens_per_batch_size"])
     expected = {}
     for size in range(1, 17):
@@ -482,20 +495,22 @@ def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: R
     assert schedule == expected
     assert len(set(expected.values())) > 2
     assert 0 in expected.values()
-    clipped = json.loads(written(RunDraft(run, "small").asked(config), "vllm", gamma=2, domain="code"))
+    clipped = json.loads(written(RunDraft(run, "small").asked(config), "vllm-synthetic", gamma=2, domain="code"))
     assert max(by_batch(clipped["num_speculative_tokens_per_batch_size"]).values()) == 2
 
 
 def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
     side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run, batches=(2, 3)))
-    found = export(side, "vllm", ExportRequest(gamma=1, domain="code"))
+    found = export(side, "vllm-synthetic", ExportRequest(gamma=1, domain="code"))
     assert json.loads(found.text)["num_speculative_tokens_per_batch_size"] == [[1, 3, 1]]
     assert any("takes gamma 1 beyond 3 sequences" in warning for warning in found.warnings)
     assert any("at concurrency 2 gamma 2 would be better" in note for note in found.notes), found.notes
 
 
 def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None:
-    assert "num_speculative_tokens_per_batch_size" not in json.loads(written(RunDraft(run, "small"), "vllm", gamma=3))
+    assert "num_speculative_tokens_per_batch_size" not in json.loads(
+        written(RunDraft(run, "small"), "vllm-synthetic", gamma=3)
+    )
 
 
 def search(vector: Sequence[float], budget: int, levels: int) -> float:
@@ -569,14 +584,20 @@ def test_a_grow_map_by_hand() -> None:
 
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
-    "lossy": ("vllm", "small", {"rule": "additive_0p1"}, "is lossy", "rollout"),
-    "tree": ("vllm", "small", {"rule": "tree_2"}, "tree_2 drafts trees", "--to sequoia"),
-    "other text": ("vllm", "small", {"rule": "lossless"}, "rounds of lossless are not defined", "--domain 'story'"),
+    "lossy": ("vllm-config", "small", {"rule": "additive_0p1"}, "is lossy", "rollout"),
+    "tree": ("sglang-args", "small", {"rule": "tree_2"}, "tree_2 drafts trees", "--to sequoia"),
+    "other text": (
+        "vllm-synthetic",
+        "small",
+        {"rule": "lossless"},
+        "rounds of lossless are not defined",
+        "--domain 'story'",
+    ),
     "other text of a domain": ("dynamo", "small", {"rule": "lossless", "domain": "code"}, "lossless are not", "--rule"),
-    "foreign text": ("sglang", "small", {"domain": "wiki"}, "text that the target did not produce", "--rule"),
+    "foreign text": ("sglang-synthetic", "small", {"domain": "wiki"}, "text that the target did not produce", "--rule"),
     "no such domain": ("nvidia", "small", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'", "'code', 'story'"),
-    "no such gamma": ("llamacpp", "small", {"gamma": 9}, "was not replayed at it", "--gamma 1 or 2 or 3 or 4"),
-    "nodes of a chain": ("llamacpp", "small", {"nodes": 9}, "--nodes is the size of a tree", "--gamma"),
+    "no such gamma": ("llamacpp-synthetic", "small", {"gamma": 9}, "was not replayed at it", "--gamma 1 or 2 or 3 or 4"),
+    "nodes of a chain": ("llamacpp-synthetic", "small", {"nodes": 9}, "--nodes is the size of a tree", "--gamma"),
     "sampled ranks": ("sequoia", "small", {}, "'story': not the target's greedy text", "--domain 'code'"),
     "ranks of a domain": ("sequoia", "small", {"domain": "story"}, "without replacement", "--domain 'code'"),
     "ranks of no domain": ("sequoia", "small", {"domain": "poem"}, "no domain 'poem'", "'story'"),
@@ -605,15 +626,15 @@ def test_prompt_lookup_has_no_ranks_and_a_reader_its_limit(run: Run) -> None:
 def test_without_step_times_a_gamma_must_be_named(tmp_path: Path) -> None:
     side = RunDraft(write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False)), "small")
     with pytest.raises(OptionInvalid, match="no gamma is known to be the best") as caught:
-        export(side, "vllm", ExportRequest())
+        export(side, "vllm-synthetic", ExportRequest())
     assert "--gamma 1 or 2 or 3 or 5" in caught.value.hint
-    assert of_vllm(written(side, "vllm", gamma=2)) > 1
+    assert of_vllm(written(side, "vllm-synthetic", gamma=2)) > 1
 
 
 def test_a_draft_that_proposes_nothing_has_nothing_to_export(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(coverage=0.0)}))
     with pytest.raises(OptionInvalid, match="proposes nothing in domain 'code'"):
-        export(RunDraft(run, "small"), "vllm", ExportRequest(gamma=2, domain="code"))
+        export(RunDraft(run, "small"), "vllm-synthetic", ExportRequest(gamma=2, domain="code"))
 
 
 def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(run: Run, tmp_path: Path) -> None:
@@ -624,7 +645,7 @@ def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(r
         )
     none = RunDraft(interrupted(run, tmp_path / "none", shards=0), "small")
     with pytest.raises(OptionInvalid, match="no document"):
-        export(none, "vllm", ExportRequest(gamma=2))
+        export(none, "vllm-synthetic", ExportRequest(gamma=2))
 
 
 def test_one_domain_and_one_document_are_said_in_the_singular(tmp_path: Path) -> None:
@@ -642,7 +663,7 @@ def test_texts_without_rounds_are_no_matter_of_the_rule(tmp_path: Path) -> None:
         (ExportRequest(gamma=2, domain="yes or no"), "profile longer answers, or export another domain, --domain 'code'"),
     ):
         with pytest.raises(OptionInvalid, match="no text of 'yes or no' is longer") as caught:
-            export(RunDraft(run, "small"), "vllm", wanted)
+            export(RunDraft(run, "small"), "vllm-synthetic", wanted)
         assert caught.value.hint == hint
 
 
@@ -663,27 +684,27 @@ def test_lines_say_where_rates_are_not_what_they_seem(run: Run, alphaprof: Runne
     _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "dynamo", "--gamma", 5)
     assert "of the rounds have no proposal: they are counted, and accept nothing" in errors
     assert "of the proposals are shorter than 5: what they lack counts as not accepted" in errors
-    _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "vllm", "--gamma", 5)
+    _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "vllm-synthetic", "--gamma", 5)
     assert "of the rounds have no proposal: they are left out" in errors
     assert "what they lack is left to the reader, who has to propose as few" in errors
     assert "rates are products of accepted / tested drafts: a proposal of 5 inside a text emits" in errors
-    _, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--gamma", 1)
+    _, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm-synthetic", "--gamma", 1)
     assert "products" not in errors  # one draft is always inside its text
-    _, _, errors = alphaprof(f"{run.path}:small", "--to", "sglang", "--gamma", 5, "--domain", "chat")
+    _, _, errors = alphaprof(f"{run.path}:small", "--to", "sglang-synthetic", "--gamma", 5, "--domain", "chat")
     assert "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in errors
 
 
 def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:
-    code, output, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--set", "decision.gamma=2")
+    code, output, errors = alphaprof(f"{run.path}:small", "--to", "vllm-synthetic", "--set", "decision.gamma=2")
     assert (code, json.loads(output)["num_speculative_tokens"]) == (0, 2)
-    code, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--rule", "nonsense")
+    code, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm-synthetic", "--rule", "nonsense")
     assert code == 2
     assert errors.startswith("error: --rule: unknown rule")
 
 
 def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.2)}, draft_ms=9.0))
-    (warning,) = export(RunDraft(run, "small"), "vllm", ExportRequest(gamma=4)).warnings
+    (warning,) = export(RunDraft(run, "small"), "vllm-synthetic", ExportRequest(gamma=4)).warnings
     assert "does not pay at gamma 4" in warning
 
 
@@ -724,8 +745,8 @@ def test_the_page_has_a_section_for_every_format() -> None:
     ("to", "drafts"),
     [
         ("nvidia", r'"num_speculative_tokens": (\d+)'),
-        ("llamacpp", r"--spec-draft-n-max (\d+)"),
-        ("sglang", r"--speculative-num-steps (\d+)"),
+        ("llamacpp-synthetic", r"--spec-draft-n-max (\d+)"),
+        ("sglang-synthetic", r"--speculative-num-steps (\d+)"),
         ("dynamo", r"--aic-nextn (\d+)"),
     ],
 )
@@ -741,9 +762,9 @@ def test_examples_of_the_page_ask_for_the_gamma_that_they_show(to: str, drafts: 
     ("to", "name"),
     [
         ("nvidia", "**ModelOpt** `conditional_accept_rates`"),
-        ("vllm", "`synthetic_acceptance_rates`"),
-        ("llamacpp", "`--spec-synth-rates`"),
-        ("sglang", "`SGLANG_SIMULATE_ACC_LEN`"),
+        ("vllm-synthetic", "`synthetic_acceptance_rates`"),
+        ("llamacpp-synthetic", "`--spec-synth-rates`"),
+        ("sglang-synthetic", "`SGLANG_SIMULATE_ACC_LEN`"),
         ("dynamo", "**Dynamo** `aic_nextn`"),
     ],
 )

@@ -783,7 +783,7 @@ def test_exports_say_that_an_engine_counted_the_rounds(pair: tuple[Run, Run]) ->
     content = json.loads(invoke("export", pair[0].path, "--to", "nvidia").stdout)
     conditions = content["measurement_conditions"]
     assert (conditions["measurement"], conditions["draft"]) == ("rounds counted by vLLM for each request", "eagle")
-    result = invoke("export", pair[0].path, "--to", "vllm", "--domain", "code")
+    result = invoke("export", pair[0].path, "--to", "vllm-synthetic", "--domain", "code")
     (item,) = only(build_report(pair[0]), "code", "eagle").gammas
     assert json.loads(result.stdout)["synthetic_acceptance_rates"] == pytest.approx(item.marginal, abs=1e-6)
     assert "of the draft that was served" in result.stderr

@@ -261,7 +261,7 @@ def test_trees_and_adaptive_steps_are_compared_by_tokens_per_round(rounds_only: 
 
 NEEDS_DEPTHS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "acceptance length": (("check", "RUN", "--min-acceptance-length", "1"), 2, "check --baseline"),
-    "an export": (("export", "RUN", "--to", "vllm"), 2, "needs rates by depth"),
+    "an export": (("export", "RUN", "--to", "vllm-synthetic"), 2, "needs rates by depth"),
     "a table": (
         ("report", "RUN", "--set", "costs.source=table", "--set", "costs.path=times.csv"),
         2,

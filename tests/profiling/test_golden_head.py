@@ -13,8 +13,9 @@ import yaml
 from alphaprof.config.load import load_profile
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.heads import draft
 from alphaprof.profiling.models.drafts import load_drafts
-from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
@@ -123,8 +124,12 @@ def test_every_round_is_that_of_a_real_vllm(served: tuple[Run, list[dict[str, An
     assert total > 3000
 
 
-def test_what_sglang_would_feed_it_is_another_reading_and_said_so(stories15m: Path, tmp_path: Path) -> None:
-    """Its first id is 1: SGLang takes the ids for outputs of layers."""
+def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
+    stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first id is 1: SGLang takes the ids for outputs of layers. The manifest has what both get, and hashes it once."""
+    hashed = []
+    monkeypatch.setattr(draft, "fingerprint_of", lambda *parts: hashed.append(parts) or fingerprint_of(*parts))
     greedy = {"kind": "greedy", "max_new_tokens": SIZE}
     texts = [{"prompt": text["prompt"]} for text in TEXTS]
     run = profiled(tmp_path, stories15m, texts, greedy, serve_as="sglang")
@@ -135,3 +140,7 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(stories15m: Pa
     (warning,) = [warning for warning in run.manifest.warnings if warning["code"] == "wiring"]
     assert "one layer earlier" in warning["message"]
     assert "[1, 3, 5]" in warning["remedy"]
+    own, *others = facts.trials
+    assert own.changed == ""
+    assert max(trial.acceptance for trial in others) > own.acceptance
+    assert len(hashed) == 1

@@ -17,6 +17,7 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.medusa import load_medusa
 from alphaprof.profiling.models.load import Model
+from alphaprof.report.serving import paste_formats
 from tests.profiling.modules import VOCABULARY, agrees, features_of, replayed, rounds, target
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -82,6 +83,8 @@ def test_each_depth_is_its_own_head_on_the_last_state(layout: str, network: Any,
         logits = draft.network.logits(states.flatten(0, 1), head + 1)
         torch.testing.assert_close(logits, plain(theirs, features[:, 4:], head).flatten(0, 1))
     assert draft.depths == draft.network.most == HEADS
+    assert paste_formats(draft.facts(), "one_hot") == ("vllm-config",)
+    assert paste_formats(draft.facts(), "lossless") == ()
     assert draft.reading["layout"] == ("vLLM's" if layout == "vLLM's" else "FasterDecoding's")
 
 

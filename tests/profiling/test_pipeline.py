@@ -56,6 +56,7 @@ from alphaprof.profiling.run.resume import require_same_profile
 from alphaprof.profiling.texts.continuations import generate, thinking
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.report.build import build_report
+from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
@@ -267,6 +268,7 @@ def test_the_manifest_names_what_was_run(finished: Run) -> None:
     assert manifest.target.dtype == "float32"
     assert manifest.target.eos == (256,)
     assert manifest.drafts["brief"].context == 24
+    assert paste_formats(manifest.drafts["brief"], "strict") == ("vllm-config", "sglang-args")
     assert manifest.drafts["wide"].vocabulary == 320
     assert len({facts.fingerprint for facts in manifest.drafts.values()}) == 4
     assert manifest.environment["packages"]["numba"] == version("numba")

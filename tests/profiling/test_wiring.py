@@ -92,41 +92,39 @@ class Heard:
 
 
 def test_a_head_that_is_read_as_it_was_trained_has_no_warning() -> None:
-    after, warnings = wiring.check_wiring(loaded(fitted(RIGHT, WRONG)), Heard())  # type: ignore[arg-type]
-    (draft,) = after.drafts
-    base, other = draft.trials
+    trials, warnings = wiring.check_wiring(loaded(fitted(RIGHT, WRONG)), Heard())  # type: ignore[arg-type]
+    base, other = trials["head"]
     assert warnings == ()
     assert (base.changed, base.depth, base.engines) == ("", 1, ("measured",))
     assert other.ahead < -3 * other.error
     assert base.acceptance > 0.5 > other.acceptance
     assert base.positions == other.positions == sum(len(item.ids) for item in texts()) - 1  # a prompt of one token
-    assert draft.facts().trials == draft.trials
 
 
 def test_acceptance_is_that_of_the_log() -> None:
     draft = fitted(WRONG, RIGHT)
-    after, _ = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    trials, _ = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
     columns = Scorer(target(), [draft], TOKENS).score(texts())["head"]
     right = (columns["draft_top"] == columns["token"])[columns["proposed"] > 0]
-    assert after.drafts[0].trials[0].acceptance == pytest.approx(float(np.mean(right)))
+    assert trials["head"][0].acceptance == pytest.approx(float(np.mean(right)))
 
 
 def test_another_reading_that_is_better_is_named_with_its_setting() -> None:
-    after, (warning,) = wiring.check_wiring(loaded(fitted(WRONG, RIGHT, (2, 3))), Heard())  # type: ignore[arg-type]
-    _, best, _ = after.drafts[0].trials
+    trials, (warning,) = wiring.check_wiring(loaded(fitted(WRONG, RIGHT, (2, 3))), Heard())  # type: ignore[arg-type]
+    _, best, _ = trials["head"]
     assert warning["code"] == "wiring"
     assert f"with layers {RIGHT} it drafts {best.acceptance:.3f}" in warning["message"]
     assert "ids: [1, 2]" in warning["remedy"]
-    assert best.ahead == pytest.approx(best.acceptance - after.drafts[0].trials[0].acceptance)
+    assert best.ahead == pytest.approx(best.acceptance - trials["head"][0].acceptance)
     assert best.engines == ("some",)
 
 
 def test_a_head_that_drafts_hardly_anything_right_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "POOR", 0.45)
-    after, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1), RIGHT))), Heard())  # type: ignore[arg-type]
-    assert after.drafts[0].trials[-1].changed == f"layers {RIGHT}"
+    trials, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1), RIGHT))), Heard())  # type: ignore[arg-type]
+    assert trials["head"][-1].changed == f"layers {RIGHT}"
     assert any(f"with layers {RIGHT}" in warning["message"] for warning in warnings)
-    after, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1),))), Heard())  # type: ignore[arg-type]
+    trials, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1),))), Heard())  # type: ignore[arg-type]
     assert "no reading of its files works, of 3 that were tried" in warnings[-1]["message"]
 
 
@@ -134,12 +132,11 @@ def test_what_the_files_leave_open_is_told_and_other_drafts_are_left_alone() -> 
     doubt = {"code": "wiring", "message": "no layer ids", "remedy": "write them"}
     lookup = PromptLookup("ngram", 2, (), TOKENS, "float32")
     doubtful, heard = dataclasses.replace(fitted(RIGHT), doubts=(doubt,)), Heard()
-    after, warnings = wiring.check_wiring(loaded(doubtful, lookup), heard)  # type: ignore[arg-type]
+    trials, warnings = wiring.check_wiring(loaded(doubtful, lookup), heard)  # type: ignore[arg-type]
     assert warnings == (doubt,)
-    assert after.drafts[1] is lookup
-    assert len(after.drafts[0].trials) == 1
-    given = loaded(doubtful, lookup, check=False)
-    assert wiring.check_wiring(given, heard) == (given, ())  # type: ignore[arg-type]
+    assert {name: len(found) for name, found in trials.items()} == {"head": 1}
+    given = loaded(doubtful, lookup, check=False)  # nothing is tried then, and the files leave open what they did
+    assert wiring.check_wiring(given, heard) == ({}, (doubt,))  # type: ignore[arg-type]
     assert len(heard.said) == 1
 
 
@@ -154,17 +151,17 @@ def test_of_few_positions_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(wiring, "POOR", 0.99)
     deeper = dataclasses.replace(fitted(WRONG, RIGHT).alternatives[0], depth=2)
     draft = dataclasses.replace(fitted(WRONG, RIGHT), alternatives=[*fitted(WRONG, RIGHT).alternatives, deeper])
-    for tokens, trials in ((1, 2), (3, 3)):
-        after, warnings = wiring.check_wiring(loaded(draft, tokens=tokens), Heard())  # type: ignore[arg-type]
-        assert len(after.drafts[0].trials) == trials
+    for tokens, tried in ((1, 2), (3, 3)):
+        trials, warnings = wiring.check_wiring(loaded(draft, tokens=tokens), Heard())  # type: ignore[arg-type]
+        assert len(trials["head"]) == tried
         assert warnings == ()
 
 
 def test_a_reading_that_is_not_finite_is_left_out_alone() -> None:
     draft = fitted(WRONG, RIGHT, (2, 3))
     draft.alternatives[1].network.last.weight.fill_(torch.inf)
-    after, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
-    assert [trial.changed for trial in after.drafts[0].trials] == ["", f"layers {RIGHT}"]
+    trials, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    assert [trial.changed for trial in trials["head"]] == ["", f"layers {RIGHT}"]
     assert len(warnings) == 1
 
 
@@ -175,6 +172,6 @@ def test_a_head_that_is_not_finite_at_the_second_depth_is_left_to_the_run(monkey
     monkeypatch.setattr(
         draft.network, "logits", lambda states, depth: logits(states, depth) * (1 if depth == 1 else torch.nan)
     )
-    after, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
-    assert [trial.changed for trial in after.drafts[0].trials] == [""]
+    trials, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    assert [trial.changed for trial in trials["head"]] == [""]
     assert warnings == ()

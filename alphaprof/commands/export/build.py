@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export
+from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
 from alphaprof.commands.export.scope import ExportRequest, ExportScope, ranks_of, scope_of
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
@@ -17,11 +18,13 @@ from alphaprof.log.manifest import Manifest
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import count, interval, many, percent
 from alphaprof.report.result import counted
+from alphaprof.report.serving import PASTED, VLLM, paste_formats, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.verdict import pooled_speedup
 from alphaprof.stats.estimate import distinct
 from alphaprof.version import __version__
 
+AUTO = "auto"
 SOME = 0.005  # share of rounds that is worth a word
 ROUNDS = {ALL: "all rounds", PROPOSING: "rounds with a proposal"}
 
@@ -47,17 +50,26 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
         raise OptionInvalid(
             f"--nodes is the size of a tree, and {to} describes chains", "use --gamma for the length of a chain"
         )
+    if form.serves:
+        _require_served(side, to, AUTO)
     scope = scope_of(side, to, wanted)
+    if form.serves:
+        _require_served(side, to, scope.rules)
+    schedule = _schedule(scope, form)
+    if form.serves and schedule is not None and scope.question.gamma == AUTO:
+        scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
     mean, by_domain = _per_request(scope) if scope.exact else (None, None)
     acceptance = Acceptance(
         draft=manifest.drafts[side.draft],
         model=_own_model(manifest, side.draft),
+        revision=manifest.config["drafts"].get(side.draft, {}).get("revision"),
         served=manifest.imported is not None,
+        drawn=not scope.exact,
         gamma=scope.gamma,
         depths={gamma: _depths(scope, gamma) for gamma in side.run.gammas},
         per_request=mean,
         per_domain=by_domain,
-        schedule=_schedule(scope) if form.scheduled else None,
+        schedule=schedule,
         conditions=_conditions(scope),
     )
     chain_notes, doubts = _notes(scope, acceptance, form), _warnings(scope, acceptance, form)
@@ -91,20 +103,43 @@ def _per_request(scope: ExportScope) -> tuple[float, dict[str, float]]:
     return total / weight, by_domain
 
 
-def _schedule(scope: ExportScope) -> tuple[tuple[int, int, int], ...] | None:
-    """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None unless two were timed.
-    Where two of them differ, bisection with interpolated step times finds the place of the change.
+def _require_served(side: RunDraft, to: str, rules: str) -> None:
+    """Raise `OptionInvalid` where an engine cannot serve the draft as it was measured under `rules`."""
+    manifest, engine = side.run.manifest, PASTED[to]
+    if manifest.imported:
+        raise OptionInvalid(
+            f"{side.run.path} was imported from {manifest.imported.engine}, whose log does not say what drafted",
+            "serve with the options that this engine was started with, or profile the draft itself",
+        )
+    if why := why_not_served(engine, manifest.drafts[side.draft], rules):
+        others = [f"{side.run.path}:{name}" for name, facts in manifest.drafts.items() if to in paste_formats(facts, rules)]
+        hint = f"--to {engine.name.lower()}-synthetic simulates such a draft in {engine.name}"
+        if others:
+            hint = f"export another draft of this run: {' or '.join(others)}"
+        if not why_not_served(engine, manifest.drafts[side.draft], AUTO):
+            hint = "--rule one_hot exports what this engine does instead"
+        raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
+
+
+def _schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, int], ...] | None:
+    """The best gamma by concurrency, 0 where the draft does not pay; None unless two were timed. Up to the exported one;
+    a server drafts as many as the best one of all asks for, unless a gamma was named. Where two of them differ, bisection
+    with interpolated step times finds the place of the change.
     """
+    facts = scope.side.run.manifest.drafts[scope.side.draft]
+    if not (form.scheduled and form.engine and form.engine.schedules(facts)):
+        return None
+    most = max(scope.side.run.gammas) if form.serves and scope.question.gamma == AUTO else scope.gamma
     known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
     if len(known) < 2:
         return None
-    best = {size: _paying(scope, size, scope.gamma) for size in known}
+    best = {size: _paying(scope, size, most) for size in known}
     stack = list(pairwise(known))
     while stack:
         low, high = stack.pop()
         if high - low > 1 and best[low] != best[high]:
             middle = (low + high) // 2
-            best[middle] = _paying(scope, middle, scope.gamma)
+            best[middle] = _paying(scope, middle, most)
             stack += [(low, middle), (middle, high)]
     groups = [(list(sizes), gamma) for gamma, sizes in groupby(sorted(best), key=best.__getitem__)]
     return tuple((sizes[0] if number else 1, sizes[-1], gamma) for number, (sizes, gamma) in enumerate(groups))
@@ -171,35 +206,71 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
         f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
     )
     full = f"{1 + sum(chosen.marginal(over)):.3f}"
-    if full != f"{chosen.length(over):.3f}":
+    if not form.serves and full != f"{chosen.length(over):.3f}":
         yield (
             f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits {full}; "
             "short ones and ends of texts make the length above of it"
         )
-    if form.most is not None and scope.question.gamma == "auto" and max(acceptance.depths) > form.most:
+    if form.most is not None and scope.question.gamma == AUTO and max(acceptance.depths) > form.most:
         yield f"the best gamma up to {form.most}, since the reader takes no more"
     if beside := form.beside(acceptance):
         yield beside
     if acceptance.schedule is not None and scope.book is not None:
         known = ", ".join(map(str, scope.book.concurrencies))
-        yield f"best gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0 where none pays"
+        largest = "; num_speculative_tokens is the largest" if form.serves and scope.question.gamma == AUTO else ""
+        yield f"best gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none pays{largest}"
         least = scope.book.concurrencies[0]
         if (better := _paying(scope, least, max(acceptance.depths))) > scope.gamma:
             yield f"at concurrency {least} gamma {better} would be better, and the schedule stops at gamma {scope.gamma}"
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
-    manifest, chosen, over = scope.side.run.manifest, acceptance.chosen, form.over or ALL
+    manifest, chosen = scope.side.run.manifest, acceptance.chosen
     for trial in acceptance.draft.trials:
-        if trial.changed and form.engine in trial.engines:
+        if trial.changed and form.engine and form.engine.name in trial.engines:
             here = trial.acceptance - trial.ahead
             yield (
-                f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts "
+                f"{form.engine.name} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts "
                 f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, and {here:.3f} are accepted as "
-                f"measured; profile with serve_as: {form.engine.lower()}"
+                f"measured; profile with serve_as: {form.engine.name.lower()}"
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
+    yield from _of_serving(scope, acceptance, form) if form.serves else _of_rates(scope, chosen, form.over or ALL)
+    times = scope.times(scope.question.concurrency)
+    if times is not None:
+        gamma = _scheduled(acceptance.schedule, scope.question.concurrency) or scope.gamma
+        chosen_pair = (scope.side.draft, gamma)
+        faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
+        if faster is not None and faster.value < 1:
+            shown = interval(speedup_interval(faster, scope.question.confidence), "x")
+            yield f"by this run's step times the draft does not pay at gamma {gamma}: speedup {shown}"
+    if acceptance.schedule is not None and not any(gamma for _, _, gamma in acceptance.schedule):
+        yield "with this schedule vLLM drafts nothing: at no concurrency does a gamma pay"
+    elif acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
+        yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"
+
+
+def _scheduled(schedule: tuple[tuple[int, int, int], ...] | None, size: int) -> int:
+    """The gamma that vLLM takes for a batch: the last one that begins at its size or below; 0 without a schedule."""
+    return next((gamma for first, _, gamma in reversed(schedule or ()) if first <= size), 0)
+
+
+def _of_serving(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
+    """Where an engine does something else than what was measured."""
+    if form.engine != VLLM:
+        return
+    if acceptance.model is not None and acceptance.model.lower().endswith(".gguf"):
+        yield "vLLM reads GGUF files with a plugin only (vllm-gguf-plugin); else name a checkpoint in safetensors"
+    if acceptance.drawn and scope.truncated and scope.side.run.manifest.config.get("draft_processing") == "same":
+        yield (
+            "drafts were drawn with the target's top_k, top_p and min_p, and vLLM draws them by temperature only: "
+            "profile with draft_processing: temperature"
+        )
+
+
+def _of_rates(scope: ExportScope, chosen: Depths, over: Over) -> Iterator[str]:
+    """Where rates are not what they seem."""
     if not scope.exact:
         yield "rounds are exact expectations given the texts, not counts of rounds that took place"
     if (silent := 1 - chosen.ready / chosen.rounds) > SOME:
@@ -208,12 +279,3 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
     if (brief := 1 - chosen.full / chosen.ready) > SOME:
         lacking = "is left to the reader, who has to propose as few" if over == PROPOSING else "counts as not accepted"
         yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: what they lack {lacking}"
-    times = scope.times(scope.question.concurrency)
-    if times is not None:
-        chosen_pair = (scope.side.draft, scope.gamma)
-        faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
-        if faster is not None and faster.value < 1:
-            shown = interval(speedup_interval(faster, scope.question.confidence), "x")
-            yield f"by this run's step times the draft does not pay at gamma {scope.gamma}: speedup {shown}"
-    if acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
-        yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
+
+from alphaprof.errors import OptionInvalid
+from alphaprof.report.serving import SGLANG, VLLM, ServingEngine
 
 if TYPE_CHECKING:
     from alphaprof.log.manifest import DraftFacts
@@ -70,8 +74,9 @@ class Depths:
 class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
-    `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint;
-    None: it has none, or it is a part of the target's. `depths`: by gamma, of every gamma of the run.
+    `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint,
+    with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q.
+    `depths`: by gamma, of every gamma of the run.
     `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
     None where rounds are expectations. `schedule`: first and last concurrency, and the best gamma there (0: the draft does
     not pay); None where fewer than two were timed. `conditions`: what was measured, and how.
@@ -79,7 +84,9 @@ class Acceptance:
 
     draft: DraftFacts
     model: str | None
+    revision: str | None
     served: bool
+    drawn: bool
     gamma: int
     depths: Mapping[int, Depths]
     per_request: float | None
@@ -132,25 +139,42 @@ def nvidia(chain: Acceptance) -> str:
     return _json(profile)
 
 
-def vllm(chain: Acceptance) -> str:
+def vllm_config(chain: Acceptance) -> str:
+    """VLLM's --speculative-config for serving, with the schedule over batch sizes where there is one."""
+    config = _vllm_draft(chain) | {
+        "draft_sample_method": "probabilistic" if chain.drawn else "greedy",
+        "rejection_sample_method": "standard",
+    }
+    return _json(config | _vllm_schedule(chain))
+
+
+def vllm_synthetic(chain: Acceptance) -> str:
     """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes where there is one."""
+    config = _vllm_draft(chain) | {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": _rounded(chain.chosen.marginal(PROPOSING)),
+    }
+    return _json(config | _vllm_schedule(chain))
+
+
+def _vllm_draft(chain: Acceptance) -> dict[str, Any]:
+    """The draft and its gamma in vLLM's words; no method where vLLM has none."""
     config: dict[str, Any] = {}
     if chain.draft.engine_method == NGRAM:
         config = {"method": NGRAM, "prompt_lookup_max": chain.draft.settings["max_ngram"], "prompt_lookup_min": 1}
     elif chain.draft.engine_method is not None:
-        config = {"method": chain.draft.engine_method}
-        config |= {"model": chain.model} if chain.model is not None else {}
-    config |= {
-        "num_speculative_tokens": chain.gamma,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": _rounded(chain.chosen.marginal(PROPOSING)),
-    }
-    if chain.schedule is not None:
-        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in chain.schedule]
-    return _json(config)
+        found = {"method": chain.draft.engine_method, "model": chain.model, "revision": chain.revision}
+        config = {key: value for key, value in found.items() if value is not None}
+    return config | {"num_speculative_tokens": chain.gamma}
 
 
-def llamacpp(chain: Acceptance) -> str:
+def _vllm_schedule(chain: Acceptance) -> dict[str, Any]:
+    if chain.schedule is None:
+        return {}
+    return {"num_speculative_tokens_per_batch_size": [list(entry) for entry in chain.schedule]}
+
+
+def llamacpp_synthetic(chain: Acceptance) -> str:
     """Arguments of llama-server and llama-cli with synthetic acceptance."""
     options = f"--spec-draft-n-max {chain.gamma}"
     if chain.draft.engine_method == NGRAM:
@@ -159,7 +183,29 @@ def llamacpp(chain: Acceptance) -> str:
     return f"{options} --spec-synth-rates {_listed(chain.chosen.marginal(PROPOSING))}\n"
 
 
-def sglang(chain: Acceptance) -> str:
+def sglang_args(chain: Acceptance) -> str:
+    """Arguments of SGLang's server on one line, quoted for a shell. Raises `OptionInvalid` for a path that breaks lines."""
+    words = [*_sglang_words(chain), *(["--speculative-use-rejection-sampling"] if chain.drawn else [])]
+    line = shlex.join(words)
+    if not line.isprintable():
+        raise OptionInvalid(
+            "the draft's path has characters that cannot stand on a line of a shell", "rename it, and profile again"
+        )
+    return f"{line}\n"
+
+
+def _sglang_words(chain: Acceptance) -> list[str]:
+    """One branch of gamma drafts, and the draft where SGLang has an algorithm for it."""
+    words = []
+    if (algorithm := SGLANG.method(chain.draft)) is not None:
+        words = ["--speculative-algorithm", str(algorithm)]
+        words += [] if chain.model is None else ["--speculative-draft-model-path", chain.model]
+        words += [] if chain.revision is None else ["--speculative-draft-model-revision", chain.revision]
+    words += ["--speculative-num-steps", str(chain.gamma), "--speculative-eagle-topk", "1"]
+    return [*words, "--speculative-num-draft-tokens", str(chain.gamma + 1)]  # the root counts
+
+
+def sglang_synthetic(chain: Acceptance) -> str:
     """Environment variables of SGLang's simulated acceptance, a line each."""
     return (
         f"SGLANG_SIMULATE_ACC_LEN={chain.chosen.length(ALL):.{DIGITS}f}\n"
@@ -214,23 +260,18 @@ def _stand_in(chain: Acceptance) -> str:
 def _server(chain: Acceptance) -> str:
     if chain.draft.engine_method == NGRAM:
         return "whether SGLang's NGRAM heeds these variables is not known here"
-    options = f"--speculative-num-steps {chain.gamma} --speculative-eagle-topk 1"
-    options += f" --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
-    if not chain.draft.by_depth:
+    options = shlex.join(_sglang_words(chain))
+    if chain.served or SGLANG.method(chain.draft) is not None:
         return f"goes with the server's {options}"
-    algorithm = chain.draft.settings.get("speculative_algorithm")
-    if algorithm is None:
-        method = chain.draft.engine_method
-        return f"SGLang has no algorithm for {method}: a head that takes as long stands in, with the server's {options}"
-    model = f" --speculative-draft-model-path {chain.model}" if chain.model is not None else ""
-    return f"goes with the server's --speculative-algorithm {algorithm}{model} {options}"
+    called = chain.draft.engine_method or chain.draft.kind
+    return f"SGLang has no algorithm for {called}: a draft that takes as long stands in, with the server's {options}"
 
 
 @dataclass(frozen=True)
 class Export:
     """A format: who reads it (`about`), how it is to be read (`convention`), which rounds its rates are of, the most drafts
-    a round that its reader takes (None: any), whether it holds a schedule over concurrencies, what goes with it, and which
-    engine loads the draft's own files beside it.
+    a round that its reader takes (None: any), whether it holds a schedule over concurrencies, what goes with it, which
+    engine loads the draft's own files beside it, and whether that engine serves real requests with it (`serves`).
     """
 
     write: Callable[[Any], str]
@@ -240,34 +281,50 @@ class Export:
     most: int | None = None
     scheduled: bool = False
     beside: Callable[[Acceptance], str] = lambda _: ""
-    engine: str | None = None  # as `Trial.engines` calls it
+    engine: ServingEngine | None = None
+    serves: bool = False
 
 
 SYNTHETIC = "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted"
+SERVING = "what engines are started with; no rates"
 EXPORTS: dict[str, Export] = {
+    "vllm-config": Export(
+        vllm_config,
+        "--speculative-config of vLLM, to serve with",
+        SERVING,
+        PROPOSING,
+        scheduled=True,
+        engine=VLLM,
+        serves=True,
+    ),
+    "sglang-args": Export(
+        sglang_args, "arguments of SGLang's server, to serve with", SERVING, ALL, engine=SGLANG, serves=True
+    ),
     "nvidia": Export(
         nvidia,
         "speculation_profile.json of NVIDIA Model-Optimizer",
         "marginal and conditional rates of drafts, over all rounds; lengths count the target's own token",
         ALL,
     ),
-    "vllm": Export(
-        vllm,
+    "vllm-synthetic": Export(
+        vllm_synthetic,
         "--speculative-config of vLLM, synthetic acceptance",
         SYNTHETIC,
         PROPOSING,
         scheduled=True,
         beside=_stand_in,
-        engine="vLLM",
+        engine=VLLM,
     ),
-    "llamacpp": Export(llamacpp, "arguments of llama-server, synthetic acceptance", SYNTHETIC, PROPOSING),
-    "sglang": Export(
-        sglang,
-        "environment of SGLang, simulated acceptance",
+    "llamacpp-synthetic": Export(
+        llamacpp_synthetic, "arguments of llama-server, synthetic acceptance", SYNTHETIC, PROPOSING
+    ),
+    "sglang-synthetic": Export(
+        sglang_synthetic,
+        "environment of SGLang, synthetic acceptance",
         "mean acceptance length over all rounds, the target's own token counted",
         ALL,
         beside=_server,
-        engine="SGLang",
+        engine=SGLANG,
     ),
     "dynamo": Export(
         dynamo,

@@ -44,7 +44,8 @@ class ExportRequest:
 class ExportScope:
     """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
     `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one gamma.
-    `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
+    `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not expectations. `truncated`:
+    some of the text was sampled without the less probable tokens.
     """
 
     side: RunDraft
@@ -58,6 +59,7 @@ class ExportScope:
     rules: str
     texts: tuple[str, ...]
     exact: bool
+    truncated: bool
     gamma: int
 
     def scaled(self) -> dict[str, float]:
@@ -117,9 +119,14 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
         exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
+        truncated=any(item.pool.sampling and _truncates(item.pool.sampling) for item in used),
         gamma=0,
     )
     return dataclasses.replace(scope, gamma=_best(scope, gammas))
+
+
+def _truncates(sampling: Mapping[str, float]) -> bool:
+    return sampling["top_k"] > 0 or sampling["top_p"] < 1 or sampling["min_p"] > 0
 
 
 def _gammas(side: RunDraft, to: str, wanted: ExportRequest) -> list[int]:

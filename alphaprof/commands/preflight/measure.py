@@ -28,7 +28,7 @@ from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import require_new
-from alphaprof.profiling.heads.wiring import Warnings, check_wiring
+from alphaprof.profiling.heads.wiring import Trials, Warnings, check_wiring
 from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
 from alphaprof.profiling.models.hub import require_model
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer
@@ -86,13 +86,13 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
-    tried = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else (loaded, (), None)
-    loaded, told, trial = tried
+    tried = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else ({}, (), None)
+    trials, told, trial = tried
     self_draft, noise, speed, storage = trial or (None, None, None, None)
     if not drafts:  # speed and size are of target and drafts together
         speed = storage = None
     every = list(itertools.chain.from_iterable(documents))
-    seen = {draft.name: draft.facts() for draft in loaded.drafts}  # with what the readings of heads would get accepted
+    seen = {draft.name: dataclasses.replace(draft.facts(), trials=trials.get(draft.name, ())) for draft in drafts}
     reached = [(view, *outside(every, view.facts.context)) for view in views]
     facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
     return PreflightFacts(
@@ -123,16 +123,17 @@ Trial = tuple[SelfDraft, NoiseFloor | None, Speed, Storage]
 
 def _tried(
     loaded: Loaded, documents: Sequence[Sequence[Document]], free: int | None, refusals: _Refusals, progress: Progress
-) -> tuple[Loaded, Warnings, Trial | None]:
-    """The drafts with what other readings of heads get, the warnings of that, and a run in small; None: it was refused."""
+) -> tuple[dict[str, Trials], Warnings, Trial | None]:
+    """What readings of heads get by draft, the warnings of that, and a run in small; None: it was refused."""
+    trials: dict[str, Trials] = {}
     told: Warnings = ()
     with refusals.kept("wiring", "run"), in_memory():
-        loaded, told = check_wiring(loaded, progress)
+        trials, told = check_wiring(loaded, progress)
     trial: Trial | None = None
     progress.say("a run in small")
     with refusals.kept("trial", "target"), in_memory():
         trial = try_out(loaded, documents, free)
-    return loaded, told, trial
+    return trials, told, trial
 
 
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:

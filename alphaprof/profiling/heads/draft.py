@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import DraftFacts, Trial
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
 from alphaprof.profiling.heads.network import HeadNetwork
@@ -46,7 +46,7 @@ class HeadDraft:
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
-    about its files; `trials`: what came out.
+    about its files.
     """
 
     name: str
@@ -59,12 +59,12 @@ class HeadDraft:
     algorithm: str | None = None
     context: int | None = None
     ranks_by_depth: bool = False
+    in_one_step: bool = False
     reading: dict[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     alternatives: Sequence[Alternative] = ()
     fallbacks: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
-    trials: tuple[Trial, ...] = ()
 
     @property
     def vocabulary(self) -> int:
@@ -105,9 +105,9 @@ class HeadDraft:
             settings={} if self.algorithm is None else {"speculative_algorithm": self.algorithm},
             depths=self.depths,
             ranks_by_depth=self.ranks_by_depth,
+            in_one_step=self.in_one_step,
             reduced_vocabulary=known is not None,
             reading=self.reading,
-            trials=self.trials,
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:

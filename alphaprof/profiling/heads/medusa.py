@@ -165,6 +165,7 @@ def load_medusa(
         method="medusa",
         depths=depths_of(files.name, draft.depths, options.gammas, network.most),
         ranks_by_depth=draft.ranks_by_depth,
+        in_one_step=True,
         reading=reading,
     )
 

@@ -17,7 +17,6 @@ from alphaprof.config.options import HeadOptions
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.manifest import Trial
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, given, scoring_batches
@@ -29,26 +28,25 @@ FEW = 50  # positions of which nothing is said
 AT_ONCE = 8  # readings in one pass
 WARNING = "wiring"
 Warnings = tuple[dict[str, str], ...]
+Trials = tuple[Trial, ...]
 
 
-def check_wiring(loaded: Loaded, progress: Progress) -> tuple[Loaded, Warnings]:
-    """Measures each head on a few texts, in other readings where its files have any. Returns the drafts with what came out,
-    and what a user should know of it.
+def check_wiring(loaded: Loaded, progress: Progress) -> tuple[dict[str, Trials], Warnings]:
+    """Measures each head on a few texts, in other readings where its files have any, unless its options forbid that. Returns
+    what came out, by the name of the draft, and what a user should know of it and of what the files leave open.
     """
     wanted = {name for name, draft in loaded.options.drafts.items() if isinstance(draft, HeadOptions) and draft.check_wiring}
-    if not any(isinstance(draft, HeadDraft) and draft.name in wanted for draft in loaded.drafts):
-        return loaded, ()
+    heads = [draft for draft in loaded.drafts if isinstance(draft, HeadDraft)]
+    warnings = [doubt for head in heads for doubt in head.doubts]
+    trials: dict[str, Trials] = {}
+    if not (tried := [head for head in heads if head.name in wanted]):
+        return trials, tuple(warnings)
     progress.say("checking how the heads' files are read (check_wiring: false leaves that out)")
     texts = sample(loaded)
-    drafts: list[Draft] = []
-    warnings: list[dict[str, str]] = []
-    for draft in loaded.drafts:
-        if isinstance(draft, HeadDraft) and draft.name in wanted:
-            warnings += draft.doubts
-            draft, of_readings = checked(draft, texts, loaded)
-            warnings += of_readings
-        drafts.append(draft)
-    return dataclasses.replace(loaded, drafts=drafts), tuple(warnings)
+    for head in tried:
+        trials[head.name], of_readings = checked(head, texts, loaded)
+        warnings += of_readings
+    return trials, tuple(warnings)
 
 
 def sample(loaded: Loaded) -> list[Continuation]:
@@ -66,13 +64,13 @@ def sample(loaded: Loaded) -> list[Continuation]:
     return texts
 
 
-def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> tuple[HeadDraft, Warnings]:
-    """A head with its trials, and warnings where another reading is better, or where none is any good."""
+def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> tuple[Trials, Warnings]:
+    """What a head's readings get accepted, the measured one first, and warnings where another one is better or none good."""
     readings = _Readings(loaded, texts)
     depths = range(1, min(2, draft.network.most or 2) + 1)
     own = list(readings.agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths]))
     if not own[0] or not _size(own[0]):
-        return draft, ()  # a head that is not finite, or texts without a position: the run says so
+        return (), ()  # a head that is not finite, or texts without a position: the run says so
     base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
     tried = list(_trials(own, draft.alternatives, readings.agreements(draft, draft.alternatives)))
     warnings = [_better(draft, trial, way) for way, trial in tried if _wins(trial)]
@@ -85,7 +83,7 @@ def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> 
                 warnings.append(_better(draft, best, way))
         if max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)]) < POOR:
             warnings.append(_hopeless(draft, base, len(draft.alternatives) + len(draft.fallbacks)))
-    return dataclasses.replace(draft, trials=(base, *(trial for _, trial in tried))), tuple(warnings)
+    return (base, *(trial for _, trial in tried)), tuple(warnings)
 
 
 class _Readings:

@@ -144,6 +144,7 @@ class DraftModel(Model):
             has_steps=True,
             shares_target_weights=self.shares_target_weights,
             engine_method=None if self.shares_target_weights else "draft_model",
+            settings={} if self.shares_target_weights else {"speculative_algorithm": "STANDALONE"},
         )
 
     def teacher_forced(self, target: TeacherForced) -> TeacherForced:

@@ -282,8 +282,9 @@ def _open(
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
     else:
-        loaded, told = check_wiring(loaded, progress)
-        manifest = dataclasses.replace(manifest, drafts={draft.name: draft.facts() for draft in loaded.drafts})
+        trials, told = check_wiring(loaded, progress)
+        tried = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
+        manifest = dataclasses.replace(manifest, drafts=manifest.drafts | tried)
         warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
         for warning in warnings:
             progress.warn(**warning)

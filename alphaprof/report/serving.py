@@ -1,0 +1,60 @@
+"""Which engines serve a draft as it was measured: their words for it, and the exports that a user pastes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from alphaprof.log.manifest import DraftFacts
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """An engine as its source says (`docs/exports.md` names the versions). `name`: as `Trial.engines` calls it; `method`:
+    its word for a draft, None where it has none; `draws`: whether it can draw a draft from q, where it else takes the top
+    token; `schedules`: whether it can draft fewer tokens in a larger batch.
+    """
+
+    name: str
+    method: Callable[[DraftFacts], object]
+    draws: Callable[[DraftFacts], bool]
+    schedules: Callable[[DraftFacts], bool]
+
+
+VLLM = ServingEngine(
+    "vLLM",
+    method=lambda facts: facts.engine_method,
+    draws=lambda facts: not facts.in_one_step,
+    schedules=lambda facts: not facts.in_one_step,
+)
+SGLANG = ServingEngine(
+    "SGLang",
+    method=lambda facts: facts.settings.get("speculative_algorithm"),
+    draws=lambda facts: facts.by_depth and not facts.reduced_vocabulary,
+    schedules=lambda facts: False,
+)
+PASTED = {"vllm-config": VLLM, "sglang-args": SGLANG}  # by the format of `alphaprof export`
+
+
+def paste_formats(facts: DraftFacts, rule: str) -> tuple[str, ...]:
+    """The formats of `alphaprof export` with which engines serve a draft as it was measured under `rule`: an id, auto, or
+    ids joined by " and ", as a verdict names them. A gamma must be known as well.
+    """
+    return tuple(name for name, engine in PASTED.items() if not why_not_served(engine, facts, rule))
+
+
+def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str) -> str:
+    """Why an engine cannot serve a draft as it was measured under `rule` (see `paste_formats`); empty where it can."""
+    from alphaprof.rules import parse_rule  # numpy, which the command line needs for no help page
+
+    if engine.method(facts) is None:
+        return f"{engine.name} has no method for a draft of kind {facts.kind}"
+    for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:
+        if not bound.rule.chained:
+            return f"{engine.name} does not keep drafts by {bound.id}"
+        if bound.rule.drawn and facts.has_distribution and not engine.draws(facts):
+            lacking = " that lacks some of the target's tokens" if facts.reduced_vocabulary else ""
+            return f"{engine.name} takes the top tokens of a draft of kind {facts.kind}{lacking}, and {bound.id} draws them"
+    return ""

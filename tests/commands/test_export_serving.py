@@ -1,0 +1,267 @@
+"""`alphaprof export` of what one pastes into an engine: its exact text, the draft and gamma in it, and what is refused.
+
+vLLM 0.32.0 accepted configurations of these shapes: see docs/exports.md, and scripts/check_vllm_config.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaprof.commands.export.build import export
+from alphaprof.commands.export.formats import EXPORTS
+from alphaprof.commands.export.scope import ExportRequest
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import Imported
+from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from alphaprof.report.serving import PASTED, paste_formats
+from tests.commands.test_export import HAND, RECIPE, STORY, by_batch, table, written
+from tests.conftest import Runner
+from tests.reporting import only
+from tests.synthetic import SETTINGS, Domain, Recipe, head_facts, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("serving") / "run", RECIPE)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A model, a head that lacks tokens of the target and prompt lookup on sampled text."""
+    recipe = Recipe(
+        domains={"story": STORY},
+        rules=("one_hot", "lossless"),
+        lookups=("lookup",),
+        heads={"head": {"engine_method": "eagle3"}},
+    )
+    return write_run(tmp_path_factory.mktemp("sampled") / "run", recipe)
+
+
+def changed(run: Run, draft: str, revision: str | None = None, **facts: Any) -> Run:
+    """The run with other facts of a draft."""
+    drafts = run.manifest.drafts | {draft: dataclasses.replace(run.manifest.drafts[draft], **facts)}
+    options = run.manifest.config["drafts"][draft] | {"revision": revision}
+    config = run.manifest.config | {"drafts": run.manifest.config["drafts"] | {draft: options}}
+    return Run(run.path, dataclasses.replace(run.manifest, drafts=drafts, config=config))
+
+
+def test_the_configuration_of_vllm_to_the_letter(run: Run, tmp_path: Path) -> None:
+    side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run))
+    assert written(side, "vllm-config", domain="code") == (
+        "{\n"
+        '  "method": "draft_model",\n'
+        '  "model": "synthetic/small",\n'
+        '  "num_speculative_tokens": 3,\n'
+        '  "draft_sample_method": "greedy",\n'
+        '  "rejection_sample_method": "standard",\n'
+        '  "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 3, 2], [4, 7, 1], [8, 16, 0]]\n'
+        "}\n"
+    )
+    assert written(RunDraft(run, "lookup"), "vllm-config", gamma=3) == (
+        "{\n"
+        '  "method": "ngram",\n'
+        '  "prompt_lookup_max": 3,\n'
+        '  "prompt_lookup_min": 1,\n'
+        '  "num_speculative_tokens": 3,\n'
+        '  "draft_sample_method": "greedy",\n'
+        '  "rejection_sample_method": "standard"\n'
+        "}\n"
+    )
+
+
+def test_the_arguments_of_sglang_to_the_letter(run: Run) -> None:
+    assert written(RunDraft(run, "small"), "sglang-args", gamma=3) == (
+        "--speculative-algorithm STANDALONE --speculative-draft-model-path synthetic/small "
+        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "algorithm"),
+    [("eagle3", "my/head", "EAGLE3"), ("eagle", "my/head", "EAGLE"), ("mtp", None, "NEXTN")],
+)
+def test_heads_are_served_from_their_files_or_from_the_targets(method: str, model: str | None, algorithm: str) -> None:
+    facts = head_facts("head", 3, engine_method=method, settings={"speculative_algorithm": algorithm})
+    head = dataclasses.replace(HAND, draft=facts, model=model, drawn=True, schedule=None)
+    config = json.loads(EXPORTS["vllm-config"].write(head))
+    draft = {"method": method} | ({"model": model} if model else {})
+    expected = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic", "rejection_sample_method": "standard"}
+    assert config == draft | expected
+    words = shlex.split(EXPORTS["sglang-args"].write(head))
+    assert words[:2] == ["--speculative-algorithm", algorithm]
+    assert words[-1] == "--speculative-use-rejection-sampling"
+    assert ("--speculative-draft-model-path" in words) == (model is not None)
+
+
+def test_the_rule_that_was_measured_decides_how_drafts_are_taken(sampled: Run) -> None:
+    """Drawn under lossless; the top token under one_hot, which a verdict on sampled text takes unless asked."""
+    for rule, method in ((None, "greedy"), ("one_hot", "greedy"), ("lossless", "probabilistic")):
+        for draft in ("small", "head"):
+            found = json.loads(written(RunDraft(sampled, draft), "vllm-config", rule=rule, gamma=2))
+            assert (found["draft_sample_method"], found["rejection_sample_method"]) == (method, "standard")
+    lookup = json.loads(written(RunDraft(sampled, "lookup"), "vllm-config", rule="lossless", gamma=2))
+    assert lookup["draft_sample_method"] == "greedy"  # it proposes one token, drawn or not
+    whole = changed(sampled, "head", reduced_vocabulary=False)
+    words = {rule: written(RunDraft(whole, "head"), "sglang-args", rule=rule, gamma=2) for rule in ("one_hot", "lossless")}
+    assert words["lossless"] == words["one_hot"].rstrip() + " --speculative-use-rejection-sampling\n"
+
+
+def test_without_a_gamma_the_most_that_the_schedule_asks_for_is_served(run: Run, tmp_path: Path) -> None:
+    """At the concurrency of the verdict the schedule has fewer, and a gamma that is named is the most."""
+    config = table(tmp_path / "times.csv", run)
+    config |= {"decision": config["decision"] | {"concurrency": 7}}
+    side = RunDraft(run, "small").asked(config)
+    verdict = only(build_report(run, config=config), "code").best_gamma
+    found = export(side, "vllm-config", ExportRequest(domain="code"))
+    content = json.loads(found.text)
+    schedule = by_batch(content["num_speculative_tokens_per_batch_size"])
+    assert (schedule[7], content["num_speculative_tokens"]) == (verdict, max(schedule.values()))
+    assert verdict == 1 < max(schedule.values())
+    assert any("0: none pays; num_speculative_tokens is the largest" in note for note in found.notes)
+    assert not any("does not pay" in said for said in found.warnings)  # as at gamma 3 it would not
+    named = json.loads(written(side, "vllm-config", domain="code", gamma=2))
+    assert named["num_speculative_tokens"] == 2 == max(by_batch(named["num_speculative_tokens_per_batch_size"]).values())
+    assert json.loads(written(side, "vllm-synthetic", domain="code"))["num_speculative_tokens"] == verdict
+
+
+def test_a_schedule_without_drafts_still_names_a_gamma_and_says_that_none_pays(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.1)}, lookups=("lookup",)))
+    config = table(tmp_path / "times.csv", run, batches=(1, 16))
+    found = export(RunDraft(run, "small").asked(config), "vllm-config", ExportRequest())
+    content = json.loads(found.text)
+    assert content["num_speculative_tokens_per_batch_size"] == [[1, 16, 0]]
+    assert content["num_speculative_tokens"] == 1
+    assert any("does not pay at gamma 1" in said for said in found.warnings)
+    assert any("vLLM drafts nothing: at no concurrency does a gamma pay" in said for said in found.warnings)
+
+
+def test_medusa_has_no_schedule_since_vllm_always_drafts_with_every_head(run: Run, tmp_path: Path) -> None:
+    medusa = changed(run, "small", kind="medusa", engine_method="medusa", in_one_step=True)
+    side = RunDraft(medusa, "small").asked(table(tmp_path / "times.csv", run))
+    for to in ("vllm-config", "vllm-synthetic"):
+        assert "num_speculative_tokens_per_batch_size" not in json.loads(written(side, to, gamma=3, domain="code"))
+
+
+def test_paths_and_revisions_are_those_of_the_profile(run: Run) -> None:
+    side = RunDraft(changed(run, "small", "v1.2", reference="/my models/it's"), "small")
+    config = json.loads(written(side, "vllm-config", gamma=2))
+    assert (config["model"], config["revision"]) == ("/my models/it's", "v1.2")
+    line = written(side, "sglang-args", gamma=2)
+    expected = (
+        "--speculative-algorithm STANDALONE --speculative-draft-model-path PATH --speculative-draft-model-revision v1.2"
+    )
+    said = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True).stdout
+    assert " ".join(said.splitlines()[:6]) == expected.replace("PATH", "/my models/it's")
+
+
+def test_a_path_that_breaks_lines_reaches_no_shell(run: Run) -> None:
+    side = RunDraft(changed(run, "small", reference="a\n\x1b[2Jb"), "small")
+    with pytest.raises(OptionInvalid, match="cannot stand on a line"):
+        written(side, "sglang-args", gamma=2)
+    text = written(side, "vllm-config", gamma=2)
+    assert "\x1b" not in text
+    assert json.loads(text)["model"] == "a\n\x1b[2Jb"
+
+
+REFUSED: dict[str, tuple[str, str, str | None, str, str]] = {
+    "lookup in SGLang": ("sglang-args", "lookup", None, "SGLang has no method for a draft of kind prompt_lookup", ":small"),
+    "drawn by a model": (
+        "sglang-args",
+        "small",
+        "lossless",
+        "takes the top tokens of a draft of kind model",
+        "--rule one_hot",
+    ),
+    "drawn by a head": ("sglang-args", "head", "lossless", "lacks some of the target's tokens", "--rule one_hot"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_engine_does_is_refused_with_what_it_does(sampled: Run, name: str) -> None:
+    to, draft, rule, problem, hint = REFUSED[name]
+    with pytest.raises(OptionInvalid) as caught:
+        written(RunDraft(sampled, draft), to, rule=rule, gamma=2)
+    assert problem in caught.value.message
+    assert hint in caught.value.hint
+    assert to not in paste_formats(sampled.manifest.drafts[draft], rule or "auto")
+
+
+def test_layers_of_the_target_are_refused_before_a_gamma_is_asked_for(tmp_path: Path, console_script: Runner) -> None:
+    """Two lines on stderr, nothing on stdout; the hint names what can be done, which depends on the run's other drafts."""
+    untimed = write_run(tmp_path / "run", Recipe(latency=False, drafts={"small": 0.0, "skip": 0.0}))
+    facts = {"kind": "layer_skip", "engine_method": None, "settings": {}, "shares_target_weights": True}
+    for draft, more, hint in (
+        ("skip", {}, f"export another draft of this run: {untimed.path}:small"),
+        ("small", facts, "--to vllm-synthetic simulates such a draft in vLLM"),
+    ):
+        skipping = changed(changed(untimed, "skip", **facts), "small", **more)
+        with pytest.raises(OptionInvalid, match="cannot be served: vLLM has no method for a draft of kind layer_skip") as no:
+            export(RunDraft(skipping, draft), "vllm-config", ExportRequest())
+        assert no.value.hint == hint
+    untimed.write_manifest(skipping.manifest)
+    code, output, errors = console_script("export", f"{untimed.path}:skip", "--to", "vllm-config")
+    assert (code, output, len(errors.splitlines())) == (2, "", 2)
+
+
+@pytest.mark.parametrize("to", PASTED)
+def test_what_drafted_in_an_imported_run_is_not_known(run: Run, to: str) -> None:
+    imported = Imported(
+        engine="vLLM",
+        files=("a",),
+        rule="strict",
+        gamma=3,
+        sampling=None,
+        prompts_known_by=None,
+        without_steps=0,
+        plain_steps=0,
+        beyond_the_end=0,
+    )
+    served = Run(run.path, dataclasses.replace(run.manifest, imported=imported))
+    with pytest.raises(OptionInvalid, match="was imported from vLLM, whose log does not say what drafted") as caught:
+        export(RunDraft(served, "small"), to, ExportRequest(gamma=3))
+    assert "started with" in caught.value.hint
+
+
+def test_stderr_says_what_an_engine_does_otherwise(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = export(RunDraft(changed(run, "small", reference="a/B.GGUF"), "small"), "vllm-config", ExportRequest(gamma=2))
+    assert any("GGUF files with a plugin only" in said for said in gguf.warnings)
+    for top_k, rule, processing, expected in (
+        (20, "lossless", "same", 1),
+        (20, "lossless", "temperature", 0),
+        (20, "one_hot", "same", 0),
+        (0, "lossless", "same", 0),
+    ):
+        monkeypatch.setattr("tests.synthetic.SETTINGS", SETTINGS | {"top_k": top_k})
+        recipe = Recipe(
+            domains={"story": STORY}, rules=("one_hot", "lossless"), seed=top_k
+        )  # equal recipes are written once
+        cut = write_run(tmp_path / f"{top_k}{rule}{processing}", recipe)
+        side = RunDraft(cut, "small").asked(cut.manifest.config | {"draft_processing": processing})
+        found = export(side, "vllm-config", ExportRequest(rule=rule, gamma=2)).warnings
+        assert sum("by temperature only" in said for said in found) == expected
+
+
+def test_notes_of_what_is_served_speak_of_no_rates(run: Run) -> None:
+    found = export(RunDraft(run, "lookup"), "vllm-config", ExportRequest(gamma=5))
+    said = " ".join((*found.notes, *found.warnings))
+    assert "acceptance length" in said
+    assert not any(word in said for word in ("rates are", "left out", "left to the reader"))
+
+
+def test_the_documented_line_hands_the_file_on_to_a_command(run: Run) -> None:
+    """As in `vllm serve MODEL --speculative-config "$(...)"`: notes and warnings do not get into it."""
+    program = "import sys, json; print(json.loads(sys.argv[1])['method'])"
+    exported = f"{sys.executable} -m alphaprof export {run.path}:small --to vllm-config --gamma 3 2>/dev/null"
+    line = f'{sys.executable} -c "{program}" "$({exported})"'
+    said = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
+    assert said == "draft_model\n"

@@ -1,0 +1,50 @@
+"""Which engines serve a draft as it was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from alphaprof.report.serving import SGLANG, VLLM, paste_formats, why_not_served
+from tests.synthetic import draft_facts, head_facts, lookup_facts
+
+BOTH = ("vllm-config", "sglang-args")
+MODEL, LOOKUP, HEAD = draft_facts("small"), lookup_facts("lookup"), head_facts("head", 3, reduced_vocabulary=False)
+REDUCED = dataclasses.replace(HEAD, reduced_vocabulary=True)
+MEDUSA = dataclasses.replace(HEAD, kind="medusa", engine_method="medusa", settings={}, in_one_step=True)
+SKIP = dataclasses.replace(MODEL, kind="layer_skip", engine_method=None, settings={})
+SERVED = {
+    "a model, greedy": (MODEL, "strict", BOTH),
+    "a model, its top tokens": (MODEL, "one_hot", BOTH),
+    "a model, drawn": (MODEL, "lossless", BOTH[:1]),  # SGLang draws from heads only
+    "prompt lookup": (LOOKUP, "strict", BOTH[:1]),  # SGLang's NGRAM is another draft
+    "prompt lookup has one token to draw": (LOOKUP, "lossless", BOTH[:1]),
+    "one token to draw in both": (dataclasses.replace(LOOKUP, settings=MODEL.settings), "lossless", BOTH),
+    "a head": (HEAD, "lossless", BOTH),
+    "a head of few tokens": (REDUCED, "one_hot", BOTH),
+    "a head of few tokens, drawn": (REDUCED, "lossless", BOTH[:1]),
+    "medusa": (MEDUSA, "one_hot", BOTH[:1]),
+    "medusa, drawn": (MEDUSA, "lossless", ()),  # vLLM takes its top tokens
+    "layers of the target": (SKIP, "strict", ()),
+    "a rule of no engine": (MODEL, "additive_0p1", ()),
+    "trees": (MODEL, "tree_2", ()),
+    "what engines do by default": (REDUCED, "auto", BOTH),
+    "a verdict on greedy and on sampled text": (MODEL, "strict and lossless", BOTH[:1]),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_format_is_offered_where_its_engine_does_what_was_measured(name: str) -> None:
+    facts, rule, expected = SERVED[name]
+    assert paste_formats(facts, rule) == expected
+
+
+def test_what_an_engine_lacks_is_said_in_words() -> None:
+    assert why_not_served(VLLM, HEAD, "lossless") == ""
+    assert why_not_served(VLLM, SKIP, "strict") == "vLLM has no method for a draft of kind layer_skip"
+    assert why_not_served(SGLANG, LOOKUP, "strict") == "SGLang has no method for a draft of kind prompt_lookup"
+    top = "SGLang takes the top tokens of a draft of kind model, and lossless draws them"
+    assert why_not_served(SGLANG, MODEL, "lossless") == top
+    assert "lacks some of the target's tokens" in why_not_served(SGLANG, REDUCED, "lossless")
+    assert why_not_served(VLLM, MODEL, "typical_0p09_0p3") == "vLLM does not keep drafts by typical_0p09_0p3"
