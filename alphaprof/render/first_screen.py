@@ -15,6 +15,7 @@ from alphaprof.render.wording import reached
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import Choice, DomainAnswer, Note, Route, ServerPool
+from alphaprof.report.serving import paste_formats
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown
@@ -292,12 +293,17 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
 
 
 def _serve(report: Report) -> str:
-    """The command that writes what the engine is started with, and the other drafts that are to be deployed."""
-    drafts = list(dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None))
-    if not drafts:
-        return ""
-    others = f"; the same for {' and '.join(drafts[1:])}" if len(drafts) > 1 else ""
-    return f"alphaprof export {report.run.path}:{drafts[0]} --to vllm{others}"
+    """The command that writes what an engine is started with, for the first draft that is to be deployed and can be served
+    as it was measured; and the others.
+    """
+    drafts = dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None)
+    pasted = {draft: paste_formats(report.run.draft_models[draft], report.conditions.rule) for draft in drafts}
+    ready = [draft for draft, formats in pasted.items() if formats]
+    if not ready:
+        return f"no engine is known that serves {' and '.join(drafts)} as measured" if drafts else ""
+    first, *also = pasted[ready[0]]
+    more = [f"also {', '.join(also)}"] * bool(also) + [f"and for {' and '.join(ready[1:])}"] * (len(ready) > 1)
+    return f"alphaprof export {report.run.path}:{ready[0]} --to {first}" + (f"   ({'; '.join(more)})" if more else "")
 
 
 CSV = (
