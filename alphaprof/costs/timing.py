@@ -20,6 +20,7 @@ from alphaprof.stats.estimate import Array, quantile
 LEVEL = 0.95
 LEAST_ROUNDS = 3  # no bound with fewer
 ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest of 5 hold a median in 94 % of all cases
+BUSY = 0.8  # the share of the time with a processor under which a machine has other work: measured, docs/performance.md
 SURE = 0.02  # error of a round's cost at which more rounds are no longer worth their time
 STRONGEST = 0.9  # the strongest autocorrelation that is allowed for
 
