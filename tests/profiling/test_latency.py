@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,17 +108,15 @@ def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cach
 
 
 class Clockwork:
-    """A clock that steps move on: `step_s` seconds a token, with noise of `noise` by step. The thread that runs them has a
-    processor for `processor_share` of the time.
+    """A clock that steps move on: `step_s` seconds a token, with noise of `noise` by step. The thread that runs them waits
+    for a processor for `waiting` of the time.
     """
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, step_s: float, noise: float = 0.0, processor_share: float = 1.0
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float, noise: float = 0.0, waiting: float = 0.0) -> None:
         self.now, self.order = 0.0, list[tuple[str, int]]()
         self.rng = np.random.default_rng(0)
         monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(latency.time, "thread_time", lambda: processor_share * self.now)
+        monkeypatch.setattr(latency, "_waited_s", lambda: waiting * self.now)
 
         def step(stepper: Stepper, tokens: int) -> float:
             taken = step_s * tokens * float(np.exp(noise * self.rng.standard_normal()))
@@ -258,11 +258,37 @@ def test_a_budget_shorter_than_the_fewest_rounds_says_what_they_take(
     assert "raise costs.budget" in error.value.remedy
 
 
-@pytest.mark.parametrize("share", [1.0, 0.9, 0.5])
-def test_the_share_of_the_time_with_a_processor_is_noted(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    Clockwork(monkeypatch, 0.01, processor_share=share)
-    timed = measure(subjects_of_two_tokens(), MeasuredCosts(context=8), ignored)
-    assert timed.processor_share == pytest.approx(share)
+@pytest.mark.parametrize("waiting", [0.0, 0.1, 0.5])
+def test_the_share_of_the_time_that_timing_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch, waiting: float) -> None:
+    Clockwork(monkeypatch, 0.01, waiting=waiting)
+    assert measure(subjects_of_two_tokens(), MeasuredCosts(context=8), ignored).waiting == pytest.approx(waiting)
+
+
+def test_a_system_that_does_not_count_how_long_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clockwork(monkeypatch, 0.01, waiting=math.nan)
+    assert measure(subjects_of_two_tokens(), MeasuredCosts(context=8), ignored).waiting is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "threads", "expected"),
+    [
+        ("7000000000 2500000000 31\n", 2, 2.5),
+        ("0 0 0\n", 1, 6.0),  # a kernel without these counts
+        ("0 0 0\n", 2, math.nan),
+        (None, 1, 6.0),
+        (None, 2, math.nan),
+    ],
+)
+def test_how_long_a_thread_waited_is_counted_by_linux_and_elsewhere_known_of_one_thread_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: str | None, threads: int, expected: float
+) -> None:
+    if counted is not None:
+        (tmp_path / "schedstat").write_text(counted)
+    monkeypatch.setattr(latency, "SCHEDSTAT", tmp_path / "schedstat")
+    monkeypatch.setattr(latency.time, "monotonic", lambda: 10.0)
+    monkeypatch.setattr(latency.time, "thread_time", lambda: 4.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert latency._waited_s() == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_rehearsal_knows_what_will_take_longer_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

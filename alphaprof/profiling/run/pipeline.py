@@ -17,7 +17,7 @@ import torch
 
 from alphaprof.config.options import MeasuredCosts, NoCosts
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.costs.timing import BUSY
+from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
 from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import Environment, Manifest, RandomOrder
@@ -325,8 +325,8 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
     left_out = [(reason, smaller) for reason in timed.left_out]
     for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
         _note(plan, progress, "not_timed_there", f"no step times there: {reason}", remedy)
-    if timed.processor_share is not None and timed.processor_share < BUSY:
-        had = f"other work had the processors for {1 - timed.processor_share:.0%} of the time that was timed"
+    if timed.waiting is not None and is_busy(timed.waiting):
+        had = f"timing waited for a processor for {timed.waiting:.0%} of its time"
         remedy = "measure again when it is idle, or use your engine's (docs/costs.md)"
         _note(plan, progress, "busy", f"this machine is busy: step times are uncertain; {had}", remedy)
 

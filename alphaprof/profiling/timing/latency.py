@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,7 @@ WARM_UP, LEAST_WARM_UP = 3, 1
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
 MOST_PREFILLS = 5  # a prefill takes as long as many steps, and matters less
 PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 NORMAL = 1.96  # standard errors that reach as far as a 95 % interval, for readers of one number
 PLACE = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
@@ -42,14 +45,14 @@ class BudgetSpent(NotTimed):
 class Timed:
     """The latency table, and what it lacks, in words: what did not fit into memory, and what the budget had no time for.
 
-    `processor_share`: of the time that timing took, the share in which the thread that runs the steps had a processor; None
-    where steps run on a GPU.
+    `waiting`: the share of the rounds' time in which the thread that runs the steps was ready to run and had no processor;
+    None: not known.
     """
 
     table: pa.Table
     left_out: tuple[str, ...]
     late: tuple[str, ...]
-    processor_share: float | None
+    waiting: float | None
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,7 @@ def measure(
         late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
     table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
-    on_cpu = subjects.target.device.type == "cpu"
-    return Timed(table, tuple(left_out), tuple(late), clock.processor_share if on_cpu else None)
+    return Timed(table, tuple(left_out), tuple(late), clock.waiting)
 
 
 @torch.inference_mode()
@@ -133,7 +135,7 @@ def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
 
 class _TimeBudget:
     """Divides `costs.budget` among batch sizes and contexts, and what is left among prefills: what one part does not need
-    goes to the next. `processor_share`: see `Timed`.
+    goes to the next.
     """
 
     def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
@@ -141,7 +143,7 @@ class _TimeBudget:
         self._tick, self._ticked = tick, 0.0
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
         self._end = time.monotonic() + costs.budget
-        self._wall_s = self._processor_s = 0.0
+        self._wall_s = self._waited_s = 0.0
         self._steps = 0
 
     def spent(self, steps: int) -> BudgetSpent:
@@ -151,9 +153,9 @@ class _TimeBudget:
         return BudgetSpent(f"costs.budget ({self.costs.budget:g} s) was spent{words}")
 
     @property
-    def processor_share(self) -> float | None:
-        """The share of the time of all rounds in which this thread had a processor; None before the first."""
-        return self._processor_s / self._wall_s if self._wall_s > 0 else None
+    def waiting(self) -> float | None:
+        """As of `Timed`."""
+        return self._waited_s / self._wall_s if self._wall_s > 0 and not math.isnan(self._waited_s) else None
 
     def require_time(self) -> None:
         """Raises `BudgetSpent` where no step may begin any more."""
@@ -177,7 +179,7 @@ class _TimeBudget:
         are `sure`, this part's share of the budget is spent and there are `least`, or there are `most`. No step begins after
         the budget, so there may be fewer.
         """
-        begun, processor = time.monotonic(), time.thread_time()
+        begun, waited = time.monotonic(), _waited_s()
         share = max(0.0, self._until - begun) / max(self._left - 1, 1)
         times: list[Array] = []
         for turn, order in enumerate(_orders(blocks)):
@@ -192,7 +194,7 @@ class _TimeBudget:
             if turn >= warm_up:
                 times.append(ms)
         self._wall_s += time.monotonic() - begun
-        self._processor_s += time.thread_time() - processor
+        self._waited_s += _waited_s() - waited
         return np.array(times).reshape(len(times), sum(map(len, blocks)))
 
     def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
@@ -215,6 +217,19 @@ class _TimeBudget:
         done = (self._parts - self._left + min(share, 1.0)) / self._parts
         self._tick(done - self._ticked)
         self._ticked = done
+
+
+def _waited_s() -> float:
+    """Seconds for which this thread has been ready to run without a processor, from some moment on; nan: not known.
+
+    Linux counts the nanoseconds on a run queue (its sched-stats documentation). Elsewhere it is the time by the clock less
+    that of the processor, of one thread alone: one that waits for others of its own looks the same.
+    """
+    with contextlib.suppress(OSError):
+        ran, waited, _ = map(int, SCHEDSTAT.read_text().split())
+        if ran:  # else the kernel does not count
+            return waited / 1e9
+    return time.monotonic() - time.thread_time() if torch.get_num_threads() == 1 else math.nan
 
 
 def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, TimedStep]]]:
