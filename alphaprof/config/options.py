@@ -309,8 +309,8 @@ class MeasuredCosts(Options):
     budget: float = Field(
         60,
         ge=0,
-        description="seconds for all step times: less once the cost of a round is known to 2 %, more only for 6 rounds at "
-        "each batch size and context",
+        description="seconds after which no step is timed any more; less once the cost of a round is known to 2 %. Where it "
+        "is too short, larger batch sizes and longer contexts have no times",
     )
     mode: Literal["auto", "eager"] = Field(
         "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"

@@ -20,8 +20,14 @@ from alphaprof.stats.estimate import Array, quantile
 LEVEL = 0.95
 LEAST_ROUNDS = 3  # no bound with fewer
 ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest of 5 hold a median in 94 % of all cases
+BUSY = 0.1  # waiting for a processor takes hardly any time on an idle machine, and half of it beside a busy process a core
 SURE = 0.02  # error of a round's cost at which more rounds are no longer worth their time
 STRONGEST = 0.9  # the strongest autocorrelation that is allowed for
+
+
+def is_busy(waiting: float) -> bool:
+    """Whether a machine has other work, by the share of its time that a thread, ready to run, waited for a processor."""
+    return waiting > BUSY
 
 
 def reach(logs: Array) -> float:

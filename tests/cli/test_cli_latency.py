@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,28 @@ def test_a_roofline_knows_the_shapes_of_the_models_of_a_run(profile: Path, tmp_p
     assert all(time > 0 for time in report.times.target_ms.values())
 
 
+def test_a_budget_shorter_than_the_fewest_rounds_ends_the_command_with_what_helps(profile: Path) -> None:
+    error = failed(called("latency", profile, *SMALL, "--set", "costs.budget=0"))
+    assert "costs.budget (0 s) was spent" in error.message
+    assert error.hint.startswith("raise costs.budget")
+    assert error.exit_code == 4
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_has_said_how(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "200", "KMP_LIBRARY": "turnaround"}
+    for name in given:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        with monkeypatch.context() as user:
+            user.setenv(name, value)
+            called("latency", profile, *SMALL)
+            assert {other: os.environ[other] for other in given if other in os.environ} == {name: value}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # put back after the test what the command sets
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    called("latency", profile, *SMALL)
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+
+
 def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from alphaprof.profiling.timing import latency
     from alphaprof.profiling.timing.steppers import NotTimed
@@ -173,5 +196,5 @@ def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Pat
 
     monkeypatch.setattr(latency, "measure", refuse)
     error = failed(called("latency", profile, *SMALL))
-    assert "no step times: target cannot take steps back" in error.message
+    assert "no step times, so no speedup: target cannot take steps back" in error.message
     assert error.exit_code == 4

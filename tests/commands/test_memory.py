@@ -126,7 +126,7 @@ def test_timing_a_head_takes_its_cache_twice() -> None:
     head = random_head(target, (1, 2), depths=4, num_attention_heads=16, num_key_value_heads=16, head_dim=32)
     scorer = Scorer(target, [head], target.vocabulary)
     found = promised(scorer, documents(1, (8, 8), 1), Cells([1, 4], [16, 64], 5, False))
-    costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=1, budget=0.0, mode="auto")
+    costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=3, budget=1e4, mode="auto")
     subjects = latency.Subjects(target, [head], np.arange(64, dtype=np.int32), 4)
     taken = most_allocated(CPU, lambda: latency.measure(subjects, costs, lambda _: None))
     assert 0.92 < (found.timing or 0) / taken < 1.08
@@ -147,7 +147,7 @@ def test_timing_takes_the_caches_of_its_largest_cell() -> None:
     target, draft = model("target", 0, **HIDDEN), model("draft", 1, **SMALL)
     scorer = Scorer(target, [draft], target.vocabulary)
     found = promised(scorer, documents(1, (8, 8), 1), Cells([1, 4], [16, 64], 5, False))
-    costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=1, budget=0.0, mode="auto")
+    costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=3, budget=1e4, mode="auto")
     subjects = latency.Subjects(target, [draft], np.arange(64, dtype=np.int32), 4)
     taken = most_allocated(CPU, lambda: latency.measure(subjects, costs, lambda _: None))
     assert 0.92 < (found.timing or 0) / taken < 1.08

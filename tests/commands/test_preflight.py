@@ -238,7 +238,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "costs",
         "run",
         "note",
-        "takes about 30 s, more than costs.budget (20 s)",
+        "the fewest rounds of all steps that give times a bound take about 30 s, more than costs.budget (20 s)",
     ),
     "time": ({}, "time", "run", "ok", "roughly 2.7 min for 100 documents"),
     "endless": (

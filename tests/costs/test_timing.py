@@ -9,11 +9,26 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from alphaprof.costs import timing
 from alphaprof.costs.timing import largest_error, median_error, rank_autocorrelation, reach, round_mixes, step_times
 
 Array = np.ndarray[Any, Any]
 STEPS = [("target", "decode", 1), ("target", "verify", 2), ("target", "verify", 3), ("target", "bookkeeping", 1)]
 STEPS += [("small", "draft", 1), ("small", "draft", 2), ("ngram", "lookup", 1)]
+
+
+BUSY = timing.BUSY  # before `_on_any_machine` changes it
+
+
+@pytest.mark.parametrize(
+    ("waiting", "busy"),
+    [(0.0, False), (0.02, False), (0.3, True), (0.5, True), (0.95, True)],  # 0.5: one other busy process a core
+)
+def test_a_thread_that_often_waits_for_a_processor_says_that_the_machine_is_busy(
+    waiting: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "BUSY", BUSY)
+    assert timing.is_busy(waiting) == busy
 
 
 def alternating(values: list[float]) -> Array:

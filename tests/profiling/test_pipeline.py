@@ -474,7 +474,8 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
 ) -> None:
     run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "run")))
     old = {"code": "not_timed_there", "message": "of the times that are lost", "remedy": "none"}
-    left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=(old,))
+    earlier = (old, old | {"code": "busy"})
+    left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=earlier)
     run.write_manifest(left_out)
     for name in ("latency.parquet", "documents.parquet", "totals/draft=close/part-00000-00003.parquet"):
         (run.path / name).write_bytes(b"PAR1")
@@ -681,6 +682,27 @@ def test_models_that_do_not_fit_into_memory_say_so(tiny: Path, tmp_path: Path, m
     monkeypatch.setattr(pipeline, "load_model", full)
     with pytest.raises(OutOfMemory, match="the models do not fit into memory"):
         run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
+
+
+def test_a_busy_machine_is_noted_in_the_run(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every machine counts as busy."""
+    monkeypatch.setattr("alphaprof.costs.timing.BUSY", -0.1)
+    path = profile_file(tmp_path, tiny)
+    run = pipeline.time_steps(load_profile(path), tmp_path / "run", Silent())
+    (busy,) = (warning for warning in run.manifest.warnings if warning["code"] == "busy")
+    assert busy["message"].startswith("this machine is busy: step times are uncertain; timing waited for a processor for ")
+    assert busy["remedy"] == "measure again when it is idle, or use your engine's (docs/costs.md)"
+
+
+def test_a_budget_without_time_for_a_round_leaves_the_verdict_open(tiny: Path, tmp_path: Path) -> None:
+    progress = Silent()
+    run = pipeline.profile(load_profile(profile_file(tmp_path, tiny), ["costs.budget=0"]), tmp_path / "run", progress)
+    assert "not_timed" in progress.warnings
+    report = build_report(run)
+    assert report.traffic.verdict == "UNDECIDED"
+    (reason,) = (warning for warning in report.warnings if warning.code == "not_timed")
+    assert "costs.budget (0 s) was spent" in reason.message
+    assert "raise costs.budget" in reason.remedy
 
 
 def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(tiny: Path, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def _lines(doctor: Doctor) -> Iterator[tuple[str, str]]:
     for device in doctor.devices:
         rates = ", ".join(f"{name} {number(rate, 0 if rate >= 10 else 1)}" for name, rate in device.gflops.items())
         free = "" if device.free is None else f" ({data_size(device.free)} free)"
-        yield "speed", f"{device.device}{free}: {rates} GFLOP/s in a matrix product; {_auto(device)}"
+        alone = " by one thread" if device.device == "cpu" else ""
+        yield "speed", f"{device.device}{free}: {rates} GFLOP/s in a matrix product{alone}; {_auto(device)}"
     allowed = "" if doctor.memory_limit is None else f"; the control group allows {data_size(doctor.memory_limit)}"
     yield "memory", f"{_size(doctor.memory_free)} available{allowed}"
     yield "disk", f"{_size(doctor.disk_free)} free in the working directory"

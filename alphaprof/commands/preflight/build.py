@@ -312,9 +312,11 @@ def _costs(facts: PreflightFacts) -> Iterator[Finding]:
     elif speed.timing_s is not None:
         cause = f"steps can be timed here; that takes about {duration(speed.timing_s)}"
         if speed.budget_s is not None and speed.timing_s > speed.budget_s:
-            rounds = "each batch size and context needs some rounds of all steps, or its times would have no bounds"
-            cause += f", more than costs.budget ({speed.budget_s:g} s): {rounds}"
-            remedy = "fewer of costs.concurrency or costs.context, or an idle machine"
+            cause = (
+                f"the fewest rounds of all steps that give times a bound take about {duration(speed.timing_s)}, more than "
+                f"costs.budget ({speed.budget_s:g} s): larger batch sizes and contexts will have no step times, or none will"
+            )
+            remedy = "raise costs.budget, fewer of costs.concurrency or costs.context, or an idle machine"
     elif any(refusal.check == "costs" for refusal in facts.refusals):
         return
     else:

@@ -199,10 +199,11 @@ def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, sha
         return RunEstimate(None, None, None, None, each_s, each_bytes)
     shares = [count / source.documents for count, source in zip(planned, sources, strict=True)]
     shards = math.ceil(sum(planned) / shard_documents)
+    timing_s = min(speed.timing_s or 0.0, math.inf if speed.budget_s is None else speed.budget_s)
     return RunEstimate(
         documents=sum(planned),
         positions=round(sum(share * source.new_tokens for share, source in zip(shares, sources, strict=True))),
-        seconds=_known(sum(share * each for share, each in zip(shares, seconds, strict=True)) + (speed.timing_s or 0.0)),
+        seconds=_known(sum(share * each for share, each in zip(shares, seconds, strict=True)) + timing_s),
         disk=round(sum(share * size for share, size in zip(shares, sizes, strict=True)) + shards * storage.shard_bytes),
         document_seconds=each_s,
         document_bytes=each_bytes,

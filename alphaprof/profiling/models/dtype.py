@@ -103,18 +103,27 @@ def cpu_ratio(name: str) -> float:
 
 
 def speeds(dtypes: Sequence[torch.dtype], device: torch.device) -> list[float]:
-    """Returns the FLOPs a second of a matrix product in each dtype: of the fastest of several that take turns."""
+    """Returns the FLOPs a second of a matrix product in each dtype: of the fastest of several that take turns.
+
+    On a CPU one thread multiplies: several wait for each other where other work takes a processor, and the ratio of dtypes
+    must not depend on that.
+    """
     rows, width = (ON_GPU, ON_GPU) if device.type == "cuda" else (ROWS, WIDTH)
     generator = torch.Generator().manual_seed(0)
     operands = [
         [torch.randn(size, width, generator=generator).to(device, dtype) for size in (rows, width)] for dtype in dtypes
     ]
     best = [float("inf")] * len(dtypes)
-    for turn in _turns(PATIENCE):
-        for index, (states, weight) in enumerate(operands):
-            seconds = _seconds(states, weight)
-            if turn:  # the first one prepares
-                best[index] = min(best[index], seconds)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        for turn in _turns(PATIENCE):
+            for index, (states, weight) in enumerate(operands):
+                seconds = _seconds(states, weight)
+                if turn:  # the first one prepares
+                    best[index] = min(best[index], seconds)
+    finally:
+        torch.set_num_threads(threads)
     return [2.0 * rows * width * width / seconds for seconds in best]
 
 

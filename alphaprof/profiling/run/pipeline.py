@@ -17,6 +17,7 @@ import torch
 
 from alphaprof.config.options import MeasuredCosts, NoCosts
 from alphaprof.config.profile import ProfileOptions
+from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
 from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import Environment, Manifest, RandomOrder
@@ -115,7 +116,8 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
         plan = _open(options, claim, progress)
         _measure_latency(plan, costs, progress)
     if plan.run.latency() is None:
-        raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
+        warning = plan.run.manifest.warnings[-1]
+        raise StepsNotTimed(warning["message"], warning["remedy"])
     return plan.run
 
 
@@ -320,17 +322,23 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
     text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
     try:
         subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
-        timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say)
+        first = plan.options.decision.concurrency
+        timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say, first)
     except NotTimed as error:
-        _note(plan, progress, "not_timed", f"no step times: {error}", "the report has no speedup then")
+        _note(plan, progress, "not_timed", f"no step times, so no speedup: {error}", error.remedy)
         return
     plan.run.write_latency(timed.table)
     # Of earlier times, that were damaged, nothing is true any more.
-    kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] != "not_timed_there")
+    kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] not in ("not_timed_there", "busy"))
     plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=kept))
-    remedy = "lower costs.concurrency or costs.context"
-    for reason in timed.left_out:
+    smaller = "lower costs.concurrency or costs.context"
+    left_out = [(reason, smaller) for reason in timed.left_out]
+    for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
         _note(plan, progress, "not_timed_there", f"no step times there: {reason}", remedy)
+    if timed.waiting is not None and is_busy(timed.waiting):
+        had = f"timing waited for a processor for {timed.waiting:.0%} of its time"
+        remedy = "measure again when it is idle, or use your engine's (docs/costs.md)"
+        _note(plan, progress, "busy", f"this machine is busy: step times are uncertain; {had}", remedy)
 
 
 def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
+from alphaprof.costs.timing import LEAST_ROUNDS, ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
@@ -22,20 +25,34 @@ from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, common_mode
 if TYPE_CHECKING:
     from alphaprof.config.options import MeasuredCosts
 
-WARM_UP = 3
+WARM_UP, LEAST_WARM_UP = 3, 1
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
-PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS = 1, 3, 5  # a prefill takes as long as many steps, and matters less
+MOST_PREFILLS = 5  # a prefill takes as long as many steps, and matters less
+PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 NORMAL = 1.96  # standard errors that reach as far as a 95 % interval, for readers of one number
 PLACE = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
 
 
+class BudgetSpent(NotTimed):
+    """There was no time for what should be timed; the message says how long it takes."""
+
+    remedy = "raise costs.budget, free the machine, or use your engine's step times (docs/costs.md)"
+
+
 @dataclass(frozen=True)
 class Timed:
-    """The latency table, and what could not be timed, in words."""
+    """The latency table, and what it lacks, in words: what did not fit into memory, and what the budget had no time for.
+
+    `waiting`: the share of the rounds' time in which the thread that runs the steps was ready to run and had no processor;
+    None: not known.
+    """
 
     table: pa.Table
     left_out: tuple[str, ...]
+    late: tuple[str, ...]
+    waiting: float | None
 
 
 @dataclass(frozen=True)
@@ -50,26 +67,35 @@ class Subjects:
 
 @torch.inference_mode()
 def measure(
-    subjects: Subjects, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None] = lambda _: None
+    subjects: Subjects,
+    costs: MeasuredCosts,
+    tick: Callable[[float], None],
+    say: Callable[[str], None] = lambda _: None,
+    first: int | None = None,
 ) -> Timed:
     """Time target steps over 1..gamma+1 tokens, steps of every draft (of a model over one and two tokens, of a head over
     1..gamma+1 and later ones over one), searches and bookkeeping for every batch size and context, and prefills.
 
     The steps of one batch size and context take turns in rounds, so that a disturbance of the machine falls on all of them
     alike; their caches are freed before the next. The text is repeated or cut to each context (and to what a model's own
-    context allows). `tick` is called after every round with the share of all work that it was, `say` with what will take
-    longer than `costs.budget` and how sure the times are. What does not fit into memory beyond batch 1 is left out. Raises
-    `NotTimed` for a model without a cache that can be cut back.
+    context allows). No step begins after `costs.budget` seconds: what has no `LEAST_ROUNDS` rounds by then is left out. The
+    batch size `first` is timed first, then the smallest, and prefills last. `tick` is called after every step with the share
+    of all work that is done since, `say` with how sure the times are. What does not fit into memory beyond batch 1 is left
+    out. Raises `NotTimed` for a model without a cache that can be cut back, and where nothing was timed within the budget.
     """
+    clock = _TimeBudget(costs, tick, say)
     mode = common_mode(_models(subjects), subjects.text, costs.mode, say)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    left_out = []
-    clock = _TimeBudget(costs, tick, say)
-    prefills = _timed_prefills(list(_prefills(subjects, costs.context)), clock)
-    for batch, context in itertools.product(costs.concurrency, costs.context):
+    left_out, late = [], []
+    batches = sorted(costs.concurrency, key=lambda batch: (batch != first, batch))
+    for batch, context in itertools.product(batches, costs.context):
         place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
         try:
+            clock.require_time()
             timed = _timed(_cell(subjects, batch, context, mode), subjects.gamma, clock, place)
+        except BudgetSpent as error:
+            late.append(f"{place}: {error}")
+            continue
         except RuntimeError as error:
             if batch == 1 or not is_out_of_memory(error):
                 raise
@@ -80,76 +106,110 @@ def measure(
         # A model whose own context is short is timed at the same place for several contexts: the last one counts.
         rows |= {tuple(row[name] for name in PLACE): row for row in timed}
     if not rows:
-        raise NotTimed("; ".join(left_out))
-    table = pa.Table.from_pylist([*rows.values(), *prefills], schema=arrow_schema(LATENCY_COLUMNS))
-    return Timed(table, tuple(left_out))
+        raise BudgetSpent("; ".join([*left_out, *late])) if late else NotTimed("; ".join(left_out))
+    prefills = _timed_prefills(list(_prefills(subjects, costs.context)), clock)
+    if not prefills:
+        late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
+    ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
+    table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
+    return Timed(table, tuple(left_out), tuple(late), clock.waiting)
 
 
 @torch.inference_mode()
 def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
-    """About how many seconds `measure` will take at most, if all cells are like its first: every step of that runs twice, as
-    the first time also holds what is done once. Raises `NotTimed` for a model without a cache that can be cut back.
+    """About how many seconds `measure` would take to time every batch size and context, if all are like the first: at least
+    what the fewest rounds take, which may be more than `costs.budget`. Every step of the first runs twice, as the first time
+    also holds what is done once. Raises `NotTimed` for a model without a cache that can be cut back.
     """
     mode = common_mode(_models(subjects), subjects.text, costs.mode)
-    turns = _turns(_cell(subjects, costs.concurrency[0], costs.context[0], mode))
-    next(turns)
-    steps = float(next(turns).sum()) / 1e3 * len(costs.concurrency) * len(costs.context)
-    del turns  # and the caches with it
+    blocks = _cell(subjects, costs.concurrency[0], costs.context[0], mode)
+    jobs = list(itertools.chain.from_iterable(blocks))
+    for job in jobs:
+        job.run()
+    steps = sum(job.run() for job in jobs) * len(costs.concurrency) * len(costs.context)
+    del blocks, jobs  # and the caches with them
     reading = sum(job.run() for job in _prefills(subjects, costs.context[:1])) * len(costs.context)
-    least = (WARM_UP + _least(costs)) * steps + (PREFILL_WARM_UP + LEAST_PREFILLS) * reading
-    most = (WARM_UP + costs.repeats) * steps + (PREFILL_WARM_UP + MOST_PREFILLS) * reading
-    return max(least, min(costs.budget, most))
-
-
-def _least(costs: MeasuredCosts) -> int:
-    """How many rounds every batch size and context gets, whatever the budget."""
-    return min(ORDERED_ROUNDS, costs.repeats)
+    least = (LEAST_WARM_UP + LEAST_ROUNDS) * steps + reading
+    return max(least, min(costs.budget, (WARM_UP + costs.repeats) * steps + MOST_PREFILLS * reading))
 
 
 class _TimeBudget:
-    """Divides `costs.budget` among prefills, batch sizes and contexts: what one part does not need goes to the next."""
+    """Divides `costs.budget` among batch sizes and contexts, and what is left among prefills: what one part does not need
+    goes to the next.
+    """
 
     def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
         self.costs, self.say = costs, say
         self._tick, self._ticked = tick, 0.0
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
-        self._begun = time.monotonic()
-        self._warned = False
+        self._end = time.monotonic() + costs.budget
+        self._wall_s = self._waited_s = 0.0
+        self._steps = 0
+
+    def spent(self, steps: int) -> BudgetSpent:
+        """The error that says how long the fewest rounds of some `steps` take, where any step was timed."""
+        needed = (LEAST_WARM_UP + LEAST_ROUNDS) * steps * self._wall_s / self._steps if self._steps else 0.0
+        words = f", and {LEAST_WARM_UP + LEAST_ROUNDS} rounds of {steps} steps take about {needed:.2g} s" if needed else ""
+        return BudgetSpent(f"costs.budget ({self.costs.budget:g} s) was spent{words}")
+
+    @property
+    def waiting(self) -> float | None:
+        """As of `Timed`."""
+        return self._waited_s / self._wall_s if self._wall_s > 0 and not math.isnan(self._waited_s) else None
+
+    def require_time(self) -> None:
+        """Raises `BudgetSpent` where no step may begin any more."""
+        if time.monotonic() >= self._until:
+            raise self.spent(0)
+
+    @property
+    def _until(self) -> float:
+        """When the last step may begin: a part of the budget is kept for prefills, the last part."""
+        return self._end - (PREFILL_SHARE * self.costs.budget if self._left > 1 else 0.0)
 
     def rounds(
-        self, turns: Iterator[Array], warm_up: int, least: int, most: int, sure: Callable[[Array], bool] = lambda _: False
+        self,
+        blocks: Sequence[Sequence[TimedStep]],
+        warm_up: int,
+        least: int,
+        most: int,
+        sure: Callable[[Array], bool] = lambda _: False,
     ) -> Array:
-        """Times in ms [rounds, jobs] of whole rounds after some to warm up: at least `least`, then until they are `sure`,
-        this part's share of the budget is spent or there are `most`.
+        """Times in ms [rounds, steps] of whole rounds after some to warm up, of which slow rounds get only one: until they
+        are `sure`, this part's share of the budget is spent and there are `least`, or there are `most`. No step begins after
+        the budget, so there may be fewer.
         """
-        begun = time.monotonic()
-        share = max(0.0, self._begun + self.costs.budget - begun) / self._left
+        begun, waited = time.monotonic(), _waited_s()
+        share = max(0.0, self._until - begun) / max(self._left - 1, 1)
         times: list[Array] = []
-        for turn in range(warm_up + most):
-            if len(times) >= least and (time.monotonic() - begun >= share or sure(np.array(times))):
+        for turn, order in enumerate(_orders(blocks)):
+            enough = len(times) >= least and (time.monotonic() - begun >= share or sure(np.array(times)))
+            if enough or len(times) >= most:
                 break
-            ms = next(turns)
+            ms = self._round(order, begun, share)
+            if ms is None:
+                break
+            if turn == 0 and (WARM_UP + ORDERED_ROUNDS) * (time.monotonic() - begun) > share:
+                warm_up = min(warm_up, LEAST_WARM_UP)
             if turn >= warm_up:
                 times.append(ms)
-            elif turn == 1:  # the first one also holds what is done once
-                self._warn(float(ms.sum()) / 1e3)
-            in_time = (time.monotonic() - begun) / share if share > 0 else 1.0
-            self._advance(max((turn + 1) / (warm_up + most), min((turn + 1) / (warm_up + least), in_time)))
-        return np.array(times)
+        self._wall_s += time.monotonic() - begun
+        self._waited_s += _waited_s() - waited
+        return np.array(times).reshape(len(times), sum(map(len, blocks)))
 
-    def _warn(self, round_s: float) -> None:
-        """Say once, from what a round takes here, that the rounds which every batch size and context gets take too long."""
-        least = _least(self.costs)
-        total = time.monotonic() - self._begun + (self._left * (WARM_UP + least) - 2) * round_s
-        if total > self.costs.budget and not self._warned:
-            self._warned = True
-            self.say(
-                f"step times will take about {total:.0f} s, more than costs.budget ({self.costs.budget:g} s): a round of "
-                f"all steps takes {round_s:.1f} s, and each batch size and context has {WARM_UP} to warm up and {least} more"
-            )
+    def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
+        """Times in ms [steps] of one round; None where the budget ended before its last step."""
+        ms = np.empty(len(order))
+        for place, job in order:
+            if time.monotonic() >= self._until:
+                return None
+            ms[place] = 1e3 * job.run()
+            self._steps += 1
+            self._advance((time.monotonic() - begun) / share if share > 0 else 1.0)
+        return ms
 
     def end_part(self) -> None:
-        """Go on to the next batch size and context."""
+        """Go on to the next batch size and context, or to prefills."""
         self._left -= 1
         self._advance(0.0)
 
@@ -159,32 +219,48 @@ class _TimeBudget:
         self._ticked = done
 
 
-def _turns(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[Array]:
-    """Yields times in ms [jobs], a round each; every second one backwards, so that slow growth favours no step."""
+def _waited_s() -> float:
+    """Seconds for which this thread has been ready to run without a processor, from some moment on; nan: not known.
+
+    Linux counts the nanoseconds on a run queue (its sched-stats documentation). Elsewhere it is the time by the clock less
+    that of the processor, of one thread alone: one that waits for others of its own looks the same.
+    """
+    with contextlib.suppress(OSError):
+        ran, waited, _ = map(int, SCHEDSTAT.read_text().split())
+        if ran:  # else the kernel does not count
+            return waited / 1e9
+    return time.monotonic() - time.thread_time() if torch.get_num_threads() == 1 else math.nan
+
+
+def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, TimedStep]]]:
+    """Yields the numbered steps in the order of each round; every second one backwards, so that slow growth favours no step.
+    Steps of one block keep their order.
+    """
     places = itertools.count()
     numbered = [[(next(places), job) for job in block] for block in blocks]
     for order in itertools.cycle((numbered, numbered[::-1])):
-        ms = {place: 1e3 * job.run() for place, job in itertools.chain.from_iterable(order)}
-        yield np.array([ms[place] for place in sorted(ms)])
+        yield list(itertools.chain.from_iterable(order))
 
 
 def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[str, Any]]:
-    """Rows of prefills, which are no part of a round: each by its own median."""
-    times = clock.rounds(_turns([[job] for job in jobs]), PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS)
+    """Rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
+    times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
     clock.end_part()
-    return [_row(job, float(np.median(ms)), ms) for job, ms in zip(jobs, times.T, strict=True)]
+    return [_row(job, float(np.median(ms)), ms) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
 
 
 def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget, place: str) -> list[dict[str, Any]]:
-    """Rows of one batch size and context, `place` in words."""
+    """Rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound needs."""
     jobs = list(itertools.chain.from_iterable(blocks))
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], gamma)
     costs, begun = clock.costs, time.monotonic()
 
     def sure(times: Array) -> bool:
-        return largest_error(times, mixes) < SURE
+        return len(times) >= ORDERED_ROUNDS and largest_error(times, mixes) < SURE
 
-    times = clock.rounds(_turns(blocks), WARM_UP, _least(costs), costs.repeats, sure)
+    times = clock.rounds(blocks, WARM_UP, LEAST_ROUNDS, costs.repeats, sure)
+    if len(times) < LEAST_ROUNDS:
+        raise clock.spent(len(jobs))
     error = 100 * largest_error(times, mixes)
     known = f"known to {error:.{0 if error >= 10 else 1}f} %" if error < 100 else "not known"
     why = "" if sure(times) else " (costs.repeats reached)" if len(times) >= costs.repeats else " (costs.budget spent)"
@@ -220,12 +296,13 @@ def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep
 
 def _row(job: TimedStep, ms: float, rounds: Array) -> dict[str, Any]:
     p10, p90 = np.percentile(rounds, [10, 90])
+    error = reach(rounds / ms - 1) / NORMAL if ms > 0 else 0.0
     return {
         **{name: getattr(job, name) for name in (*PLACE, "mode")},
         "median_ms": ms,
         "p10_ms": p10,
         "p90_ms": p90,
-        "relative_error": reach(rounds / ms - 1) / NORMAL if ms > 0 else 0.0,
+        "relative_error": error if math.isfinite(error) else 0.0,  # not known, of prefills alone: a report uses none of them
         "repeats": len(rounds),
         "rounds_ms": rounds,
     }

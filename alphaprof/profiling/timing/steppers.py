@@ -23,7 +23,9 @@ SHORT = 8  # tokens of context while it is tried how models can be run
 
 
 class NotTimed(Exception):
-    """Steps of a model cannot be timed; the message says why."""
+    """Steps of a model cannot be timed; the message says why, `remedy` what helps."""
+
+    remedy = "time a model with attention layers only, or use your engine's step times (docs/costs.md)"
 
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
