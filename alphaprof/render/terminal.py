@@ -193,9 +193,8 @@ def _table(table: Table, console: Console) -> None:
     rows = [*table.rows, *table.footer]
     longest = max(NAME_LEAST, *map(cell_len, (table.named, *(name for name, _ in rows))))
     room = console.width - min(longest, NAME_KEPT) - EDGES
-    below = sum(_widths(table.columns, rows).values()) > room
-    if below:
-        rows = [(name, {column: cell.replace(" [", "\n[") for column, cell in cells.items()}) for name, cells in rows]
+    if sum(_widths(table.columns, rows).values()) > room:
+        rows = [(name, {column: _interval_below(cell) for column, cell in cells.items()}) for name, cells in rows]
     widths = _widths(table.columns, rows)
     for part in _side_by_side(widths, room):
         drawn = named_table(table.named, *part, left=table.left)
@@ -210,6 +209,11 @@ def _table(table: Table, console: Console) -> None:
         console.print(drawn, width=max(console.width, least), crop=False)
     for line in table.below:
         _line(line, console)
+
+
+def _interval_below(cell: str) -> str:
+    """A cell with its interval below the value; several intervals stay beside theirs."""
+    return cell.replace(" [", "\n[") if cell.count(" [") == 1 else cell
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Row]) -> dict[str, int]:

@@ -68,6 +68,15 @@ def uncertified(report: Report) -> set[str]:
     return {item.draft for item in certificates if report.run.draft_models[item.draft].reduced_vocabulary} - some
 
 
+def without_log(report: Report) -> str:
+    """Why a section that reads the position log is empty; empty where there is a log."""
+    if report.run.imported is not None:
+        return f"the run was imported from metrics of {report.run.imported}, which hold no tokens"
+    if report.run.log_documents is None:
+        return "the run's directory has no position log: copy positions/ there too"
+    return "" if report.run.documents else "no document is complete yet"
+
+
 def wiring_lines(facts: DraftFacts) -> Iterator[str]:
     """How a head's files were read, and what other readings would get accepted, in words."""
     if facts.reading:

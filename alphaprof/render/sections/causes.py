@@ -39,16 +39,7 @@ def why_no_causes(report: Report) -> str:
     """Why nothing is said of causes; empty where something is."""
     if next(causes(report), None) is not None:
         return ""
-    return without_log(report) or "no text has a verdict's rule to split the losses of"
-
-
-def without_log(report: Report) -> str:
-    """Why a section that reads the position log is empty; empty where there is a log."""
-    if report.run.imported is not None:
-        return f"the run was imported from metrics of {report.run.imported}, which hold no tokens"
-    if report.run.log_documents is None:
-        return "the run's directory has no position log: copy positions/ there too"
-    return "" if report.run.documents else "no document is complete yet"
+    return wording.without_log(report) or "no text has a verdict's rule to split the losses of"
 
 
 def _best(item: Attribution) -> Cause | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block, Table, table_by_columns, table_of, text_names
-from alphaprof.render.sections.causes import without_log
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
@@ -47,7 +46,7 @@ def why_no_certificates(report: Report) -> str:
         return ""
     if report.certificates is not None:
         return "no draft of this run has a distribution, so there is no divergence to compare with thresholds"
-    return without_log(report) or "the log holds no thresholds: certificates: true in the profile writes them"
+    return wording.without_log(report) or "the log holds no thresholds: certificates: true in the profile writes them"
 
 
 def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:
@@ -115,7 +114,7 @@ def why_no_difficulty(report: Report) -> str:
     """Why there are no tenths; empty where there are."""
     if next(difficulty(report), None) is not None:
         return ""
-    return without_log(report) or "no text has a verdict's rule, and no rule has certificates"
+    return wording.without_log(report) or "no text has a verdict's rule, and no rule has certificates"
 
 
 def _tenths(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:

@@ -183,7 +183,7 @@ def rules(report: Report) -> Iterator[Block]:
 def why_no_rules(report: Report) -> str:
     """Why no other rule is shown; empty where one is."""
     said = "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)"
-    return "" if next(rules(report), None) is not None else said
+    return "" if next(rules(report), None) is not None else wording.without_log(report) or said
 
 
 def _mark(result: Result) -> str:

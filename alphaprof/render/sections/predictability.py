@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block, table_by_columns, table_of, text_names
-from alphaprof.render.sections.causes import without_log
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
@@ -51,7 +51,7 @@ def why_no_predictability(report: Report) -> str:
     if report.predictability:
         return ""
     said = "the log holds no thresholds, which this section needs where a draft model was measured: certificates: true"
-    return without_log(report) or f"{said} in the profile writes them"
+    return wording.without_log(report) or f"{said} in the profile writes them"
 
 
 def _budget(item: Budget) -> str:
