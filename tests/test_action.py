@@ -170,6 +170,21 @@ def test_versions_are_pinned_and_no_expression_stands_in_a_script() -> None:
     assert all("default" in given for given in ACTION["inputs"].values())
 
 
+def test_the_page_names_every_input_and_output_with_its_default() -> None:
+    page = (ROOT / "docs" / "ci.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*?) \|", page, re.MULTILINE))
+    assert set(rows) == set(ACTION["inputs"])
+    assert {name: rows[name].strip("`") for name, given in ACTION["inputs"].items() if given["default"]} == {
+        name: given["default"] for name, given in ACTION["inputs"].items() if given["default"]
+    }
+    (outputs,) = re.findall(r"^Outputs: (.*?)\. There", page, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"`([a-z-]+)`", outputs) == list(ACTION["outputs"])
+    workflows = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    jobs = [job for workflow in workflows for job in workflow.get("jobs", {}).values()]
+    (given,) = [step["with"] for job in jobs for step in job["steps"] if step.get("uses") == "OWNER/alphaprof@REF"]
+    assert set(given) <= set(ACTION["inputs"])
+
+
 def test_the_same_answer_as_the_baseline_passes_without_a_comment(place: Path) -> None:
     runner = Runner(place / "same", {"run": "new", "baseline": "old run:small", "check-args": "--draft 'small'"})
     assert runner.job() == 0, runner.log
@@ -313,5 +328,5 @@ def test_it_installs_itself_without_torch(version: str, installed: str, tmp_path
     runner.outputs["python"] = {"python-path": str(runner.python)}
     assert runner.named(INSTALL) == 0
     assert (tmp_path / "job" / "pip").read_text().splitlines()[-1] == installed
-    runner.env["GITHUB_ACTION_PATH"] = "/home/runner/work/alphaprof"
+    runner.env["GITHUB_ACTION_PATH"] = "/home/runner/ours/alphaprof"
     assert runner.named(INSTALL) == (2 if version else 0)

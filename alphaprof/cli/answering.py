@@ -79,9 +79,7 @@ def check(
     run: RunFolder,
     draft: Annotated[str | None, Option(help="The draft to check; default: the decision's.")] = None,
     rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
-    gamma: Annotated[
-        int | None, Option(min=1, metavar="N", help="Drafted tokens per round; default: the gamma of the decision.")
-    ] = None,
+    gamma: Annotated[int | None, Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")] = None,
     min_alpha: Annotated[
         list[str] | None,
         Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
@@ -98,12 +96,7 @@ def check(
     ] = None,
     margin: Annotated[
         float,
-        Option(
-            min=0,
-            max=1,
-            metavar="X",
-            help="By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower.",
-        ),
+        Option(min=0, max=1, help="By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower."),
     ] = 0.02,
     target_change: Annotated[
         bool,

@@ -10,6 +10,9 @@ ASKED, HOW, OUTPUT, SERVED = "What is asked", "How", "Output", "How it was serve
 
 ORDER = (SERVED, ASKED, HOW, OUTPUT)
 
+# Instead of <float range> and the like, which leave no room for the help in 80 columns.
+NUMBERS = {"gamma": "N", "nodes": "N", "depth": "N", "top_k": "N", "margin": "X", "temperature": "X", "top_p": "X"}
+
 # The panels of options, by the names of their parameters; what is not named here says what is asked.
 PANELS = {
     OUTPUT: ("out", "output", "sections"),
@@ -61,8 +64,7 @@ class Command(TyperCommand):
         for option in self.params:
             if isinstance(option, TyperOption):
                 option.rich_help_panel = next((panel for panel, names in self.panels.items() if option.name in names), ASKED)
-                if option.is_flag:
-                    option.metavar = ""  # newer versions of typer say <bool>
+                option.metavar = "" if option.is_flag else option.metavar or NUMBERS.get(str(option.name))
         self.params.sort(key=lambda param: ORDER.index(getattr(param, "rich_help_panel", None) or ASKED))
 
     def get_help_option(self, ctx: Any) -> Any:
