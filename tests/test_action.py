@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = ACTION["runs"]["steps"]
 NAMES = [step.get("name") for step in STEPS]
-INSTALL, COMMENT, GATE = "Install alphaprof, without torch", "Comment on the pull request", "Gate"
+INSTALL, ANSWER = "Install alphaprof, without torch", "Report and check"
+COMMENT, GATE = "Comment on the pull request", "Gate"
 BOT = {"login": "github-actions[bot]"}
 
 PYTHON = """#!/bin/sh
@@ -239,6 +240,13 @@ def test_a_failed_check_fails_the_job_and_one_comment_is_kept_up_to_date(place: 
         runner.__dict__.update(quiet)
         assert runner.named(COMMENT) == 0
         assert len(runner.calls) == 4
+
+    failed = runner.outputs["answer"]
+    runner.inputs = {"run": "new", "check-args": "--draft small --min-alpha 0.01"}
+    assert runner.named(ANSWER) == 0
+    passed = runner.outputs["answer"]
+    assert (passed["exit-code"], passed["verdict"], passed["id"]) == ("0", failed["verdict"], failed["id"])
+    assert passed["state"] != failed["state"]  # the same verdict, and another outcome: the comment is written again
 
 
 def test_a_token_that_may_not_write_is_a_warning_and_a_long_report_is_not_cut_silently(place: Path) -> None:
