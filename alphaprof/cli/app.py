@@ -11,6 +11,7 @@ import typer
 from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
 from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
 from alphaprof.cli.exchange import export, import_app
+from alphaprof.cli.help import Command
 from alphaprof.cli.measuring import latency, profile, rollout, validate
 from alphaprof.errors import AlphaprofError
 from alphaprof.version import __version__
@@ -19,11 +20,10 @@ app = typer.Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is "
     "the answer?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (profile, report, check, compare, trees, export, latency, validate, rollout, predict, schema, rules, doctor):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(import_app, name="import")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import Format, OutFile, RunOfDraft, interruptible, one_line, print_text, show
+from alphaprof.cli.help import ImportCommand
 from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.errors import OptionInvalid
 
@@ -80,7 +81,7 @@ Overrides = Annotated[
 ]
 
 
-@import_app.command("vllm")
+@import_app.command("vllm", cls=ImportCommand)
 def import_vllm(
     requests: Annotated[
         list[Path], Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
@@ -119,7 +120,7 @@ def import_vllm(
     _import(request, out)
 
 
-@import_app.command("sglang")
+@import_app.command("sglang", cls=ImportCommand)
 def import_sglang(
     requests: Annotated[
         list[Path],
@@ -163,7 +164,7 @@ def import_sglang(
     _import(ImportRequest(SGLANG, requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
-@import_app.command("prometheus")
+@import_app.command("prometheus", cls=ImportCommand)
 def import_prometheus(
     before: Annotated[Path, Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
     after: Annotated[Path, Argument(metavar="AFTER.txt", help="The page after the traffic.")],

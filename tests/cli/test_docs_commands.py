@@ -59,7 +59,7 @@ RUNS = {
 }
 INDEPENDENT = {"drafts": {"ngram": {"kind": "prompt_lookup"}}, "decision": {"min_speedup": 1.2}}
 WITH_MODELS = ("profile", "latency", "validate", "rollout")
-FOREIGN = ("vllm", "jq", "llama-server", "env")  # other people's commands
+FOREIGN = ("vllm", "jq", "llama-server", "env", "docker")  # other people's commands
 USAGE = typer.BadParameter.__bases__[0]  # the parser's own error: typer brings its own click
 NAMES = {"predict.md": {"config": LLAMA}}  # what python blocks find
 

@@ -1,0 +1,102 @@
+"""What `--help` says can be read in 80 columns, its examples work, and shells complete what is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from alphaprof.cli.app import app
+from alphaprof.cli.help import ASKED, EXAMPLES, HOW, ORDER, OUTPUT
+from tests.cli import test_docs_commands as pages
+from tests.commands import test_import_sglang as sglang
+
+ROOT = Path(__file__).parents[2]
+place = pages.place
+
+
+def commands(group: Any = None, *names: str) -> Iterator[tuple[str, ...]]:
+    """The words of every command."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name)
+
+
+def help_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    return CliRunner().invoke(app, [*words, "--help"]).output.splitlines()
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_help_is_read_in_80_columns_and_ends_with_examples(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = help_of(words, monkeypatch)
+    assert max(map(len, lines)) == 80
+    assert [line for line in lines if "…" in line] == []  # an option that does not fit
+    panels = [line.split("─ ")[1].split(" ─")[0] for line in lines if line.startswith("╭")]
+    assert [panel for panel in panels if panel != "Arguments"] == [panel for panel in ORDER if panel in panels]
+    examples = EXAMPLES[words[-1]]
+    assert [line.strip() for line in lines if line.strip()][-len(examples) :] == list(examples)
+    assert all(example.startswith(" ".join(("alphaprof", *words))) for example in examples)
+
+
+def test_an_option_stands_in_the_panel_of_its_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(help_of(("check",), monkeypatch))
+    found = {
+        name: [panel for panel in text.split("╭─ ") if f" {name} " in panel.split("╰")[0]] for name in ("--gamma", "--out")
+    }
+    assert found["--gamma"][0].startswith(ASKED)
+    assert found["--out"][0].startswith(OUTPUT)
+    assert [len(panels) for panels in found.values()] == [1, 1]
+    assert any(panel.startswith(HOW) and "--undecided" in panel for panel in text.split("╭─ "))
+
+
+def test_the_examples_are_of_commands_that_exist() -> None:
+    assert sorted(EXAMPLES) == sorted(words[-1] for words in commands())
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_examples_of_help_work(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    Path("log.jsonl").write_text(json.dumps(sglang.openai() | {"domain": "code"}))
+    for example in EXAMPLES[command]:
+        pages.tried(example)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        (("alphaprof", "re"), ["report"]),
+        (("alphaprof", "check", "--min-s"), ["--min-speedup"]),
+        (("alphaprof", "import", "v"), ["vllm"]),
+        (("alphaprof", "report", "--format", "h"), ["html"]),
+    ],
+)
+def test_bash_completes_commands_and_options_once_completion_is_installed(
+    typed: tuple[str, ...], completed: list[str], tmp_path: Path
+) -> None:
+    """As a user's shell does: installed into an empty home, its line of .bashrc, then the function that bash calls."""
+    program = tmp_path / "alphaprof"
+    code = "import sys; sys.argv[0] = 'alphaprof'; from alphaprof.cli.app import main; main()"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}" "$@"\n')
+    program.chmod(0o755)
+    script = f"""
+    exec 2> {shlex.quote(str(tmp_path / "errors"))}
+    alphaprof --install-completion > installed && eval "$(grep -v '^$' "$HOME/.bashrc")"
+    COMP_WORDS=({" ".join(map(shlex.quote, typed))}) COMP_CWORD={len(typed) - 1}
+    $(complete -p alphaprof | sed 's/.*-F \\([a-z_]*\\).*/\\1/') alphaprof
+    printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == completed, (tmp_path / "errors").read_text()
