@@ -22,9 +22,9 @@ bad documents: most documents are accepted throughout, a share of them hardly at
 false GO from 16 documents of one length on, where the share is 10 or 25 %.
 widths: intervals of documents that differ as usual, over those of t alone on the log scale.
 gains: 95 % intervals of what a second way to decode some domains gains over the first on the same documents, of which two
-drafts get correlated shares accepted: the lower bound, which decides, is above the truth in at most 3.5 % at any size, and with
-240 documents the interval holds it 93 times in 100. Beside it coverage without the floor, and how wide both are over the
-interval of the speedup.
+drafts get correlated shares accepted: the lower bound, which decides, is above the truth in at most 3.5 % at any size, and
+the interval holds it 93 times in 100 with 240 documents. Beside it coverage without the floor, and how wide both are over
+the interval of the speedup.
 routes: domains between which nothing differs, two drafts: the route that half of the documents choose must gain nothing on
 the other half (within three standard errors), and be worth a second pool in at most 5 % of runs, even where any gain is.
 step times: 95 % intervals that uncertain step times alone give a speedup, for timing noise of several kinds and sizes: after
