@@ -713,12 +713,11 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         SETTINGS,
         widths,
     ),
-    "gains": (
-        "95 % intervals of a gain, two drafts on the same documents",
-        f"{'domains':16}{'tested':20}{'truth':>8}"
-        + "".join(f"{word:>13}" for word in ("held", "too high", "too low", "no floor", "width", "no floor")),
-        GAINS,
-        gains,
+    "step_times": (
+        "95 % intervals of a speedup from uncertain step times",
+        f"{'noise':18}{'spread':>8}   {'stops':14}{'rounds':>8}{'held':>13}{'too high':>13}{'too low':>13}",
+        NOISES,
+        timings,
     ),
     "routes": (
         "routes where domains and drafts are alike",
@@ -727,11 +726,12 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         EQUAL,
         routes,
     ),
-    "step_times": (
-        "95 % intervals of a speedup from uncertain step times",
-        f"{'noise':18}{'spread':>8}   {'stops':14}{'rounds':>8}{'held':>13}{'too high':>13}{'too low':>13}",
-        NOISES,
-        timings,
+    "gains": (
+        "95 % intervals of a gain, two drafts on the same documents",
+        f"{'domains':16}{'tested':20}{'truth':>8}"
+        + "".join(f"{word:>13}" for word in ("held", "too high", "too low", "no floor", "width", "no floor")),
+        GAINS,
+        gains,
     ),
 }
 SAMPLES = {"intervals": 4000, "reports": 200, "widths": 300, "routes": 1000}  # of parts that take another number than 2,000

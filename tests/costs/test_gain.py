@@ -116,6 +116,8 @@ def test_one_way_and_the_other_are_each_others_inverse(mix: Mix, clusters: list[
     there, back = known(mix.gain(small, lookup)), known(mix.gain(lookup, small))
     assert there.value == pytest.approx(1 / back.value)
     assert there.sampling_error == pytest.approx(back.sampling_error)
+    # The third moment of R is that of 1 / R turned round: both in units of themselves, over the same relative variance.
+    assert there.skewness == pytest.approx(-back.skewness)
     assert (there.timing_error, there.freedom) == pytest.approx((back.timing_error, back.freedom), rel=0.2)
     assert (there.least, there.most) == pytest.approx((1 / back.most, 1 / back.least))
 
