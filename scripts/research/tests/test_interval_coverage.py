@@ -203,7 +203,7 @@ def test_intervals_at_ordinary_spread_are_hardly_wider_than_t() -> None:
 @pytest.mark.parametrize("name", SCRIPT["GAINS"])
 def test_intervals_of_gains_hold_the_truth(name: str) -> None:
     """Of two drafts on the same documents; and the floor never makes them hold it less often, or narrower."""
-    lines = list(SCRIPT["gains"](name, MEMBERS, 60, _rng(12)))
+    lines = list(SCRIPT["gains"](name, 20, 30, _rng(12)))
     assert len(lines) == len(SCRIPT["MIXES"]) * len(SCRIPT["GAIN_SIZES"])
     assert all(line.met for line in lines)
     for line in lines:
@@ -215,13 +215,13 @@ def test_intervals_of_gains_hold_the_truth(name: str) -> None:
 
 def test_two_drafts_of_a_gain_have_the_correlation_that_they_say() -> None:
     """Of long documents, whose accepted shares are nearly their probabilities."""
-    one, two = SCRIPT["correlated"]((0.6, 0.5), 400, _rng(13))
+    one, two = SCRIPT["correlated"]((0.6, 0.5), 100, _rng(13))
     assert (one.positions == two.positions).all()
     long = one.positions > 300
     shares = [traffic.accepted[long] / traffic.positions[long] for traffic in (one, two)]
     noise = [(share * (1 - share) / one.positions[long]).mean() for share in shares]
     spread = math.sqrt(math.prod(share.var() - less for share, less in zip(shares, noise, strict=True)))
-    assert np.cov(*shares)[0, 1] / spread == pytest.approx(SCRIPT["CORRELATION"], abs=0.05)
+    assert np.cov(*shares)[0, 1] / spread == pytest.approx(SCRIPT["CORRELATION"], abs=0.08)
 
 
 def same_half(pools: Any, order: Any) -> Any:
