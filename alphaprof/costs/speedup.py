@@ -317,11 +317,18 @@ def _weighted(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup |
     shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _shares(decoded, part / time)]
     traffic = _speedup(whole, _bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
     each = [_speedup(one, _bounds([decoded]), (0.0, math.inf)) for one, decoded in zip(ratios, domains, strict=True)]
-    slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
-    faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
-    apart = whole.documents == sum(one.documents for one in ratios)
+    slower, faster = _unseen_apart(each, [part / time for part in parts], whole.documents)
+    return replace(traffic, unseen_slower=slower, unseen_faster=faster)
+
+
+def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents: int) -> tuple[float, float]:
+    """What unseen documents of domains with given weights could add to the time and take away, as shares of it. `parts`:
+    what each domain takes of it; `documents`: how many different ones all have together.
+    """
+    apart = documents == sum(one.documents for one in domains)
     together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
-    return replace(traffic, unseen_slower=together(*slower), unseen_faster=together(*faster))
+    slower = together(*(part * one.unseen_slower for part, one in zip(parts, domains, strict=True)))
+    return slower, together(*(part * one.unseen_faster for part, one in zip(parts, domains, strict=True)))
 
 
 def _added(
@@ -436,8 +443,20 @@ class Mix:
             for side, way in zip(parts, ways, strict=True)
         )
         gain = _speedup(relative, _gain_bounds(*ways), _timing_error(after, before))
+        slower, faster = gain.unseen_slower, gain.unseen_faster
+        if self.weights:
+            apart = [part / sum(parts[1]) for part in parts[1]]
+            slower, faster = _unseen_apart([_gain_alone(*pair) for pair in zip(*ways, strict=True)], apart, gain.documents)
         # A document can be at the far end either way, hardly at both: decisions/019.
-        return replace(gain, unseen_slower=FAR * gain.unseen_slower, unseen_faster=FAR * gain.unseen_faster)
+        return replace(gain, unseen_slower=FAR * slower, unseen_faster=FAR * faster)
+
+
+def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
+    """How many times as fast the second way is in one domain, without an error: for what unseen documents make of it."""
+    (spent, _), (after, _) = spent_and_base(*first), spent_and_base(*second)
+    documents = distinct(first[0].cluster[first[0].tokens > 0])
+    time = Ratio(float(after.sum() / spent.sum()), 0.0, documents, 0.0)
+    return _speedup(time, _gain_bounds([first], [second]), (0.0, math.inf))
 
 
 def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[float, float]:

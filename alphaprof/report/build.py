@@ -173,7 +173,7 @@ def _to_deploy(traffic: Traffic, route: Route | None) -> tuple[ServerPool, ...]:
     if traffic.verdict == "UNDECIDED":
         return ()
     used = (traffic.draft, traffic.gamma) if traffic.verdict == "GO" else (None, None)
-    return (ServerPool(*used, tuple(traffic.weights), 1.0),)
+    return (ServerPool(*used, tuple(domain for domain, share in traffic.weights.items() if share > 0), 1.0),)
 
 
 def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cost | None) -> Conditions:

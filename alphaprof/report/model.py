@@ -145,7 +145,7 @@ class Route:
     gain: Interval  # how much faster than the one pool, as a share of its speed; paired
     over: ServerPool  # that one pool
     documents: int  # independent documents that tested it
-    worth_it: bool  # the lower ends reach decision.min_route_gain and decision.min_speedup
+    worth_it: bool  # documents can tell, and the lower ends reach decision.min_route_gain and decision.min_speedup
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,10 @@ def find_route(
         for used in dict.fromkeys(assigned)
     ]
     pools.sort(key=lambda each: -each.share)
-    worth_it = more.low >= question.min_route_gain and speedup.low >= question.min_speedup
+    enough = gain.tells and whole is not None and whole.tells
+    # A run that stops when one draft is sure stops where its luck takes it: an interval for a fixed number is no evidence.
+    evident = enough and question.order is None and not question.stand_in
+    worth_it = evident and more.low >= question.min_route_gain and speedup.low >= question.min_speedup
     return Route(tuple(pools), speedup, more, pool(single, mix.domains), gain.documents, worth_it)
 
 

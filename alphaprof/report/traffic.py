@@ -130,14 +130,15 @@ def judge_parts(
     _, timing, candidates, mix, weights = _asked(evidence, book, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
     allowed = {draft: pools for draft, pools in candidates.items() if draft in every}
+    lacking = "no rounds" if allowed else without_times([], timing.lacks(candidates))
     choose = partial(_choice, timing=timing, question=question, gammas=gammas)
     domains = []
     for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
         here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
-        best, others = _nothing(evidence.undefined.get(domain, "no rounds")), dict[str, Mapping[str, DocumentTotals]]()
+        best, others = _nothing(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
         if domain not in evidence.undefined and here.keys() & allowed.keys():
             best = choose({draft: pools for draft, pools in here.items() if draft in allowed}, mix=alone)
-            others = {draft: pools for draft, pools in here.items() if draft != best.draft}
+            others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
         next_best = choose(others, mix=alone) if others else None
         ahead = _ahead(here, best, next_best, domain, timing, question) if next_best else None
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best, ahead))

@@ -177,7 +177,8 @@ def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Ma
     if not order.choosing or order.seen < order.choosing:
         return None
     choosing = {domain: pool["document"] < order.choosing for domain, pool in pools.items()}
-    return choosing, {domain: ~mask for domain, mask in choosing.items()}
+    chose = np.concatenate([pool.cluster[choosing[domain]] for domain, pool in pools.items()])  # whole clusters, as above
+    return choosing, {domain: ~np.isin(pool.cluster, chose) for domain, pool in pools.items()}
 
 
 def _fastest(candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]) -> Pair | None:

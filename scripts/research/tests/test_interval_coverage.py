@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import runpy
@@ -199,6 +200,47 @@ def test_intervals_at_ordinary_spread_are_hardly_wider_than_t() -> None:
         assert max(more) <= 1.06
 
 
+@pytest.mark.parametrize("name", SCRIPT["GAINS"])
+def test_intervals_of_gains_hold_the_truth(name: str) -> None:
+    """Of two drafts on the same documents; and the floor never makes them hold it less often, or narrower."""
+    lines = list(SCRIPT["gains"](name, 20, 30, _rng(12)))
+    assert len(lines) == len(SCRIPT["MIXES"]) * len(SCRIPT["GAIN_SIZES"])
+    assert all(line.met for line in lines)
+    for line in lines:
+        held, above, below, without, width, bare_width = line.rates
+        assert held + above + below == pytest.approx(1)
+        assert held >= without - 1e-9
+        assert width >= bare_width
+
+
+def test_two_drafts_of_a_gain_have_the_correlation_that_they_say() -> None:
+    """Of long documents, whose accepted shares are nearly their probabilities."""
+    one, two = SCRIPT["correlated"]((0.6, 0.5), 100, _rng(13))
+    assert (one.positions == two.positions).all()
+    long = one.positions > 300
+    shares = [traffic.accepted[long] / traffic.positions[long] for traffic in (one, two)]
+    noise = [(share * (1 - share) / one.positions[long]).mean() for share in shares]
+    spread = math.sqrt(math.prod(share.var() - less for share, less in zip(shares, noise, strict=True)))
+    assert np.cov(*shares)[0, 1] / spread == pytest.approx(SCRIPT["CORRELATION"], abs=0.08)
+
+
+def same_half(pools: Any, order: Any) -> Any:
+    """A split whose documents both choose and test."""
+    tested = SCRIPT["held_out"]({domain: pool.units.lots for domain, pool in pools.items()})
+    return tested, tested
+
+
+def test_routes_between_domains_that_are_alike_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the documents that did not choose them; on those that did they seem to."""
+    lines = list(SCRIPT["routes"]("both pay", MEMBERS, 80, _rng(14)))
+    assert all(line.met for line in lines)
+    assert max(line.rates[-1] for line in lines) <= 0.05
+    monkeypatch.setattr("alphaprof.report.route.halves", same_half)
+    fooled = list(SCRIPT["routes"]("both pay", MEMBERS, 80, _rng(14)))
+    assert not any(line.met for line in fooled)
+    assert all(seeming.rates[1] > max(0.001, honest.rates[1]) for seeming, honest in zip(fooled, lines, strict=True))
+
+
 def _rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
@@ -254,7 +296,7 @@ def test_a_stop_is_the_first_round_that_is_sure() -> None:
     assert all(error >= 0.02 for error in errors[:-1])
 
 
-NONE = [f"--{part}=0" for part in ("traffic", "reports", "bad", "widths", "step_times")]
+NONE = [f"--{part}=0" for part in ("traffic", "reports", "bad", "widths", "gains", "routes", "step_times")]
 SMALL = ["--intervals", "60", "--gates", "4", "--choices", "4", *NONE, "--members", "10"]
 
 
@@ -294,15 +336,27 @@ def generous(function: Any) -> Any:
     return lambda found, threshold, *arguments, **options: function(found, 0.95 * threshold, *arguments, **options)
 
 
+def surer(function: Any) -> Any:
+    """A speedup that claims to be three times as sure as it is."""
+
+    def claimed(*arguments: Any) -> Any:
+        found = function(*arguments)
+        error = found.sampling_error / 3
+        return dataclasses.replace(found, sampling_error=error, skewness=0.0, unseen_slower=0.0, unseen_faster=0.0)
+
+    return claimed
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "part", "expected"),
     [
-        ("share", too_narrow, "intervals", 1),
+        ("pooled_share", too_narrow, "intervals", 1),
         ("tokens_interval", too_narrow, "intervals", 1),
         ("speedup_interval", too_narrow, "intervals", 1),
         ("decide_sequentially", easily_convinced, "gates", 1),
         ("decide", generous, "choices", 1),
         ("timing_bounds", certain, "step_times", 6),
+        ("known", surer, "gains", 9),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -310,7 +364,7 @@ def test_what_is_wrong_is_found(
 ) -> None:
     """In one setting, and no other part, to be quick."""
     title, header, _, measured = SCRIPT["PARTS"][part]
-    setting = "log-normal" if part == "step_times" else "different"
+    setting = {"step_times": "log-normal", "gains": "other draft"}.get(part, "different")
     monkeypatch.setitem(GLOBALS, "PARTS", {part: (title, header, [setting], measured)})
     monkeypatch.setitem(GLOBALS, name, wrong(GLOBALS[name]))
     samples = "120" if part != "step_times" else "10"

@@ -1,0 +1,442 @@
+"""The route: pools of servers that half of the documents choose and the other half tests, and the answer of each domain."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaprof.costs.speedup import Decoded, Mix, StepTimes, without_draft
+from alphaprof.log.store import Run
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.decision import held_out
+from alphaprof.report.inputs import ReportInputs, draft_pools
+from alphaprof.report.model import Route, ServerPool
+from alphaprof.report.speeds import speedup_interval
+from alphaprof.report.verdict import halves
+from alphaprof.totals.documents import lots_of
+from alphaprof.totals.pool import DocumentTotals
+from tests.reporting import only, reported
+from tests.synthetic import Domain, Recipe, stored_totals, write_run
+
+Array = np.ndarray[Any, Any]
+Option = tuple[str, int] | None
+
+# The draft model is right in code, and hardly ever in notes; prompt lookup finds as much everywhere.
+DOMAINS = {
+    "code": Domain(documents=40, alpha=0.95, spread=0.03),
+    "chat": Domain(documents=48, alpha=0.3, spread=0.05),
+    "notes": Domain(documents=24, alpha=0.03, spread=0.02),
+}
+MIXED = Recipe(domains=DOMAINS, lookups=("ngram",), gammas=(1, 4), decision={"min_speedup": 1.05})
+WEIGHTS = {"code": 0.6, "chat": 0.15, "notes": 0.25}
+# One draft model that costs half a step: from code it gains, in chat nothing pays.
+DEAR = Recipe(
+    domains={"code": DOMAINS["code"], "chat": DOMAINS["notes"]},
+    gammas=(1, 4),
+    draft_ms=2.0,
+    decision={"min_speedup": 1.05, "min_route_gain": 0.03},
+)
+ALIKE = Recipe(domains={"a": DOMAINS["code"], "b": dataclasses.replace(DOMAINS["code"], documents=30)}, gammas=(4,))
+
+
+def asked(run: Run, by: str = "domain", **decision: Any) -> Report:
+    """The report of a run with another decision."""
+    config = run.manifest.config
+    return build_report(run, config=config | {"decision": config["decision"] | decision, "route": {"by": by}})
+
+
+def found(report: Report) -> Route:
+    assert report.routing is not None
+    return report.routing
+
+
+class Anew:
+    """A run read again: tokens and times of its documents by every option, from the stored totals and the recipe's times."""
+
+    def __init__(self, run: Run, recipe: Recipe) -> None:
+        self.options: list[Option] = [None]
+        documents = run.documents().to_pandas().set_index("document")
+        self.domain, self.tokens, self.spent = documents["domain"].astype(str).to_numpy(), np.zeros(0), {}
+        for draft in run.manifest.drafts:
+            totals = stored_totals(run, draft)
+            totals = totals[totals["rule"] == "strict"].set_index("document").loc[documents.index]
+            self.tokens = totals["tokens"].to_numpy(dtype=float)
+            for gamma in run.gammas:
+                drafted = np.array(totals[f"drafted_depths_{gamma}"].tolist()).sum(1)
+                each = recipe.extra_ms + (recipe.draft_ms if draft in recipe.drafts else 0.0)
+                once = 10 + (0.0 if draft in recipe.drafts else recipe.lookup_ms)
+                self.options.append((draft, gamma))
+                self.spent[draft, gamma] = (totals[f"rounds_{gamma}"].to_numpy() * once + drafted * each) / 10
+        self.spent[None] = self.tokens
+        lots = {name: lots_of(documents["prompt_hash"][self.domain == name].tolist()) for name in set(self.domain)}
+        tests = held_out(lots)
+        self.tested = np.zeros(len(self.domain), dtype=bool)
+        for name, mask in tests.items():
+            self.tested[self.domain == name] = mask
+
+    def time(self, route: dict[str, Option], weights: dict[str, float] | None, tested: bool) -> float:
+        """The time of one half's documents by a route, in units of that without drafts."""
+        spent, tokens = {}, {}
+        for name, option in route.items():
+            rows = (self.domain == name) & (self.tested == tested)
+            spent[name], tokens[name] = self.spent[option][rows].sum(), self.tokens[rows].sum()
+        if weights is None:
+            return float(sum(spent.values()) / sum(tokens.values()))
+        return float(sum(weights[name] * spent[name] / tokens[name] for name in route))
+
+    def best(self, pools: Sequence[Option], weights: dict[str, float] | None) -> tuple[float, dict[str, Option]]:
+        """The fastest route over some pools: every domain to any of them, whatever it may be."""
+        names = [name for name in dict.fromkeys(self.domain) if weights is None or weights[name] > 0]
+        routes = [dict(zip(names, each, strict=True)) for each in itertools.product(pools, repeat=len(names))]
+        return min(((self.time(route, weights, False), route) for route in routes), key=lambda item: item[0])
+
+    def chosen(self, weights: dict[str, float] | None, least_gain: float) -> tuple[Option, dict[str, Option]]:
+        single = min(self.options, key=lambda option: self.best([option], weights)[0])
+        pairs = list(itertools.combinations(self.options, 2))
+        two = min(pairs, key=lambda pair: self.best(pair, weights)[0])
+        three = min((self.best([*two, option], weights) for option in self.options), key=lambda item: item[0])
+        before = self.best(two, weights)
+        return single, (three if before[0] >= (1 + least_gain) * three[0] else before)[1]
+
+
+def goes(pools: Sequence[ServerPool]) -> dict[str, Option]:
+    return {
+        domain: None if pool.draft is None or pool.gamma is None else (pool.draft, pool.gamma)
+        for pool in pools
+        for domain in pool.domains
+    }
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["as observed", "given weights"])
+@pytest.mark.parametrize("least_gain", [0.0, 0.03, 0.5])
+@pytest.mark.parametrize("recipe", [MIXED, DEAR], ids=["two drafts", "one draft"])
+def test_the_route_is_that_of_a_search_through_all(
+    tmp_path: Path, recipe: Recipe, weights: dict[str, float] | None, least_gain: float
+) -> None:
+    """Chosen on one half, and what it gains on the other, with every route tried on totals that are added up anew."""
+    if weights is not None:
+        kept = {name: weights[name] for name in recipe.domains}
+        weights = {name: share / sum(kept.values()) for name, share in kept.items()}
+    run = write_run(tmp_path / "run", recipe)
+    report, anew = asked(run, weights=weights, min_route_gain=least_gain), Anew(run, recipe)
+    route = found(report)
+    single, assigned = anew.chosen(weights, least_gain)
+    assert goes(route.pools) == assigned
+    assert set(goes([route.over]).values()) == {single}
+    times = [anew.time(way, weights, True) for way in (dict.fromkeys(assigned, single), assigned)]
+    assert route.gain.value == pytest.approx(times[0] / times[1] - 1)
+    assert route.speedup.value == pytest.approx(1 / times[1])
+    assert route.documents == anew.tested.sum()
+    shares = weights or report.traffic.weights
+    for pool in (*route.pools, route.over):
+        assert pool.share == pytest.approx(sum(shares[domain] for domain in pool.domains))
+    assert [pool.share for pool in route.pools] == sorted((pool.share for pool in route.pools), reverse=True)
+
+
+def test_a_third_pool_only_where_it_gains(tmp_path: Path) -> None:
+    """Three domains, each best by another option: with two pools one of them makes do."""
+    run = write_run(tmp_path / "run", THIRD)
+    assert len(found(asked(run, min_route_gain=0.001)).pools) == 3
+    assert len(found(asked(run, min_route_gain=0.2)).pools) == 2
+
+
+THIRD = Recipe(
+    domains={
+        "code": Domain(documents=40, alpha=0.97, spread=0.02),
+        "chat": Domain(documents=40, alpha=0.45, spread=0.02),
+        "notes": Domain(documents=40, alpha=0.02, spread=0.02),
+    },
+    gammas=(1, 4),
+    draft_ms=1.5,
+)
+
+
+def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], dict[str, StepTimes], ReportInputs]:
+    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
+    pools: dict[str, dict[str, DocumentTotals]] = {}
+    for item in draft_pools(inquiry, inquiry.deciding):
+        pools.setdefault(item.draft, {})[item.domain] = item.pool
+    assert inquiry.book is not None
+    return pools, dict(inquiry.book.timing(1).times), inquiry
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["as observed", "given weights"])
+def test_intervals_of_a_route_are_those_of_its_tested_documents(tmp_path: Path, weights: dict[str, float] | None) -> None:
+    run = write_run(tmp_path / "run", MIXED)
+    route, (pools, times, inquiry) = found(asked(run, weights=weights)), pools_of(run)
+    tested = held_out({name: pools["small"][name].units.lots for name in DOMAINS})
+
+    def way(assigned: dict[str, Option]) -> list[Decoded]:
+        decoded = []
+        for domain in DOMAINS:
+            draft, gamma = assigned[domain] or ("small", 1)
+            one = pools[draft][domain].counts(gamma).rows(tested[domain]), times[draft]
+            decoded.append(one if assigned[domain] else without_draft(*one))
+        return decoded
+
+    first, second = way(goes([route.over])), way(goes(route.pools))
+    second = [one if goes([route.over])[name] == goes(route.pools)[name] else two for name, one, two in each(first, second)]
+    mix = Mix.of(weights) if weights else Mix(tuple(DOMAINS), None, inquiry.strata)
+    gain = speedup_interval(mix.gain(first, second), 0.95)
+    assert gain is not None
+    assert dataclasses.astuple(route.gain) == pytest.approx([value - 1 for value in dataclasses.astuple(gain)])
+    assert route.speedup == speedup_interval(mix.routed(second), 0.95)
+
+
+def each(first: list[Decoded], second: list[Decoded]) -> list[tuple[str, Decoded, Decoded]]:
+    return list(zip(DOMAINS, first, second, strict=True))
+
+
+def test_where_nothing_gains_there_is_one_pool(tmp_path: Path) -> None:
+    """Two domains alike, one draft, one gamma."""
+    report = reported(tmp_path, ALIKE)
+    assert report.routing is None
+    assert report.verdict == "GO"
+    assert report.route == (ServerPool("small", 4, ("a", "b"), 1.0),)
+
+
+def test_a_domain_where_nothing_pays_goes_without_speculation(tmp_path: Path) -> None:
+    report = reported(tmp_path, DEAR)
+    route = found(report)
+    assert goes(route.pools) == {"code": ("small", 4), "chat": None}
+    assert route.worth_it
+    assert report.route == route.pools
+    answers = {item.domain: item.best for item in report.domains}
+    assert (answers["code"].verdict, answers["chat"].verdict) == ("GO", "NO-GO")
+    speedup = answers["chat"].speedup
+    assert speedup is not None
+    assert speedup.high < 1
+
+
+def test_a_router_that_knows_no_domain_has_one_pool(tmp_path: Path) -> None:
+    report = asked(write_run(tmp_path / "run", DEAR), by="none", min_speedup=0.9)
+    assert report.routing is None
+    assert len(report.route) == 1
+    assert set(report.route[0].domains) == {"code", "chat"}
+
+
+@pytest.mark.parametrize("asks", ["min_route_gain", "min_speedup"])
+def test_both_lower_ends_decide_whether_a_route_is_worth_it(tmp_path: Path, asks: str) -> None:
+    """At the end itself it is; a little above it is not, and the single pool stays."""
+    run = write_run(tmp_path / "run", DEAR)
+    report = asked(run, min_speedup=1.0)
+    end = found(report).gain.low if asks == "min_route_gain" else found(report).speedup.low
+    assert end > {"min_route_gain": 0.0, "min_speedup": 1.0}[asks]
+    at, above = (asked(run, **{"min_speedup": 1.0, asks: end + more}) for more in (0.0, 1e-6))
+    assert (found(at).worth_it, found(above).worth_it) == (True, False)
+    assert found(above).pools == found(at).pools
+    assert at.route == found(at).pools
+    assert len(above.route) == (1 if above.verdict != "UNDECIDED" else 0)
+
+
+def test_no_go_is_one_pool_without_a_draft(tmp_path: Path) -> None:
+    report = asked(write_run(tmp_path / "run", ALIKE), min_speedup=9.0)
+    assert report.verdict == "NO-GO"
+    assert report.route == (ServerPool(None, None, ("a", "b"), 1.0),)
+
+
+def test_undecided_deploys_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ALIKE)
+    whole = asked(run).speedup
+    assert whole is not None
+    report = asked(run, min_speedup=whole.value)
+    assert (report.verdict, report.route) == ("UNDECIDED", ())
+
+
+def test_a_domain_without_weight_is_in_no_pool(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", MIXED)
+    weights = {"code": 0.5, "chat": 0.5, "notes": 0.0}
+    for report in (asked(run, weights=weights), asked(run, weights=weights, min_route_gain=0.9)):
+        assert {domain for pool in report.route for domain in pool.domains} == {"code", "chat"}
+        assert sum(pool.share for pool in report.route) == pytest.approx(1)
+        assert {item.domain: item.share for item in report.domains} == weights
+
+
+def test_a_fixed_draft_and_gamma_can_still_be_left_out(tmp_path: Path) -> None:
+    """The only draft and gamma, or no speculation."""
+    route = found(asked(write_run(tmp_path / "run", MIXED), draft="small", gamma=4))
+    assert goes(route.pools) == {"code": ("small", 4), "chat": None, "notes": None}
+
+
+def test_a_stand_in_for_the_served_target_calls_for_no_route(tmp_path: Path) -> None:
+    report = asked(write_run(tmp_path / "run", DEAR), served_dtype="fp8")
+    assert report.verdict == "UNDECIDED"
+    assert not found(report).worth_it
+    assert report.route == ()
+
+
+def test_fewer_than_five_documents_tell_of_no_gain(tmp_path: Path) -> None:
+    """However far apart the domains are: two documents of each are tested, and a fifth would do."""
+    code, chat = (Domain(4, alpha, 0.0, 400, 400) for alpha in (1.0, 0.0))
+    for documents, worth_it in ((4, False), (6, True)):
+        domains = {
+            "code": dataclasses.replace(code, documents=documents),
+            "chat": dataclasses.replace(chat, documents=documents),
+        }
+        recipe = dataclasses.replace(DEAR, domains=domains, decision={"min_speedup": 0.5, "min_route_gain": -0.9})
+        route = found(reported(tmp_path / str(documents), recipe))
+        assert route.documents == documents
+        assert route.gain.low > -0.9
+        assert route.worth_it == worth_it
+
+
+def sequential(run: Run, choosing: int) -> Run:
+    """The run as one whose documents came in random order."""
+    reach = dict.fromkeys(DOMAINS, 400)
+    settings = {"choosing": choosing, "available": 500, "reach": reach, "shard_documents": 16}
+    run.write_manifest(dataclasses.replace(run.manifest, sequential=settings))
+    return Run.open(run.path)
+
+
+def test_a_run_that_stops_when_it_is_sure_calls_for_no_second_pool(tmp_path: Path) -> None:
+    """Its route is tested on documents after those that chose, but by an interval for a fixed number of them."""
+    run = write_run(tmp_path / "run", DEAR)
+    assert found(asked(run)).worth_it
+    report = asked(sequential(run, 32))
+    route = found(report)
+    assert route.documents == len(run.documents()) - 32
+    assert route.gain.low > 0.03
+    assert not route.worth_it
+    assert report.route != route.pools
+    assert asked(sequential(run, 500)).routing is None  # those that choose are not all there
+
+
+def test_equal_prompts_do_not_choose_and_test(tmp_path: Path) -> None:
+    """In random order: a document after the first 16 whose prompt is that of one before tests nothing."""
+    prompts = [f"prompt {place % 12}" for place in range(40)]
+    domain = dataclasses.replace(DOMAINS["code"], prompts=prompts)
+    run = sequential(write_run(tmp_path / "run", Recipe(domains={"code": domain}, gammas=(1, 4))), 8)
+    pools, _, inquiry = pools_of(run)
+    parts = halves(pools["small"], inquiry.question.order)
+    assert parts is not None
+    units = pools["small"]["code"].cluster
+    choosing, testing = (set(units[part["code"]].tolist()) for part in parts)
+    assert (len(choosing), len(testing)) == (8, 4)
+    assert not choosing & testing
+
+
+def test_without_step_times_there_are_no_pools(tmp_path: Path) -> None:
+    report = reported(tmp_path, dataclasses.replace(MIXED, latency=False))
+    assert (report.routing, report.route) == (None, ())
+    assert {item.best.draft for item in report.domains} <= {"small", "ngram"}
+    assert {item.best.verdict for item in report.domains} == {"UNDECIDED"}
+
+
+def test_one_domain_has_no_route(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(MIXED, domains={"code": DOMAINS["code"]})
+    assert reported(tmp_path, recipe).routing is None
+
+
+def test_a_domains_row_is_its_result(tmp_path: Path) -> None:
+    """Where one draft is there to choose, and where the fixed one has one kind of text: the same test on the same half."""
+    run = write_run(tmp_path / "run", MIXED)
+    for draft in ("small", "ngram"):
+        report = asked(run, draft=draft)
+        for item in report.domains:
+            result = only(report, item.domain, draft)
+            assert (item.best.draft, item.best.gamma) == (draft, result.best_gamma)
+            assert (item.best.speedup, item.best.verdict, item.best.reason) == (
+                result.speedup,
+                result.verdict,
+                result.reason,
+            )
+            assert (item.best.acceptance, item.best.documents) == (result.alpha, result.clusters)
+            assert item.best.documents_needed == result.documents_needed
+            tokens = next(at.tokens_per_round for at in result.gammas if at.gamma == item.best.gamma)
+            assert item.best.tokens_per_round == tokens
+            assert item.documents == result.documents
+
+
+def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
+    """Of each domain: what is fastest on one half, and then of the other draft; both by what the other half says."""
+    run = write_run(tmp_path / "run", MIXED)
+    report, anew = asked(run), Anew(run, MIXED)
+    assert [item.share for item in report.domains] == sorted((item.share for item in report.domains), reverse=True)
+    for item in report.domains:
+        time = {
+            option: [anew.time({item.domain: option}, None, tested) for tested in (False, True)]
+            for option in anew.options
+            if option is not None
+        }
+        best = min(time, key=lambda option: time[option][0])
+        second = min((option for option in time if option[0] != best[0]), key=lambda option: time[option][0])
+        assert item.next_best is not None
+        assert [(one.draft, one.gamma) for one in (item.best, item.next_best)] == [best, second]
+        for one, option in ((item.best, best), (item.next_best, second)):
+            assert one.speedup is not None
+            assert one.speedup.value == pytest.approx(1 / time[option][1])
+        assert item.ahead is not None
+        assert item.ahead.value == pytest.approx(time[second][1] / time[best][1])
+        pools, times, _ = pools_of(run)
+        tested = held_out({item.domain: pools["small"][item.domain].units.lots})[item.domain]
+        ways = [[(pools[draft][item.domain].counts(gamma).rows(tested), times[draft])] for draft, gamma in (second, best)]
+        assert item.ahead == speedup_interval(Mix((item.domain,), (1.0,)).gain(*ways), 0.95)
+
+
+def test_documents_needed_would_settle_it(tmp_path: Path) -> None:
+    """An undecided domain's: twice those that its tested half would need, as of its result."""
+    run = write_run(tmp_path / "run", dataclasses.replace(DEAR, domains=NEAR, timing_error=0.0))
+    value = only(asked(run), "near").speedup
+    assert value is not None
+    threshold = value.value * 0.97
+    report = asked(run, min_speedup=threshold)
+    (item,) = [item for item in report.domains if item.domain == "near"]
+    needed = item.best.documents_needed
+    assert item.best.verdict == "UNDECIDED"
+    assert needed is not None
+    assert needed == only(report, "near").documents_needed
+    assert needed > item.documents
+    assert needed % 2 == 0
+
+
+NEAR = {"near": Domain(documents=20, alpha=0.8, spread=0.15), "code": DOMAINS["code"]}
+
+
+def test_a_domain_without_rounds_has_no_choice_and_no_next_best(tmp_path: Path) -> None:
+    corpus = Domain(documents=12, alpha=0.05, on_policy=False, continuation="text")
+    recipe = dataclasses.replace(MIXED, domains={"code": DOMAINS["code"], "corpus": corpus})
+    report = reported(tmp_path, recipe)
+    (item,) = [item for item in report.domains if item.domain == "corpus"]
+    assert (item.best.draft, item.best.verdict, item.next_best, item.ahead) == (None, "UNDECIDED", None, None)
+    assert "did not produce" in item.best.reason
+    assert (report.routing, report.drafts, report.route) == (None, (), ())
+
+
+def test_one_document_can_neither_choose_nor_be_next_best(tmp_path: Path) -> None:
+    single = dataclasses.replace(DOMAINS["chat"], documents=1)
+    report = reported(tmp_path, dataclasses.replace(MIXED, domains={"code": DOMAINS["code"], "single": single}))
+    (item,) = [item for item in report.domains if item.domain == "single"]
+    assert (item.best.verdict, item.best.draft is None) == ("UNDECIDED", item.next_best is None)
+    assert item.ahead is None
+
+
+def test_a_fixed_draft_without_step_times_says_what_is_missing(tmp_path: Path) -> None:
+    """While others have some."""
+    recipe = dataclasses.replace(MIXED, drafts={"small": 0.0, "untimed": 0.0}, decision={"draft": "untimed"})
+    run = write_run(tmp_path / "run", recipe)
+    rows = [row for row in run.latency().to_pylist() if row["model"] != "untimed"]  # type: ignore[union-attr]
+    run.write_latency(type(run.latency()).from_pylist(rows, schema=run.latency().schema))  # type: ignore[union-attr]
+    report = asked(run, draft="untimed")
+    assert report.verdict == "UNDECIDED"
+    for item in report.domains:
+        assert "no step time for draft untimed" in item.best.reason
+    assert report.routing is None
+
+
+def test_a_draft_by_itself_on_the_whole_traffic(tmp_path: Path) -> None:
+    """The fastest first; of the one that the verdict concerns, the same numbers."""
+    run = write_run(tmp_path / "run", MIXED)
+    report = asked(run)
+    speeds = [choice.speedup.value for choice in report.drafts if choice.speedup]
+    assert speeds == sorted(speeds, reverse=True)
+    assert [choice.draft for choice in report.drafts if choice.draft == report.draft] == [report.draft]
+    for choice in report.drafts:
+        alone = asked(run, draft=choice.draft)
+        assert (choice.gamma, choice.speedup, choice.verdict) == (alone.gamma, alone.speedup, alone.verdict)
+        assert choice.tokens_per_round == alone.tokens_per_round
