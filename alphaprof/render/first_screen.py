@@ -14,7 +14,7 @@ from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.wording import reached
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.model import Choice, DomainAnswer, Note, Route, ServerPool
+from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, Route, ServerPool
 from alphaprof.report.serving import paste_formats
 from alphaprof.stats.estimate import Interval
 
@@ -124,17 +124,17 @@ def _tokens(gamma: int | None) -> str:
     return fmt.many(gamma or 0, "speculative token")
 
 
-def _mine(report: Report) -> Choice | None:
+def _mine(report: Report) -> DraftAnswer | None:
     """The draft that the verdict concerns, by itself on the whole traffic."""
     return next((choice for choice in report.drafts if choice.draft == report.draft), None)
 
 
-def _second(report: Report) -> Choice | None:
+def _second(report: Report) -> DraftAnswer | None:
     """The fastest of the other drafts on the whole traffic."""
     return next((choice for choice in report.drafts if choice.draft != report.draft), None)
 
 
-def _more_documents(choice: Choice | None) -> int | None:
+def _more_documents(choice: DraftAnswer | None) -> int | None:
     """How many more independent documents would settle a choice; None where that is not known."""
     if choice is None or choice.documents_needed is None:
         return None
@@ -197,7 +197,7 @@ def _times(report: Report) -> str:
     return f"{where}; computed by a roofline of {cost.device}: not measured"
 
 
-def _row(name: str, share: float, documents: int, choice: Choice, item: DomainAnswer | None) -> tuple[str, ...]:
+def _row(name: str, share: float, documents: int, choice: DraftAnswer, item: DomainAnswer | None) -> tuple[str, ...]:
     return (
         name,
         fmt.percent(share),
@@ -212,7 +212,7 @@ def _row(name: str, share: float, documents: int, choice: Choice, item: DomainAn
     )
 
 
-def _next_best(choice: Choice | None, ahead: Interval | None) -> str:
+def _next_best(choice: DraftAnswer | None, ahead: Interval | None) -> str:
     if choice is None or choice.draft is None:
         return "\N{EN DASH}"
     same = f" {SAME}" if ahead is not None and ahead.low <= 1 <= ahead.high else ""

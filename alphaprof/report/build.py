@@ -20,7 +20,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.decision import VerdictName
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import Choice, Conditions, DomainAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
+from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
 from alphaprof.report.sections.certificates import Certificates, build_certificates
@@ -61,7 +61,7 @@ class Report:
     times: Cost | None  # where step times come from; None: there are none
     traffic: Traffic  # the verdict on all domains together
     domains: tuple[DomainAnswer, ...]  # what to use for each domain by itself, the largest share first
-    drafts: tuple[Choice, ...]  # every draft by itself on the whole traffic, the fastest first
+    drafts: tuple[DraftAnswer, ...]  # every draft by itself on the whole traffic, the fastest first
     routing: Route | None  # domains on several pools of servers; None: nothing would leave the one pool, or none can choose
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
@@ -97,7 +97,6 @@ def build_report(
     timing = book.timing(question.concurrency) if book else UNTIMED
     cost = cost_of(book, question.concurrency, documents.prompt_tokens) if book else None
     facts, certificates = _facts(run, documents, part), build_certificates(part, question.confidence)
-    certified = certificates.certificates if certificates else ()
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -122,7 +121,7 @@ def build_report(
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, certified, cost, (config or run.manifest.config)["costs"]["source"]),
+        notes=report_warnings(run, facts, results, certificates, cost, (config or run.manifest.config)["costs"]["source"]),
     )
 
 

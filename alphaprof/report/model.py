@@ -100,7 +100,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftAnswer:
     """A draft and gamma, chosen on some documents and judged on the others where there was a choice."""
 
     draft: str | None  # None: nothing could be chosen
@@ -121,8 +121,8 @@ class DomainAnswer:
     domain: str
     share: float  # of output tokens
     documents: int
-    best: Choice
-    next_best: Choice | None  # of the other drafts; None: there is none
+    best: DraftAnswer
+    next_best: DraftAnswer | None  # of the other drafts; None: there is none
     ahead: Interval | None  # how many times as fast as the next best it is, paired; on documents that chose neither
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, Timing, free_draft
 from alphaprof.report.format import short
-from alphaprof.report.model import Choice, DomainAnswer, Route, Traffic
+from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, Traffic
 from alphaprof.report.route import find_route
 from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import (
@@ -112,7 +112,7 @@ class Parts:
     """
 
     domains: tuple[DomainAnswer, ...]
-    drafts: tuple[Choice, ...]
+    drafts: tuple[DraftAnswer, ...]
     route: Route | None
 
 
@@ -150,7 +150,7 @@ def judge_parts(
 
 
 def _ahead(
-    candidates: Pools, best: Choice, next_best: Choice, domain: str, timing: Timing, question: Question
+    candidates: Pools, best: DraftAnswer, next_best: DraftAnswer, domain: str, timing: Timing, question: Question
 ) -> Interval | None:
     """How many times as fast one choice is as another, on the documents of a domain that chose neither."""
     if best.speedup is None or next_best.speedup is None:
@@ -166,16 +166,16 @@ def _ahead(
     return speedup_interval(Mix.of({domain: 1.0}).gain(*ways), question.confidence)
 
 
-def _nothing(reason: str) -> Choice:
-    return Choice(None, None, None, None, None, "UNDECIDED", reason, 0, None)
+def _nothing(reason: str) -> DraftAnswer:
+    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None)
 
 
-def _speed(choice: Choice) -> tuple[float, float]:
+def _speed(choice: DraftAnswer) -> tuple[float, float]:
     speedup, tokens = choice.speedup, choice.tokens_per_round
     return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
 
 
-def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> Choice:
+def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> DraftAnswer:
     """The best of some drafts. Without step times that is the one that emits most tokens per round at the largest gamma, and
     nothing is decided.
     """
@@ -189,7 +189,7 @@ def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gam
     if best is None:
         return _nothing(decision.reason)
     pools = [candidates[best[0]][domain] for domain in mix.domains]
-    return Choice(
+    return DraftAnswer(
         draft=best[0],
         gamma=best[1],
         acceptance=_acceptance(pools, best[1], question.confidence) if mix.weights is None or len(pools) == 1 else None,

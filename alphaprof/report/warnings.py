@@ -10,7 +10,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts
 from alphaprof.report.result import SELF_CHECK_FLOOR
-from alphaprof.report.sections.certificates import Certificate
+from alphaprof.report.sections.certificates import Certificate, Certificates
 from alphaprof.report.verdict import SLOW_BASELINE
 
 TIES_WORTH_SAYING = 0.01
@@ -21,14 +21,17 @@ CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
 def report_warnings(
-    run: Run, facts: RunFacts, results: Sequence[Result], certificates: Sequence[Certificate], cost: Cost | None, costs: str
+    run: Run, facts: RunFacts, results: Sequence[Result], certificates: Certificates | None, cost: Cost | None, costs: str
 ) -> tuple[Note, ...]:
     """The warnings of a report: those of the profiling run, and those that its numbers call for.
 
     `costs`: where step times were to come from.
     """
     of_run = (*_files(facts, run), *_documents(facts, run.manifest))
-    of_numbers = (*_numerics(results, facts.dtype), *_contradicted(results, certificates))
+    of_numbers = (
+        *_numerics(results, facts.dtype),
+        *_contradicted(results, certificates.certificates if certificates else ()),
+    )
     of_costs = _cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)
     profiled = (Note(**warning) for warning in run.manifest.warnings)
     return (*profiled, *of_run, *of_numbers, *_heads(results, run.manifest), *of_costs)
