@@ -154,14 +154,14 @@ def _route(report: Report) -> Iterator[str]:
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    faster, tested = fmt.interval(route.speedup, "x"), f"on {fmt.many(route.documents, 'document')} that did not choose them"
+    gain = f"{_signed(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} that did not choose them"
+    pools = f"{_parts(route)}: {fmt.interval(route.speedup, 'x')}"
     if route.worth_it:
-        yield f"{_parts(route)}: {faster}, {len(route.pools)} server pools."
-        yield f"Routing gains {_signed(route.gain)} over {over}, {tested}."
+        yield f"{pools}, {len(route.pools)} server pools."
+        yield f"Routing gains {gain}."
         return
-    number = "a second pool" if len(route.pools) == 2 else f"{len(route.pools)} pools"
-    yield f"one pool: not worth {number}, with a gain of {_signed(route.gain)} over {over}."
-    yield f"Tried: {_parts(route)}: {faster}, {tested}."
+    yield f"one pool: not worth a {'second' if len(route.pools) == 2 else 'third'} pool, {route.why_not}."
+    yield f"Tried: {pools}, a gain of {gain}."
 
 
 def _signed(gain: Interval) -> str:

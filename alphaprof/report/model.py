@@ -145,7 +145,12 @@ class Route:
     gain: Interval  # how much faster than the one pool, as a share of its speed; paired
     over: ServerPool  # that one pool
     documents: int  # independent documents that tested it
-    worth_it: bool  # documents can tell, and the lower ends reach decision.min_route_gain and decision.min_speedup
+    why_not: str  # what speaks against these pools, in words; empty: they are worth it
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether the lower ends reach decision.min_route_gain and decision.min_speedup."""
+        return not self.why_not
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def find_route(
     ways = [testing.decoded(configurations) for configurations in ([single] * len(assigned), assigned)]
     gain, whole = mix.gain(*ways), mix.routed(ways[1])
     faster, speedup = (speedup_interval(each, question.confidence) for each in (gain, whole))
-    if gain is None or faster is None or speedup is None:
+    if gain is None or whole is None or faster is None or speedup is None:
         return None
     more = Interval(faster.value - 1, faster.low - 1, faster.high - 1)
 
@@ -57,11 +57,23 @@ def find_route(
         for used in dict.fromkeys(assigned)
     ]
     pools.sort(key=lambda each: -each.share)
-    enough = gain.tells and whole is not None and whole.tells
-    # A run that stops when one draft is sure stops where its luck takes it: an interval for a fixed number is no evidence.
-    evident = enough and question.order is None and not question.stand_in
-    worth_it = evident and more.low >= question.min_route_gain and speedup.low >= question.min_speedup
-    return Route(tuple(pools), speedup, more, pool(single, mix.domains), gain.documents, worth_it)
+    why_not = _why_not(gain.tells and whole.tells, more.low, speedup.low, question)
+    return Route(tuple(pools), speedup, more, pool(single, mix.domains), gain.documents, why_not)
+
+
+def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> str:
+    """What speaks against the pools of a route; empty where nothing does. `gain`, `speedup`: lower ends of the intervals."""
+    if question.stand_in:
+        return question.stand_in
+    if question.order is not None:  # it stops where its luck takes it: an interval for a fixed number is no evidence
+        return "a run that stops once one draft is sure cannot tell"
+    if not enough:
+        return "too few documents to tell"
+    if gain < question.min_route_gain:
+        return f"the lower end of the gain is below {100 * question.min_route_gain:g} %"
+    if speedup < question.min_speedup:
+        return f"the lower end of the speedup is below {question.min_speedup:g}x"
+    return ""
 
 
 @dataclass(frozen=True)

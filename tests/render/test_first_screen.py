@@ -162,14 +162,18 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     report = build_report(two)
     code, chat = ServerPool("small", 3, ("code",), 0.7), ServerPool("ngram", 2, ("chat",), 0.3)
     one = ServerPool("small", 3, ("code", "chat"), 1.0)
-    route = Route((code, chat), Interval(1.71, 1.62, 1.8), Interval(0.08, 0.04, 0.123), one, 30, worth_it=True)
+    route = Route((code, chat), Interval(1.71, 1.62, 1.8), Interval(0.08, 0.04, 0.123), one, 30, "")
     worth = " ".join(as_first_screen(dataclasses.replace(report, routing=route)).split())
     assert "ROUTE chat to ngram (γ 2), rest to small (γ 3): 1.71x [1.62, 1.80], 2 server pools." in worth
     assert "Routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents that did not choose them." in worth
-    not_worth = dataclasses.replace(route, worth_it=False, pools=(code, ServerPool(None, None, ("chat",), 0.3)))
+    not_worth = dataclasses.replace(
+        route, why_not="too few documents to tell", pools=(code, ServerPool(None, None, ("chat",), 0.3))
+    )
     text = " ".join(as_first_screen(dataclasses.replace(report, routing=not_worth)).split())
-    assert "ROUTE one pool: not worth a second pool, with a gain of 8.0 % [4.0, 12.3] over small (γ 3) alone." in text
-    assert "chat without speculation, rest to small" in text
+    assert "ROUTE one pool: not worth a second pool, too few documents to tell." in text
+    assert (
+        "Tried: chat without speculation, rest to small (γ 3): 1.71x [1.62, 1.80], a gain of 8.0 % [4.0, 12.3] over" in text
+    )
 
 
 def test_drafts_that_pay_nowhere_are_named_with_their_cost(two: Run) -> None:
