@@ -252,15 +252,20 @@ def _below(report: Report) -> Iterator[str]:
         ):
             continue
         where = f"{len(judged)} of {fmt.many(len(judged), 'domain')}"
-        step = report.times.draft_ms.get(str(choice.draft)) if report.times else None
-        cost = (
-            f" (a draft step costs {fmt.number(step / report.times.target_ms[1])} of a target step)"
-            if step and report.times
-            else ""
-        )
+        slow_step = _draft_step(report, str(choice.draft))
+        cost = f" ({slow_step} of a target step)" if slow_step else ""
         slow.append(f"{choice.draft} {fmt.number(choice.speedup.value, unit='x')}, NO-GO in {where}{cost}")
     if slow:
         yield f"pays nowhere: {'; '.join(slow)}"
+
+
+def _draft_step(report: Report, draft: str) -> str:
+    """What the first draft step of a round costs, in decode steps; empty where a draft has none, or nothing was timed."""
+    if report.times is None or draft not in report.times.draft_ms:
+        return ""
+    first = report.times.draft_first_ms.get(draft, {}).get(1)
+    ms = report.times.draft_ms[draft] if first is None else first
+    return f"a {'first ' if first else ''}draft step costs {fmt.number(ms / report.times.target_ms[1])}"
 
 
 def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
