@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.wording import reached
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
+from alphaprof.report.decision import beside
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, Route, ServerPool
 from alphaprof.report.serving import paste_formats
 from alphaprof.stats.estimate import Interval
@@ -65,7 +67,9 @@ def first_screen(report: Report) -> FirstScreen:
         route=tuple(_route(report)),
         times=_times(report),
         headings=tuple(_headings(report)),
-        rows=tuple(_row(fmt.short(item.domain), item.share, item.documents, item.best, item) for item in report.domains),
+        rows=tuple(
+            _row(report, fmt.short(item.domain), item.share, item.documents, item.best, item) for item in report.domains
+        ),
         total=_total(report),
         below=tuple(_below(report)),
         load=load,
@@ -111,7 +115,8 @@ def _about(report: Report) -> Iterator[str]:
     best = "" if report.verdict == "GO" or len(report.drafts) < 2 else " (the best)"
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
     where = " everywhere" if len(report.domains) > 1 else ""
-    yield f"{report.draft}{best}{where}, {_tokens(report.gamma)}: {fmt.interval(report.speedup, 'x')}, {asked}{measured}"
+    faster = _speedup(report.speedup, traffic.min_speedup, "x")
+    yield f"{report.draft}{best}{where}, {_tokens(report.gamma)}: {faster}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
     if more := _more_documents(_mine(report)):
@@ -197,7 +202,17 @@ def _times(report: Report) -> str:
     return f"{where}; computed by a roofline of {cost.device}: not measured"
 
 
-def _row(name: str, share: float, documents: int, choice: DraftAnswer, item: DomainAnswer | None) -> tuple[str, ...]:
+def _speedup(interval: Interval | None, asked: float, unit: str = "") -> str:
+    """A speedup with its interval, whose ends are not rounded to the other side of what was asked for."""
+    if interval is None:
+        return fmt.NOTHING
+    low, high = (beside(end, asked, 2) if math.isfinite(end) else fmt.number(end) for end in (interval.low, interval.high))
+    return f"{fmt.number(interval.value, unit=unit)} [{low}, {high}]"
+
+
+def _row(
+    report: Report, name: str, share: float, documents: int, choice: DraftAnswer, item: DomainAnswer | None
+) -> tuple[str, ...]:
     return (
         name,
         fmt.percent(share),
@@ -206,7 +221,7 @@ def _row(name: str, share: float, documents: int, choice: DraftAnswer, item: Dom
         fmt.NOTHING if choice.gamma is None else str(choice.gamma),
         fmt.share(choice.acceptance.value if choice.acceptance else None, 2),
         fmt.number(choice.tokens_per_round.value if choice.tokens_per_round else None),
-        fmt.interval(choice.speedup),
+        _speedup(choice.speedup, report.traffic.min_speedup),
         choice.verdict,
         _next_best(item.next_best, item.ahead) if item else "",
     )
@@ -231,7 +246,7 @@ def _total(report: Report) -> tuple[str, ...]:
     mine = _mine(report)
     if mine is None or len(report.domains) < 2:
         return ()
-    return (*_row(DRAFT_ALONE, 1.0, report.run.documents, mine, None)[:-1], _next_best(_second(report), None))
+    return (*_row(report, DRAFT_ALONE, 1.0, report.run.documents, mine, None)[:-1], _next_best(_second(report), None))
 
 
 def _below(report: Report) -> Iterator[str]:

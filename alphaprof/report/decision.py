@@ -52,7 +52,7 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
     needed = needed and needed * (1 + held_out)
     on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g} %"
-    lower, upper = _beside(low, min_speedup), _beside(high, min_speedup)
+    lower, upper = beside(low, min_speedup), beside(high, min_speedup)
     if not speedup.tells:
         reason = _too_few(speedup, held_out) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
     elif verdict == "GO":
@@ -82,9 +82,9 @@ def _too_few(speedup: Speedup | None, held_out: bool) -> str:
     return f"a verdict needs at least {FEWEST} independent documents{where}, longer than one token; {have}{advice}"
 
 
-def _beside(bound: float, threshold: float) -> str:
-    """A bound with three digits, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
-    texts = (f"{bound:.{digits}f}" for digits in range(3, 17))
+def beside(bound: float, threshold: float, digits: int = 3) -> str:
+    """A bound with so many digits, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
+    texts = (f"{bound:.{more}f}" for more in range(digits, 17))
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
 

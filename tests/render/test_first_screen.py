@@ -234,3 +234,12 @@ def test_names_from_data_change_nothing_but_their_own_cells(tmp_path: Path, name
     markdown = report_markdown(report)
     assert "<script>" not in markdown
     assert len([line for line in markdown.splitlines() if line.startswith("| ")]) >= 4
+
+
+def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:
+    report = build_report(two)
+    traffic = dataclasses.replace(report.traffic, min_speedup=1.1)
+    below = dataclasses.replace(report, speedup=Interval(1.12, 1.0996, 1.15), traffic=traffic)
+    assert f"{report.gamma} speculative tokens: 1.12x [1.0996, 1.15], asked 1.1x" in first_screen(below).about[0]
+    reached = dataclasses.replace(below, speedup=Interval(1.12, 1.1004, 1.15))
+    assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
