@@ -8,28 +8,32 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from alphaprof.render.sections.contents import ALL, chosen
-from alphaprof.render.wording import reached
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.decision import beside
-from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, Route, ServerPool
+from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, ServerPool
 from alphaprof.report.serving import paste_formats
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown
+LETTERS = "ABCDEFGH"  # of pools
 LOADS = 8  # concurrencies that are shown
 IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what makes it another one, then the rest
     *("contradicted", "not_greedy", "off_policy_sample", "outside_support", "wiring", "damaged", "busy", "slow_baseline"),
     *("no_step_times", "partial", "other_context", "not_measured", "near_ties", "cut_by_length", "skipped", "truncated"),
-    *("halved_batches", "stopped", "token_by_token", "chain"),
+    *("not_timed", "not_timed_there", "other_dtype", "raw_prompts", "halved_batches", "stopped", "no_log", "part_of_log"),
+    *("prompts_unknown", "rounds_only", "beyond_prefill", "token_by_token", "chain"),
 )
-DRAFT_ALONE = "one draft"
-COLUMNS = ("domain", "share", "docs", "draft", "γ", "alpha", "tokens/round", "speedup", "verdict", "next best")
-WORDS = ("domain", "draft", "verdict", "next best")  # columns of words, which begin at the left
+TOTAL = "all traffic"
+COLUMNS = ("domain", "pool", "share", "docs", "draft", "γ", "alpha", "tokens/round", "speedup", "verdict", "next best")
+WORDS = ("domain", "pool", "draft", "verdict", "next best")  # columns of words, which begin at the left
+MARK = " @1"  # marks acceptance of a head among other drafts
+NAME = 16  # characters of a domain's name in a sentence
 SAME = "≈"  # marks a next best that is not told apart
 
 
@@ -42,15 +46,16 @@ class FirstScreen:
     about: tuple[str, ...]  # behind the verdict, and below it
     route: tuple[str, ...]  # empty: there is none to speak of
     times: str
-    headings: tuple[str, ...]  # of COLUMNS
-    rows: tuple[tuple[str, ...], ...]  # cells of COLUMNS, a domain each
+    columns: tuple[str, ...]  # those of COLUMNS that the table has
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]  # their cells, a domain each
     total: tuple[str, ...]  # the one draft for all; empty: there is none
     below: tuple[str, ...]
     load: tuple[tuple[str, ...], ...]  # rows of cells, a heading first; empty: one concurrency is all there is
     pays: str
     notes: tuple[str, ...]
     more_notes: int  # of other kinds
-    serve: str  # what writes the engine's configuration; empty: nothing is to be deployed
+    serve: tuple[str, ...]  # commands that write what engines are started with, one a pool
     sections: tuple[str, ...]  # names of those that have something to show
 
 
@@ -60,23 +65,25 @@ def first_screen(report: Report) -> FirstScreen:
     for note in sorted(report.notes, key=_rank):
         by_code.setdefault(note.code, []).append(note)
     load, pays = _load(report)
+    table = [tuple(_headings(report)), *(_row(report, item) for item in report.domains), *_total(report)]
+    kept = [place for place in range(len(COLUMNS)) if any(row[place] for row in table[1:])]
+    headings, *rows = [tuple(row[place] for place in kept) for row in table]
     return FirstScreen(
         run=_run(report),
         verdict=report.verdict,
         about=tuple(_about(report)),
         route=tuple(_route(report)),
         times=_times(report),
-        headings=tuple(_headings(report)),
-        rows=tuple(
-            _row(report, fmt.short(item.domain), item.share, item.documents, item.best, item) for item in report.domains
-        ),
-        total=_total(report),
+        columns=tuple(COLUMNS[place] for place in kept),
+        headings=headings,
+        rows=tuple(rows[: len(report.domains)]),
+        total=rows[-1] if len(rows) > len(report.domains) else (),
         below=tuple(_below(report)),
         load=load,
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
         more_notes=max(len(by_code) - NOTES, 0),
-        serve=_serve(report),
+        serve=tuple(_serve(report)),
         sections=tuple(section.name for section in chosen([ALL], report)),
     )
 
@@ -94,9 +101,10 @@ def _run(report: Report) -> str:
     counts = f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'token')}"
     source = f"imported from {run.imported}, " if run.imported else ""
     state = "" if run.complete else " (PARTIAL)"
-    model = run.target.rstrip("/").rsplit("/", 1)[-1]
+    model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
     texts = " and ".join(dict.fromkeys(text.split(" (")[0] for text in run.texts)) or "no"
-    return f"{fmt.short(model)} {run.dtype}, {texts} text, {source}{counts}{state}; drafts {', '.join(run.drafts)}"
+    about = f"{fmt.short(model)} {run.dtype}, {texts} text, {report.conditions.rule}"
+    return f"{', '.join(run.drafts)} for {about}, {source}{counts}{state}"
 
 
 def _about(report: Report) -> Iterator[str]:
@@ -106,23 +114,22 @@ def _about(report: Report) -> Iterator[str]:
     if report.draft is None or report.speedup is None:
         longest = _mine(report) or next(iter(report.drafts), None)
         if longest is not None and longest.tokens_per_round is not None:
-            emits = f"{fmt.interval(longest.tokens_per_round)} tokens per round on any engine"
-            yield f"{longest.draft}, {_tokens(longest.gamma)}: {emits}; speedup not known, {asked}"
+            emits = f"{fmt.interval(longest.tokens_per_round)} with {_tokens(longest.gamma)}"
+            yield f"most tokens per round: {longest.draft}, {emits}; speedup not known, {asked}"
         else:
             yield f"speedup not known, {asked}"
-        yield fmt.sentence(report.traffic.reason)
+        yield traffic.reason
         return
-    best = "" if report.verdict == "GO" or len(report.drafts) < 2 else " (the best)"
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
     where = " everywhere" if len(report.domains) > 1 else ""
     faster = _speedup(report.speedup, traffic.min_speedup, "x")
-    yield f"{report.draft}{best}{where}, {_tokens(report.gamma)}: {faster}, {asked}{measured}"
+    yield f"{report.draft}{where}, {_tokens(report.gamma)}: {faster}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
     if more := _more_documents(_mine(report)):
-        yield f"About {fmt.many(more, 'more document')} would settle it, if this speedup holds"
+        yield f"about {fmt.many(more, 'more document')} would settle it, if this speedup holds"
     else:
-        yield fmt.sentence(traffic.reason)
+        yield traffic.reason
 
 
 def _tokens(gamma: int | None) -> str:
@@ -147,45 +154,38 @@ def _more_documents(choice: DraftAnswer | None) -> int | None:
 
 
 def _route(report: Report) -> Iterator[str]:
-    """The pools that the verdicts call for, and what they gain."""
+    """The pools that the verdicts call for, what they gain, and what speaks against them."""
     route, over = report.routing, "no speculation"
+    if report.speedup is None or len(report.domains) < 2 or (report.verdict == "NO-GO" and (route is None or route.why_not)):
+        return
     if route is None:
-        if (
-            len(report.domains) > 1
-            and report.speedup is not None
-            and report.run.profile.get("route", {}).get("by") != "none"
-        ):
-            yield "one pool: no domain would gain by another draft or γ, or by none."
+        yield f"one pool: {report.one_pool}"
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
     gain = f"{_signed(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} that did not choose them"
-    pools = f"{_parts(route)}: {fmt.interval(route.speedup, 'x')}"
-    if route.worth_it:
-        yield f"{pools}, {len(route.pools)} server pools."
-        yield f"Routing gains {gain}."
+    faster = fmt.interval(route.speedup, "x")
+    if not route.worth_it:
+        yield f"one pool: not worth a {'second' if len(route.pools) == 2 else 'third'} pool, {route.why_not}"
+        yield f"tried {' and '.join(_configuration(pool) for pool in route.pools)}: {faster}, a gain of {gain}"
         return
-    yield f"one pool: not worth a {'second' if len(route.pools) == 2 else 'third'} pool, {route.why_not}."
-    yield f"Tried: {pools}, a gain of {gain}."
+    named = ", ".join(f"{letter} {_configuration(pool)}" for letter, pool in zip(LETTERS, route.pools, strict=False))
+    yield f"{len(route.pools)} server pools, {named}: {faster}"
+    yield f"routing gains {gain}"
+
+
+def _configuration(pool: ServerPool) -> str:
+    return "no speculation" if pool.draft is None else f"{pool.draft} (γ {pool.gamma})"
+
+
+def _pool_of(report: Report, domain: str) -> str:
+    """The letter of a domain's pool, where there are several."""
+    pools = report.routing.pools if report.routing is not None and report.routing.worth_it else ()
+    return next((letter for letter, pool in zip(LETTERS, pools, strict=False) if domain in pool.domains), "")
 
 
 def _signed(gain: Interval) -> str:
     return f"{100 * gain.value:.1f} % [{100 * gain.low:.1f}, {100 * gain.high:.1f}]"
-
-
-def _parts(route: Route) -> str:
-    """Which domains go where: the pool with the largest share is the rest."""
-    rest, *others = route.pools
-    said = []
-    for pool in others:
-        names = [fmt.short(name) for name in pool.domains]
-        where = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-        said.append(f"{where} {_goes(pool)}")
-    return ", ".join([*said, f"rest {_goes(rest)}"])
-
-
-def _goes(pool: ServerPool) -> str:
-    return "without speculation" if pool.draft is None else f"to {pool.draft} (γ {pool.gamma})"
 
 
 def _times(report: Report) -> str:
@@ -210,21 +210,27 @@ def _speedup(interval: Interval | None, asked: float, unit: str = "") -> str:
     return f"{fmt.number(interval.value, unit=unit)} [{low}, {high}]"
 
 
-def _row(
-    report: Report, name: str, share: float, documents: int, choice: DraftAnswer, item: DomainAnswer | None
-) -> tuple[str, ...]:
+def _row(report: Report, item: DomainAnswer) -> tuple[str, ...]:
+    pool, name, next_best = _pool_of(report, item.domain), fmt.short(item.domain), _next_best(item.next_best, item.ahead)
+    return (name, pool, fmt.percent(item.share), fmt.count(item.documents), *_answer(report, item.best), next_best)
+
+
+def _answer(report: Report, answer: DraftAnswer) -> tuple[str, ...]:
+    """The cells of a draft and what it does."""
+    head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
+    mark = MARK if head and not _all_heads(report) and report.run.imported is None else ""
     return (
-        name,
-        fmt.percent(share),
-        fmt.count(documents),
-        choice.draft or fmt.NOTHING,
-        fmt.NOTHING if choice.gamma is None else str(choice.gamma),
-        fmt.share(choice.acceptance.value if choice.acceptance else None, 2),
-        fmt.number(choice.tokens_per_round.value if choice.tokens_per_round else None),
-        _speedup(choice.speedup, report.traffic.min_speedup),
-        choice.verdict,
-        _next_best(item.next_best, item.ahead) if item else "",
+        answer.draft or fmt.NOTHING,
+        fmt.NOTHING if answer.gamma is None else str(answer.gamma),
+        fmt.share(answer.acceptance.value if answer.acceptance else None, 2) + mark,
+        fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
+        _speedup(answer.speedup, report.traffic.min_speedup),
+        answer.verdict,
     )
+
+
+def _all_heads(report: Report) -> bool:
+    return all(facts.by_depth for facts in report.run.draft_models.values())
 
 
 def _next_best(choice: DraftAnswer | None, ahead: Interval | None) -> str:
@@ -232,46 +238,70 @@ def _next_best(choice: DraftAnswer | None, ahead: Interval | None) -> str:
         return "\N{EN DASH}"
     same = f" {SAME}" if ahead is not None and ahead.low <= 1 <= ahead.high else ""
     if choice.speedup is None:
-        return f"{choice.draft} {reached(choice.tokens_per_round.value if choice.tokens_per_round else None, None)}"
+        tokens = choice.tokens_per_round
+        return f"{choice.draft} {fmt.number(tokens.value if tokens else None)} tokens"
     return f"{choice.draft} {fmt.number(choice.speedup.value)}{same}"
 
 
 def _headings(report: Report) -> Iterator[str]:
-    heads = report.run.imported is not None or any(facts.by_depth for facts in report.run.draft_models.values())
-    named = {"alpha": "accept@1" if heads else "alpha", "speedup": f"speedup [{fmt.level(report.confidence)}]"}
+    first = report.run.imported is not None or _all_heads(report)
+    named = {"alpha": "accept@1" if first else "alpha", "speedup": f"speedup [{fmt.level(report.confidence)}]"}
     return (named.get(name, name) for name in COLUMNS)
 
 
-def _total(report: Report) -> tuple[str, ...]:
+def _total(report: Report) -> Iterator[tuple[str, ...]]:
     mine = _mine(report)
-    if mine is None or len(report.domains) < 2:
-        return ()
-    return (*_row(report, DRAFT_ALONE, 1.0, report.run.documents, mine, None)[:-1], _next_best(_second(report), None))
+    if mine is not None and len(report.domains) > 1:
+        about = (TOTAL, "", "100%", fmt.count(report.run.documents))
+        yield (*about, *_answer(report, mine), _next_best(_second(report), None))
 
 
 def _below(report: Report) -> Iterator[str]:
-    """What would settle domains, what the table's marks mean, and which drafts pay nowhere."""
-    lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
-    if needed := [f"{fmt.short(domain)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
-        yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
+    """What the table's numbers rest on, what its marks mean, what would settle domains, and drafts that pay nowhere."""
+    shown = [item.best for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
+    if report.traffic.chosen and any(answer.speedup for answer in shown):
+        yield "speedup: on the half of the documents that chose neither draft nor γ; alpha and tokens/round: on all"
+    if any(answer.speedup and _looks_otherwise(answer, report.traffic.min_speedup) for answer in shown):
+        level = fmt.level(report.confidence)
+        yield f"verdicts go by one-sided {level} bounds, which lie inside the two-sided intervals shown"
+    if any(MARK in cell for answer in shown for cell in _answer(report, answer)):
+        yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
-        yield f"{SAME}: not told apart from the best, on the same documents; others than these chose it"
-    slow = []
-    for choice in report.drafts:
-        judged = [result for result in report.results if result.draft == choice.draft and result.verdict is not None]
-        if (
-            choice.speedup is None
-            or choice.speedup.value >= 1
-            or not judged
-            or any(result.verdict != "NO-GO" for result in judged)
-        ):
-            continue
-        where = f"{len(judged)} of {fmt.many(len(judged), 'domain')}"
-        slow_step = _draft_step(report, str(choice.draft))
-        cost = f" ({slow_step} of a target step)" if slow_step else ""
-        slow.append(f"{choice.draft} {fmt.number(choice.speedup.value, unit='x')}, NO-GO in {where}{cost}")
+        yield f"{SAME}: not told apart from the best on the same documents"
+    lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
+    if needed := [f"{_cut(domain)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
+        yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
+    if untimed := [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]:
+        yield f"no step times: {', '.join(untimed)}" if report.drafts else ""
+    slow = [said for answer in report.drafts if (said := _pays_nowhere(report, answer))]
     if slow:
         yield f"pays nowhere: {'; '.join(slow)}"
+
+
+def _looks_otherwise(answer: DraftAnswer, asked: float) -> bool:
+    """Whether a verdict by one-sided bounds is not what the two-sided interval beside it seems to say."""
+    if answer.speedup is None:
+        return False
+    seems = "GO" if answer.speedup.low >= asked else "NO-GO" if answer.speedup.high < asked else "UNDECIDED"
+    return seems != answer.verdict
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _pays_nowhere(report: Report, answer: DraftAnswer) -> str:
+    """A draft that makes every domain slower, by how much, and what its steps cost; empty for another one."""
+    judged = [result for result in report.results if result.draft == answer.draft and result.verdict is not None]
+    if answer.speedup is None or answer.speedup.value >= 1 or not judged:
+        return ""
+    if any(result.verdict != "NO-GO" for result in judged):
+        return ""
+    domains = len({result.domain for result in judged})
+    step = _draft_step(report, str(answer.draft))
+    where = f"NO-GO in {domains} of {fmt.many(domains, 'domain')}"
+    cost = f" ({step} of a target step)" if step else ""
+    return f"{answer.draft} {fmt.number(answer.speedup.value, unit='x')}, {where}{cost}"
 
 
 def _draft_step(report: Report, draft: str) -> str:
@@ -298,34 +328,33 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
         (f"{traffic.draft}, best γ", *(fmt.number(speedup.value if speedup else None, unit="x") for _, speedup in best)),
         ("that γ", *(str(gamma) for gamma, _ in best)),
     )
-    reached = None
+    last = None
     for item in known:
         speedup = item.speedups[item.gammas.index(item.best_gamma)] if item.best_gamma else None
         if speedup is None or speedup.value < traffic.min_speedup:
             break
-        reached = item.concurrency
-    asked = f"{traffic.min_speedup:.2f}x"
-    if reached is None:
-        return rows, f"reaches {asked} at none of these"
-    return rows, f"reaches {asked} at all of these" if reached == known[
-        -1
-    ].concurrency else f"reaches {asked} up to {reached}"
+        last = item.concurrency
+    asked = f"point values reach {traffic.min_speedup:g}x"
+    if last is None:
+        return rows, f"{asked} at none"
+    return rows, f"{asked} at all" if last == known[-1].concurrency else f"{asked} up to {last}"
 
 
-def _serve(report: Report) -> str:
-    """The command that writes what an engine is started with, for the first draft that is to be deployed and can be served
-    as it was measured; and the others.
-    """
-    drafts = dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None)
-    pasted = {draft: paste_formats(report.run.draft_models[draft], report.conditions.rule) for draft in drafts}
-    ready = [draft for draft, formats in pasted.items() if formats]
-    if not ready:
-        return f"no engine is known that serves {' and '.join(drafts)} as measured" if drafts else ""
-    first, *also = pasted[ready[0]]
-    more = [f"also {', '.join(also)}"] * bool(also) + [f"and for {' and '.join(ready[1:])}"] * (len(ready) > 1)
-    return f"alphaprof export {report.run.path}:{ready[0]} --to {first}" + (f"   ({'; '.join(more)})" if more else "")
+def _serve(report: Report) -> Iterator[str]:
+    """The commands that write what an engine is started with, one for each pool whose draft it serves as it was measured."""
+    for pool in report.route:
+        if pool.draft is None or pool.gamma is None:
+            continue
+        formats = paste_formats(report.run.draft_models[pool.draft], report.conditions.rule)
+        if not formats:
+            yield f"no engine is known that serves {pool.draft} as it was measured"
+            continue
+        run = shlex.quote(f"{report.run.path}:{pool.draft}")
+        also = f"   (also {', '.join(formats[1:])})" if len(formats) > 1 else ""
+        yield f"alphaprof export {run} --gamma {pool.gamma} --to {formats[0]}{also}"
 
 
+FORMULA = ("=", "+", "-", "@")  # how a formula begins
 CSV = (
     *(
         "domain",
@@ -345,20 +374,21 @@ CSV = (
 
 
 def first_screen_csv(report: Report) -> str:
-    """The one table in full: a row a domain, and one without a domain for the one draft of the whole traffic. Numbers have
-    all their digits; what is not known is empty.
+    """The one table in full: rows of scope `domain`, and one of scope `traffic` for the one draft of all. Numbers have all
+    their digits; what is not known is empty. A name that a spreadsheet would take for a formula begins with an apostrophe.
     """
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     table.writerow(CSV)
-    rows = [(item.domain, item.share, item.documents, item.best, item.next_best) for item in report.domains]
+    rows = [("domain", item.domain, item.share, item.documents, item.best, item.next_best) for item in report.domains]
     if (total := _mine(report)) is not None:
-        rows.append(("", 1.0, report.run.documents, total, _second(report)))
-    for domain, share, documents, best, other in rows:
+        rows.append(("traffic", "", 1.0, report.run.documents, total, _second(report)))
+    for scope, domain, share, documents, best, other in rows:
         intervals = (best.acceptance, best.tokens_per_round, best.speedup)
         values = [interval and interval.value for interval in intervals]
         ends = (best.speedup.low, best.speedup.high) if best.speedup else (None, None)
         behind = (other.draft, other.gamma, other.speedup and other.speedup.value) if other else (None, None, None)
-        first = (domain, share, documents, best.draft, best.gamma)
+        name = fmt.visible(domain)
+        first = (scope, f"'{name}" if name[:1] in FORMULA else name, share, documents, best.draft, best.gamma)
         table.writerow((*first, *values, *ends, best.verdict, best.documents_needed, *behind))
     return file.getvalue()

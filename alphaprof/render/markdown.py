@@ -10,6 +10,7 @@ from alphaprof.report.format import short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
+LINKS = re.compile(r"(?i)://|\bwww\.")  # what a page of Markdown makes a link of by itself
 SIGNS = {"GO": "✅", "NO-GO": "❌", "UNDECIDED": "❔", "pass": "✅", "fail": "❌", "undecided": "❔"}
 
 
@@ -19,8 +20,10 @@ def escaped(text: str) -> str:
 
 
 def escaped_sentence(text: str) -> str:
-    """A sentence of ours that may quote names: escaped whole, but for what sentences are made of."""
-    return _neutral(SYMBOLS_IN_SENTENCES, text)
+    """A sentence of ours that may quote names: escaped whole, but for what sentences are made of. An address in a name is
+    no link.
+    """
+    return LINKS.sub(lambda found: SYMBOLS.sub(r"\\\1", found[0]), _neutral(SYMBOLS_IN_SENTENCES, text))
 
 
 def _neutral(symbols: re.Pattern[str], text: str) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rich.console import Console
 
-from alphaprof.render.first_screen import COLUMNS, WORDS, first_screen, first_screen_csv
+from alphaprof.render.first_screen import WORDS, first_screen, first_screen_csv
 from alphaprof.render.html.page import render_html
 from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, row
 from alphaprof.render.sections.contents import ALL, chosen
@@ -15,7 +15,7 @@ from alphaprof.render.terminal import render_terminal
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
-COMMENT = 65_000  # characters: a comment on GitHub holds 65,536, and needs room for what an action adds
+COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
 
 
 class ReportAnswer(Report):
@@ -54,15 +54,18 @@ def report_markdown(report: Report, show: Sequence[str] = ()) -> str:
     """Returns the first screen, then all sections folded, or those of `show` alone and unfolded."""
     screen = first_screen(report)
     lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
-    for line in (*screen.about[1:], " ".join(screen.route), screen.times, screen.run):
-        lines += [f"{escaped_sentence(fmt.sentence(line))}", ""] if line else []
-    lines += [row(*map(escaped_sentence, screen.headings)), row(*("---" if name in WORDS else "--:" for name in COLUMNS))]
+    for line in (*screen.about[1:], "; ".join(screen.route), screen.times, screen.run):
+        lines += [escaped_sentence(line), ""] if line else []
+    lines += [
+        row(*map(escaped_sentence, screen.headings)),
+        row(*("---" if name in WORDS else "--:" for name in screen.columns)),
+    ]
     for cells in (*screen.rows, *([screen.total] if screen.total else [])):
-        named = dict(zip(COLUMNS, map(escaped_sentence, cells), strict=True))
-        verdict = cells[COLUMNS.index("verdict")]
+        named = dict(zip(screen.columns, map(escaped_sentence, cells), strict=True))
+        verdict = cells[screen.columns.index("verdict")]
         lines.append(row(*(named | {"verdict": f"{SIGNS[verdict]} {verdict}"}).values()))
-    lines += ["", *(f"{escaped_sentence(fmt.sentence(line))}\n" for line in screen.below)]
-    lines += _unfolded(report, show) if show else _folded(report, COMMENT - sum(len(line) + 1 for line in lines))
+    lines += ["", *(f"{escaped_sentence(line)}\n" for line in screen.below)]
+    lines += _unfolded(report, show) if show else _folded(report, COMMENT - _bytes(lines))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -73,12 +76,12 @@ def _unfolded(report: Report, show: Sequence[str]) -> Iterator[str]:
 
 
 def _folded(report: Report, room: int) -> Iterator[str]:
-    """Yields all sections folded, the notes first; those that do not fit into `room` characters are named."""
+    """Yields all sections folded, the notes first; those that do not fit into `room` bytes are named."""
     left_out = []
     for section in sorted(chosen([ALL], report), key=lambda section: section.name != "notes"):
         summary = f"<summary>{fmt.sentence(section.title)}</summary>"
         lines = ["<details>", summary, "", *block_lines(section.written(report)), "</details>", ""]
-        size = sum(len(line) + 1 for line in lines)
+        size = _bytes(lines)
         if size > room:
             left_out.append(section.name)
         else:
@@ -86,3 +89,7 @@ def _folded(report: Report, room: int) -> Iterator[str]:
             yield from lines
     if left_out:
         yield f"Too long for a comment on GitHub: {', '.join(left_out)}. `alphaprof report --show NAME` prints one."
+
+
+def _bytes(lines: Sequence[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)

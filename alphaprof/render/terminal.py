@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from alphaprof.render.first_screen import COLUMNS, WORDS, FirstScreen, first_screen
+from alphaprof.render.first_screen import WORDS, FirstScreen, first_screen
 from alphaprof.render.sections.blocks import Row, Table
 from alphaprof.render.sections.contents import ALL, Section, chosen
 from alphaprof.render.tables import NAME_LEAST, named_table, plain
@@ -21,7 +21,7 @@ EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
-LESS = ("docs", "next best", "share", "tokens/round", "alpha")  # columns that a narrow terminal goes without, in turn
+LESS = ("docs", "next best", "share", "alpha", "tokens/round")  # columns that a narrow terminal goes without, in turn
 NAME_KEPT = 14  # columns of a name that no other column takes; longer names fold sooner than tables go on below
 
 
@@ -60,7 +60,7 @@ def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> No
     page.say("", screen.run, indent=0, most=1)
     page.say("")
     for place, line in enumerate(screen.about):
-        most, cut = (others, " (--show verdict)") if place else (2, "")
+        most, cut = (others + 1, " (--show verdict)") if place else (2, "")
         page.say("" if place else screen.verdict, line, style=COLOURS[screen.verdict], most=most, cut=cut)
     for place, line in enumerate(screen.route):
         page.say("" if place else "ROUTE", line)
@@ -73,7 +73,8 @@ def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> No
     page.load(screen)
     for place, note in enumerate(screen.notes):
         page.say("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
-    page.say("Serve", screen.serve)
+    for place, command in enumerate(screen.serve):
+        page.whole("" if place else "Serve", command)
     more = [
         f"notes ({screen.more_notes} more)" if name == "notes" and screen.more_notes else name for name in screen.sections
     ]
@@ -115,6 +116,10 @@ class _Page:
             before = Text(" " * (indent + hang)) if place else Text(label.ljust(indent), style)
             self._print(before.append_text(line))
 
+    def whole(self, label: str, text: str) -> None:
+        """Writes a text that is copied, in one line however long it is."""
+        self._print(Text(label.ljust(LABEL), "bold").append(fmt.visible(text)))
+
     def _print(self, line: Text) -> None:
         line.rstrip()
         self.lines.append(line)
@@ -122,25 +127,26 @@ class _Page:
     def table(self, screen: FirstScreen) -> None:
         """Prints the domains, without the columns that a narrow terminal has no place for."""
         rows = [screen.headings, *screen.rows, *((screen.total,) if screen.total else ())]
-        cells = [[_cut(cell, MOST.get(name)) for name, cell in zip(COLUMNS, row, strict=True)] for row in rows]
+        names = screen.columns
+        cells = [[_cut(cell, MOST.get(name)) for name, cell in zip(names, row, strict=True)] for row in rows]
         widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
-        shown, gap = list(range(len(COLUMNS))), 2
+        shown, gap = list(range(len(names))), 2
         for name in LESS:
             gap = 2 if sum(widths[place] + 2 for place in shown) - 2 <= self.width else 1
             if sum(widths[place] + gap for place in shown) - gap > self.width:
-                shown.remove(COLUMNS.index(name))
+                shown = [place for place in shown if names[place] != name]
         rule = Text("-" * min(sum(widths[place] + gap for place in shown) - gap, self.width))
         for number, row in enumerate(cells):
             if number == len(rows) - 1 and screen.total:
                 self._print(rule.copy())
             for place in shown:
-                row[place].align("left" if COLUMNS[place] in WORDS else "right", widths[place])
+                row[place].align("left" if names[place] in WORDS else "right", widths[place])
             if number:
-                row[COLUMNS.index("verdict")].stylize(COLOURS[rows[number][COLUMNS.index("verdict")].split()[0]])
+                row[names.index("verdict")].stylize(COLOURS[rows[number][names.index("verdict")]])
             self._print(Text(" " * gap).join(row[place] for place in shown))
             if number == 0:
                 self._print(rule.copy())
-        if len(shown) < len(COLUMNS):
+        if len(shown) < len(names):
             left_out = ", ".join(name for place, name in enumerate(screen.headings) if place not in shown)
             self.say("", f"left out, the terminal is narrow: {left_out}", indent=0)
 

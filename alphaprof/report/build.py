@@ -62,7 +62,8 @@ class Report:
     traffic: Traffic  # the verdict on all domains together
     domains: tuple[DomainAnswer, ...]  # what to use for each domain by itself, the largest share first
     drafts: tuple[DraftAnswer, ...]  # every draft by itself on the whole traffic, the fastest first
-    routing: Route | None  # domains on several pools of servers; None: nothing would leave the one pool, or none can choose
+    routing: Route | None  # domains on several pools of servers, as far as that was tried
+    one_pool: str  # why it was not; empty where it was
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
@@ -114,6 +115,7 @@ def build_report(
         domains=parts.domains,
         drafts=parts.drafts,
         routing=parts.route,
+        one_pool=parts.one_pool,
         results=tuple(results),
         causes=attribution(part, judged, flavour, timing, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),

@@ -16,6 +16,7 @@ from alphaprof.report.verdict import Pair, Pools, Question, halves
 from alphaprof.stats.estimate import Array, Interval
 
 MOST_POOLS = 3  # of one model: each pool needs its own spare servers
+NO_GAIN = "no domain would gain by another pool"
 Configuration = Pair | None  # of a server; None: no speculation
 
 
@@ -26,26 +27,34 @@ def find_route(
     question: Question,
     gammas: Sequence[int],
     weights: Mapping[str, float],
-) -> Route | None:
-    """The pools that half of the documents choose, and what they gain on the other half over one pool for all domains.
+) -> Route | str:
+    """The pools that half of the documents choose, and what they gain on the other half over one pool for all domains; or
+    why there is one pool.
 
-    A second pool is always tried; a third one only where it gains `question.min_route_gain` on the half that chooses. None
-    where no domain would leave the one pool, where no documents can choose, or where the router does not know the domain.
+    A second pool is always tried; a third one only where it gains `question.min_route_gain` on the half that chooses.
     `weights`: the share of output tokens of each domain.
     """
+    if question.route_by != "domain":
+        return f"route.by is {question.route_by}"
+    if len(mix.domains) < 2:
+        return "there is one domain"
+    if question.order is not None and question.weights is not None:
+        return "documents came in another mixture of domains than the weights ask for"
+    if missing := next((draft for draft in candidates if draft not in times), None):
+        return f"there are no step times for {missing}"
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
-    if question.route_by != "domain" or len(mix.domains) < 2 or parts is None:
-        return None
+    if parts is None:
+        return "the documents that would choose pools are not there"
     options = [None, *((draft, gamma) for draft in candidates for gamma in question.gammas(gammas))]
     choosing, testing = (_Half(candidates, times, mix, rows, gammas[0]) for rows in parts)
     single, assigned = _assigned(*choosing.relative_times(options), options, question.min_route_gain)
     if len(set(assigned)) < 2:
-        return None
+        return NO_GAIN
     ways = [testing.decoded(configurations) for configurations in ([single] * len(assigned), assigned)]
     gain, whole = mix.gain(*ways), mix.routed(ways[1])
     faster, speedup = (speedup_interval(each, question.confidence) for each in (gain, whole))
     if gain is None or whole is None or faster is None or speedup is None:
-        return None
+        return "some domain has no tokens to test pools on"
     more = Interval(faster.value - 1, faster.low - 1, faster.high - 1)
 
     def pool(used: Configuration, domains: Sequence[str]) -> ServerPool:

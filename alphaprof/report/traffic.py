@@ -51,7 +51,8 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
     free = _tokens_per_round(candidates, best, mix) if best else None
-    several = by_concurrency(candidates[best[0]], book, best[0], mix, gammas, question.confidence) if best else ()
+    allowed = question.gammas(gammas)
+    several = by_concurrency(candidates[best[0]], book, best[0], mix, allowed, question.confidence) if best else ()
     return Traffic(
         verdict=decision.verdict,
         reason=reason,
@@ -108,12 +109,13 @@ def _asked(
 @dataclass(frozen=True)
 class Parts:
     """What stands beside the verdict on the whole traffic: what to use for each domain by itself, the largest share first;
-    every draft by itself on the whole traffic, the fastest first; and the route (None: see `find_route`).
+    every draft by itself on the whole traffic, the fastest first; and the route.
     """
 
     domains: tuple[DomainAnswer, ...]
     drafts: tuple[DraftAnswer, ...]
     route: Route | None
+    one_pool: str  # why there is no route
 
 
 def judge_parts(
@@ -142,11 +144,16 @@ def judge_parts(
         next_best = choose(others, mix=alone) if others else None
         ahead = _ahead(here, best, next_best, domain, timing, question) if next_best else None
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best, ahead))
-    if not allowed or why_undecidable(weights, evidence, next(iter(allowed.values()))):
-        return Parts(tuple(domains), (), None)
-    drafts = sorted((choose({draft: pools}, mix=mix) for draft, pools in every.items()), key=_speed, reverse=True)
-    route = find_route(allowed, timing.times, mix, question, gammas, weights) if timing.times else None
-    return Parts(tuple(domains), tuple(drafts), route)
+    if not allowed or (reason := why_undecidable(weights, evidence, next(iter(allowed.values())))):
+        return Parts(tuple(domains), (), None, lacking if not allowed else reason)
+    best = choose(allowed, mix=mix)
+    drafts = [choose({draft: pools}, mix=mix) for draft, pools in every.items() if draft != best.draft]
+    drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed, reverse=True)
+    route: Route | str = without_times([], timing.lacks(candidates))
+    if timing.times:
+        route = find_route(candidates, timing.times, mix, question, gammas, weights)
+    found, one_pool = (None, route) if isinstance(route, str) else (route, "")
+    return Parts(tuple(domains), tuple(drafts), found, one_pool)
 
 
 def _ahead(
