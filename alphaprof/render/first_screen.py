@@ -46,9 +46,8 @@ class FirstScreen:
     load: tuple[tuple[str, ...], ...]  # rows of cells, a heading first; empty: one concurrency is all there is
     pays: str
     notes: tuple[str, ...]
-    more_notes: int  # of other kinds
-    serve: str  # what writes the engine's configuration; empty: nothing is to be deployed
-    sections: tuple[str, ...]  # names of those that have something to show
+    serve: tuple[str, ...]  # what writes the engine's configuration, and what to say of it; empty: nothing is to be deployed
+    more: str  # what else there is: the sections that have something to show, the notes of other kinds, the formats
 
 
 def first_screen(report: Report) -> FirstScreen:
@@ -70,9 +69,8 @@ def first_screen(report: Report) -> FirstScreen:
         load=load,
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
-        more_notes=max(len(by_code) - NOTES, 0),
-        serve=_serve(report),
-        sections=tuple(section.name for section in chosen([ALL], report)),
+        serve=tuple(_serve(report)),
+        more=_more(report, max(len(by_code) - NOTES, 0)),
     )
 
 
@@ -291,13 +289,19 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
     ].concurrency else f"reaches {asked} up to {reached}"
 
 
-def _serve(report: Report) -> str:
+def _serve(report: Report) -> Iterator[str]:
     """The command that writes what the engine is started with, and the other drafts that are to be deployed."""
     drafts = list(dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None))
-    if not drafts:
-        return ""
-    others = f"; the same for {' and '.join(drafts[1:])}" if len(drafts) > 1 else ""
-    return f"alphaprof export {report.run.path}:{drafts[0]} --to vllm{others}"
+    if drafts:
+        yield f"alphaprof export {report.run.path}:{drafts[0]} --to vllm"
+    if len(drafts) > 1:
+        yield f"the same for {' and '.join(drafts[1:])}"
+
+
+def _more(report: Report, notes: int) -> str:
+    names = [section.name for section in chosen([ALL], report)]
+    shown = [f"notes ({notes} more)" if name == "notes" and notes else name for name in names]
+    return f"--show {', '.join(shown)} or {ALL}; --format html, json, md or csv"
 
 
 CSV = (

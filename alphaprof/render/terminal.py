@@ -73,11 +73,8 @@ def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> No
     page.load(screen)
     for place, note in enumerate(screen.notes):
         page.say("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
-    page.say("Serve", screen.serve)
-    more = [
-        f"notes ({screen.more_notes} more)" if name == "notes" and screen.more_notes else name for name in screen.sections
-    ]
-    page.say("More", f"--show {', '.join(more)} or {ALL}; --format html, json, md or csv")
+    page.say("Serve", "; ".join(screen.serve))
+    page.say("More", screen.more)
 
 
 @dataclass(frozen=True)
