@@ -88,9 +88,9 @@ def _row(cells: Sequence[str], name: str) -> str:
 
 def _load(rows: Sequence[Sequence[str]]) -> str:
     """The best speedups by concurrency, which is the first row."""
-    markup = ""
-    for place, (name, *cells) in enumerate(rows):
-        tag = "td" if place else "th"
-        markup += f'<tr><th scope="row" class="name">{_text(name)}</th>'
-        markup += "".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in cells) + "</tr>"
-    return _table("Load", f"<tbody>{markup}</tbody>")
+    heads, *body = (
+        f'<tr><th scope="row" class="name">{_text(name)}</th>'
+        f"{''.join(f'<{tag}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+        for tag, (name, *cells) in zip(["th", *["td"] * (len(rows) - 1)], rows, strict=True)
+    )
+    return _table("Load", f"<thead>{heads}</thead><tbody>{''.join(body)}</tbody>")
