@@ -85,6 +85,12 @@ class OpenedRun:
         named = known_rules([rules] if isinstance(rules, str) else list(rules), "rules") if rules else None
         return build_report(self._run, rules=named, whole_log=whole_log)
 
+    def _repr_html_(self) -> str:
+        """The first screen of the report, as notebooks show it: no script is in it, and no extra is needed."""
+        from alphaprof.render.html.first_screen import first_screen_fragment
+
+        return first_screen_fragment(self.report())
+
     def _read(self, table: str, columns: Sequence[str] | None, where: list[Any] | None) -> pa.Table:
         run = self._run
         if table == "totals":

@@ -59,6 +59,16 @@ def test_totals_documents_and_report(stored: Run) -> None:
     assert run.manifest.target.reference == "synthetic/target"
 
 
+def test_a_notebook_shows_the_first_screen_without_an_extra(stored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    opened = alphaprof.open(stored.path)
+    shown, report = opened._repr_html_(), opened.report()
+    assert f">{report.verdict}</b>" in shown
+    assert all(f">{item.domain}</th>" in shown for item in report.domains)
+    assert "<script" not in shown
+
+
 def test_what_is_not_complete_is_not_read(stored: Run, tmp_path: Path) -> None:
     copy = interrupted(stored, tmp_path / "copy", 1)
     before = contents(copy)

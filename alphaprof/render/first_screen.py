@@ -54,9 +54,8 @@ class FirstScreen:
     load: tuple[tuple[str, ...], ...]  # rows of cells, a heading first; empty: one concurrency is all there is
     pays: str
     notes: tuple[str, ...]
-    more_notes: int  # of other kinds
-    serve: tuple[str, ...]  # commands that write what engines are started with, one a pool
-    sections: tuple[str, ...]  # names of those that have something to show
+    serve: tuple[tuple[str, str], ...]  # by pool: the command that writes what an engine is started with, and a remark
+    more: str  # what else there is: the sections that have something to show, the notes of other kinds, the formats
 
 
 def first_screen(report: Report) -> FirstScreen:
@@ -82,9 +81,8 @@ def first_screen(report: Report) -> FirstScreen:
         load=load,
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
-        more_notes=max(len(by_code) - NOTES, 0),
         serve=tuple(_serve(report)),
-        sections=tuple(section.name for section in chosen([ALL], report)),
+        more=_more(report, max(len(by_code) - NOTES, 0)),
     )
 
 
@@ -341,35 +339,30 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
 
 
 def _serve(report: Report) -> Iterator[str]:
-    """The commands that write what an engine is started with, one for each pool whose draft it serves as it was measured."""
+def _serve(report: Report) -> Iterator[tuple[str, str]]:
+    """The command that writes what an engine is started with, for each pool whose draft one serves as it was measured."""
     for pool in report.route:
         if pool.draft is None or pool.gamma is None:
             continue
         formats = paste_formats(report.run.draft_models[pool.draft], report.conditions.rule)
         if not formats:
-            yield f"no engine is known that serves {pool.draft} as it was measured"
+            yield "", f"no engine is known that serves {pool.draft} as it was measured"
             continue
         run = shlex.quote(f"{report.run.path}:{pool.draft}")
-        also = f"   (also {', '.join(formats[1:])})" if len(formats) > 1 else ""
-        yield f"alphaprof export {run} --gamma {pool.gamma} --to {formats[0]}{also}"
+        also = f"(also {', '.join(formats[1:])})" if len(formats) > 1 else ""
+        yield f"alphaprof export {run} --gamma {pool.gamma} --to {formats[0]}", also
+
+
+def _more(report: Report, notes: int) -> str:
+    names = [section.name for section in chosen([ALL], report)]
+    shown = [f"notes ({notes} more)" if name == "notes" and notes else name for name in names]
+    return f"--show {', '.join(shown)} or {ALL}; --format html, json, md or csv"
 
 
 FORMULA = ("=", "+", "-", "@")  # how a formula begins
 CSV = (
-    *(
-        "domain",
-        "share",
-        "documents",
-        "draft",
-        "gamma",
-        "acceptance",
-        "tokens_per_round",
-        "speedup",
-        "low",
-        "high",
-        "verdict",
-    ),
-    *("documents_needed", "next_draft", "next_gamma", "next_speedup"),
+    *("scope", "domain", "share", "documents", "draft", "gamma", "acceptance", "tokens_per_round", "speedup", "low", "high"),
+    *("verdict", "documents_needed", "next_draft", "next_gamma", "next_speedup"),
 )
 
 

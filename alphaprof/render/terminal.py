@@ -73,12 +73,9 @@ def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> No
     page.load(screen)
     for place, note in enumerate(screen.notes):
         page.say("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
-    for place, command in enumerate(screen.serve):
-        page.whole("" if place else "Serve", command)
-    more = [
-        f"notes ({screen.more_notes} more)" if name == "notes" and screen.more_notes else name for name in screen.sections
-    ]
-    page.say("More", f"--show {', '.join(more)} or {ALL}; --format html, json, md or csv")
+    for place, (command, remark) in enumerate(screen.serve):
+        page.whole("" if place else "Serve", "   ".join(filter(None, (command, remark))))
+    page.say("More", screen.more)
 
 
 @dataclass(frozen=True)

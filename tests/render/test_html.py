@@ -18,8 +18,11 @@ import pandas as pd
 import pytest
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render.first_screen import first_screen
 from alphaprof.render.html.figures import label
-from alphaprof.render.html.page import SECTIONS, render_html
+from alphaprof.render.html.first_screen import first_screen_fragment
+from alphaprof.render.html.page import render_html
+from alphaprof.render.sections.contents import NAMES, SECTIONS
 from alphaprof.render.wording import of_all, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
@@ -108,16 +111,18 @@ def page_of(path: Path, recipe: Recipe) -> tuple[Report, Page]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
     report, page = page_of(tmp_path, RECIPES[name])
-    assert report.traffic.reason[1:] in page.text
-    assert all(note.message[1:] in page.text and note.remedy[1:] in page.text for note in report.notes)
+    assert report.traffic.reason in page.text
+    assert all(note.message in page.text and note.remedy in page.text for note in report.notes)
+    unmarked = page.text.replace("*", "").replace("~", "")
     for result in report.results:
-        assert fmt.share_with_interval(result.alpha) in page.text
+        assert fmt.share_with_interval(result.alpha) in unmarked
         best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
         assert all(fmt.interval(result.speedup, "x") in page.text for _ in best)
-        assert of_all(result) in page.text
-    assert all(f"{item.document} synthetic.jsonl {item.source_row}" in page.text for item in report.documents)
+        assert result.verdict is None or of_all(result) in page.text
+    assert all(f"{item.document} {item.source} {item.source_row}" in page.text for item in report.documents)
+    assert ("0 synthetic.jsonl" in page.text) == bool(report.documents)
     lines = list(times_lines(report.times, report.run.mean_context)) if report.times else []
-    assert all(" ".join(line.split())[1:] in page.text for line in lines)
+    assert all(" ".join(line.split()) in page.text for line in lines)
     for facts in (report.run.target_model, *report.run.draft_models.values()):
         assert facts.fingerprint[:12] in page.text
 
@@ -132,21 +137,78 @@ def test_the_page_holds_every_number_that_the_terminal_prints(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_the_page_holds_all_that_a_section_prints_and_no_table_twice(tmp_path: Path, name: str) -> None:
+    """The glossary takes the place of the legend's lines; line breaks and gaps are the page's."""
+    report, page = page_of(tmp_path, RECIPES[name])
+    titles = [str(about["aria-label"]) for tag, about in page.elements if tag == "table"]
+    assert len(set(titles)) == len(titles)
+    rows = ["".join(row.split()) for row in page.by_element["tr"]]
+    everything = "".join(page.text.split())
+    blocks = [block for section in SECTIONS if section.name != "legend" and not section.why_empty(report)
+              for block in section.blocks(report)]  # fmt: skip
+    assert len(blocks) > 5
+    for block in blocks:
+        texts = [block] if isinstance(block, str) else block.below
+        assert all("".join(fmt.visible(text.strip()).split()) in everything for text in texts)
+        if isinstance(block, str):
+            continue
+        assert fmt.visible(fmt.sentence(block.title)) in titles
+        lines = [(block.named, {column: column for column in block.columns}), *block.rows, *block.footer]
+        for first, cells in lines:
+            cut = [fmt.visible(part) for column in block.columns for part in cells.get(column, "").split("\n")]
+            assert "".join("".join([fmt.visible(first), *cut]).split()) in rows
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(tmp_path: Path, name: str) -> None:
+    report, page = page_of(tmp_path, RECIPES[name])
+    text, screen = first_screen_fragment(report), first_screen(report)
+    fragment = Page(text)
+    order = [screen.run, screen.verdict, *screen.about, *screen.route, screen.times, *screen.headings]
+    order += [cell for row in (*screen.rows, screen.total) for cell in row]
+    order += [*screen.below, *(cell for row in screen.load for cell in row), *([screen.pays] if screen.load else [])]
+    order += [*screen.notes, *screen.serve, screen.more]
+    place, said = 0, fragment.text
+    for part in order:
+        place = said.index(" ".join(part.split()), place) + len(part)
+    assert said in page.text
+    layout = {"style", "div", "p", "b", "table", "thead", "tbody", "tfoot", "tr", "th", "td", "ol", "li", "code"}
+    assert {tag for tag, _ in fragment.elements} <= layout  # no script
+    selectors = re.findall(r"^[^{\n]+", text.split("</style>")[0].removeprefix("<style>"), re.MULTILINE)
+    assert all(selector.startswith((".alphaprof-", "@media")) for selector in selectors)
+    verdicts = [about["class"] for tag, about in fragment.elements if tag == "b"]
+    assert verdicts[0] == f"alphaprof-verdict {report.verdict.lower()}"
+    assert len(verdicts) == 1 + len(report.domains) + bool(screen.total)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text_in_the_first_screen(tmp_path: Path, name: str) -> None:
+    fragments = [
+        first_screen_fragment(reported(tmp_path / place, Recipe(domains={domain: Domain()})))
+        for place, domain in (("plain", "name"), ("odd", HOSTILE[name]))
+    ]
+    plain, odd = map(Page, fragments)
+    assert [(tag, sorted(about)) for tag, about in odd.elements] == [(tag, sorted(about)) for tag, about in plain.elements]
+    (whole,) = [str(about["title"]) for _, about in odd.elements if "title" in about]
+    assert whole == fmt.visible(HOSTILE[name])[:1000] + ("\N{HORIZONTAL ELLIPSIS}" if len(HOSTILE[name]) > 1000 else "")
+    assert {char for char in fragments[1] if not char.isprintable()} == {"\n"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_contents_name_every_section_and_nothing_else(tmp_path: Path, name: str) -> None:
     _, page = page_of(tmp_path, RECIPES[name])
     sections = [about["id"] for tag, about in page.elements if tag == "section"]
     start = next(place for place, (_, about) in enumerate(page.elements) if about.get("id") == "contents")
     stop = next(place for place, (tag, _) in enumerate(page.elements) if tag == "main")
     assert [about["href"] for tag, about in page.elements[start:stop] if tag == "a"] == [f"#{name}" for name in sections]
-    order = [name for name, _ in SECTIONS]
-    assert [name for name in sections if name != "run"] == [name for name in order if name in sections]
-    assert {"verdict", "drafts", "legend", "run"} <= set(sections)
+    assert [name for name in sections if name not in ("answer", "run")] == [name for name in NAMES if name in sections]
+    assert {"answer", "verdict", "drafts", "legend", "run"} <= set(sections)
 
 
 def test_a_section_is_there_where_the_report_has_something_to_say(tmp_path: Path) -> None:
     with_everything = Recipe(rules=("strict", "lossless"), certificates=True, heads={"head": {}})
     sections = {about["id"] for tag, about in page_of(tmp_path / "all", with_everything)[1].elements if tag == "section"}
-    assert {name for name, _ in SECTIONS} - sections == {"load"}  # its times are of one concurrency
+    assert set(NAMES) - sections == {"load"}  # its times are of one concurrency
     bare = Recipe(latency=False)
     sections = {about["id"] for tag, about in page_of(tmp_path / "bare", bare)[1].elements if tag == "section"}
     assert not {"times", "requests", "rules", "certificates", "wiring", "documents", "load"} & sections
@@ -373,7 +435,7 @@ def test_files_that_are_no_modules_are_shipped() -> None:
     assert {path.name for path in shipped} >= {
         "page.html.j2",
         "macros.html.j2",
-        "first_screen.html.j2",
+        "first_screen.css",
         "page.css",
         "page.js",
     }

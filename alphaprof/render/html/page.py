@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,32 +17,13 @@ from alphaprof.errors import ExtraMissing
 from alphaprof.render.html import figures
 from alphaprof.render.html.captions import INTRODUCTIONS, captions
 from alphaprof.render.html.first_screen import first_screen_html
-from alphaprof.render.html.tables import TABLES
 from alphaprof.render.html.templates import filled, resource
 from alphaprof.render.json import plain_values
-from alphaprof.render.wording import times_lines, wiring_lines, without_mean_divergence
+from alphaprof.render.sections.blocks import Block
+from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.version import install_line
-
-# The sections of a report in their order, with the titles of their parts of the page.
-SECTIONS = (
-    ("verdict", "Verdict"),
-    ("drafts", "Drafts by domain"),
-    ("gammas", "Speculation length (γ)"),
-    ("rules", "Other acceptance rules"),
-    ("causes", "Why tokens are rejected"),
-    ("load", "Load"),
-    ("requests", "Requests and single documents"),
-    ("certificates", "Certificates"),
-    ("predictability", "Predictability of the text"),
-    ("difficulty", "Difficulty of positions"),
-    ("times", "Step times"),
-    ("wiring", "How draft heads were read"),
-    ("documents", "Worst and best documents"),
-    ("notes", "Notes"),
-    ("legend", "What the words mean"),
-)
 
 
 def render_html(report: Report) -> str:
@@ -58,44 +39,39 @@ def render_html(report: Report) -> str:
     if "</script" in plotly.lower():
         raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
     digests = [hashlib.sha256(text.encode()) for text in (plotly, script)]  # for the content security policy
-    values = _words(report) | {
+    words = captions(report)
+    values = {
         "report": report,
         "title": _title(report.run.target),
         "style": style,
-        "first_screen": Markup(first_screen_html(report)),  # noqa: S704  of a template that escapes
+        "first_screen": Markup(first_screen_html(report)),  # noqa: S704  it escapes
         "figures": drawn,
-        "captions": captions(report),
-        "tables": {name: list(tables(report)) for name, tables in TABLES.items()},
+        "captions": words,
+        "introductions": INTRODUCTIONS,
+        "sections": _parts(report, {words[figure.name].section for figure in drawn}),
+        "profile": _pretty(report.run.profile),
+        "environment": _pretty(report.run.environment),
         "judged": list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),
         "data": _embedded({figure.name: {"data": figure.traces, "layout": figure.layout} for figure in drawn}),
-        "css": resource("page.css"),
+        "css": resource("page.css") + resource("first_screen.css"),
         "script": script,
         "plotly": plotly,
         "hashes": " ".join(f"'sha256-{base64.b64encode(digest.digest()).decode()}'" for digest in digests),
     }
-    return filled("page.html.j2", sections=_sections(values), introductions=INTRODUCTIONS, **values)
+    return filled("page.html.j2", **values)
 
 
-def _words(report: Report) -> dict[str, Any]:
-    """The parts of the page that are lines of text."""
-    wiring = {name: list(wiring_lines(facts)) for name, facts in report.run.draft_models.items()}
-    return {
-        "wiring": {name: lines for name, lines in wiring.items() if lines},
-        "times": list(times_lines(report.times, report.run.mean_context)) if report.times else [],
-        "divergences": list(without_mean_divergence(report).values()),
-        "notes": report.notes,
-        "profile": _pretty(report.run.profile),
-        "environment": _pretty(report.run.environment),
-    }
-
-
-def _sections(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the sections of which the page has something to show; what was run comes before the legend."""
-    present = {"verdict", "legend"} | {name for name in ("wiring", "times", "notes") if values[name]}
-    present |= {name for name, tables in values["tables"].items() if tables}
-    present |= {values["captions"][figure.name].section for figure in values["figures"]}
-    *shown, legend = [(name, title) for name, title in SECTIONS if name in present]
-    return [*shown, ("run", "What was run"), legend]
+def _parts(report: Report, drawn: Collection[str]) -> list[tuple[str, str, Sequence[Block]]]:
+    """Returns name, title and blocks of each section that has blocks, or figures, which are `drawn` in it. What was run
+    comes before the legend, whose words are those of the glossary.
+    """
+    parts: list[tuple[str, str, Sequence[Block]]] = []
+    for section in SECTIONS:
+        if section.name == "legend":
+            parts += [("run", "what was run", ()), (section.name, section.title, ())]
+        elif not section.why_empty(report) or section.name in drawn:
+            parts.append((section.name, section.title, () if section.why_empty(report) else list(section.blocks(report))))
+    return parts
 
 
 def _title(reference: str) -> str:

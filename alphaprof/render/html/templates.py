@@ -7,18 +7,18 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.render.wording import any_engine, best_at, pays, speedup_lines
 from alphaprof.report import format as fmt
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+VERDICTS = ("GO", "NO-GO", "UNDECIDED")
 # What the glossary calls the headings of tables.
 TERMS = {
-    "α": "alpha",
+    "alpha": "alpha",
     "accept@1": "first",
-    "free draft: α": "alpha",
-    "γ": "gamma",
+    "free draft: alpha": "alpha",
+    "gamma": "gamma",
     "docs": "document",
     "document": "document",
     "coverage": "coverage",
@@ -39,8 +39,7 @@ TERMS = {
     "margin": "margin",
     "entropy": "margin",
     "entropy, nats": "margin",
-    "fingerprint": "fingerprint",
-    "β": "beta",
+    "beta": "beta",
     "bound": "beta",
     "mean top probability": "budget",
 }
@@ -65,13 +64,12 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "visible": fmt.visible,
-        "short": lambda text: fmt.visible(fmt.short(text)),
         "sentence": lambda text: fmt.visible(fmt.sentence(text)),
     }
-    environment.globals |= {"fmt": fmt, "best_at": best_at, "pays": pays, "any_engine": any_engine}
     environment.globals |= {
-        "speedup_lines": speedup_lines,
+        "fmt": fmt,
         "terms": TERMS,
+        "verdicts": VERDICTS,
         "glossary": json.loads(resource("glossary.json")),
     }
     return environment

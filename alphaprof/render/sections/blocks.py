@@ -1,4 +1,4 @@
-"""What a section consists of: tables and lines. Terminal and Markdown draw them; they hold text, and compute nothing."""
+"""A section is made of tables and lines. Terminal, Markdown and page draw them; they hold text, and compute nothing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Table:
     left: Collection[str] = ()  # columns that hold words
     footer: Sequence[Row] = ()
     below: Sequence[str] = ()
+    draft: str | None = None  # that it is about: the page hides it with that
 
 
 Block = Table | str  # a str is a line; leading spaces indent all of it, and an empty one sets apart
@@ -52,15 +53,22 @@ def table_of(
     if items:
         names = text_names(items, items if among is None else among)
         cells = ({heading: cell(item) for heading, cell in columns.items()} for item in items)
-        yield Table(title, tuple(columns), list(zip(names, cells, strict=True)), left=left, below=below)
+        draft = getattr(items[0], "draft", None)  # the target alone has none
+        yield Table(title, tuple(columns), list(zip(names, cells, strict=True)), left=left, below=below, draft=draft)
 
 
 def table_by_columns(
-    title: str, rows: Sequence[Row], *, named: str = "domain", footer: Sequence[Row] = (), below: Sequence[str] = ()
+    title: str,
+    rows: Sequence[Row],
+    *,
+    named: str = "domain",
+    footer: Sequence[Row] = (),
+    below: Sequence[str] = (),
+    draft: str | None = None,
 ) -> Table:
     """Returns a table of rows whose cells name its columns, in the order in which they come."""
     columns = dict.fromkeys(heading for _, cells in rows for heading in cells)
-    return Table(title, tuple(columns), rows, named, footer=footer, below=below)
+    return Table(title, tuple(columns), rows, named, footer=footer, below=below, draft=draft)
 
 
 def text_names(items: Sequence[Named], among: Sequence[wording.OfText]) -> list[str]:

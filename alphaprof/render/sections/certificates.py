@@ -59,9 +59,10 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
         [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
         for cell in (_certified, _rejected)
     )
-    yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified)
+    yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
     if averaged:
-        yield table_by_columns(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected)
+        title = f"draft {draft}: share rejected, and at most at this mean KL(p||q)"
+        yield table_by_columns(title, rejected, draft=draft)
     certain = sum(round(item.certified.value * item.positions) for item in mine)
     wrong = sum(item.contradicted for item in mine)
     yield f"  certified and yet rejected: {fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
@@ -125,7 +126,8 @@ def _tenths(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -
             for item in same:
                 rows.setdefault((item.low, item.high), (_range(item), {}))[1][item.rule] = cell(item)
             unit = ", nats" if axis == "entropy" else ""
-            yield table_by_columns(f"{what}, by tenths of the target's {axis}{unit}{kind}", list(rows.values()), named=axis)
+            title = f"{what}, by tenths of the target's {axis}{unit}{kind}"
+            yield table_by_columns(title, list(rows.values()), named=axis, draft=same[0].draft)
 
 
 def _range(item: Decile) -> str:

@@ -137,7 +137,7 @@ def _lengths(title: str, results: Sequence[Result]) -> Iterator[Table]:
         ("v = T(g+1)/T(1)", {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
     ]
     what = "tokens per round / speedup" if timed else "tokens per round"
-    yield table_by_columns(f"{title}: {what} by gamma", rows, footer=costs if timed else ())
+    yield table_by_columns(f"{title}: {what} by gamma", rows, footer=costs if timed else (), draft=shown[0].draft)
 
 
 def _length(item: GammaResult) -> str:
@@ -160,7 +160,8 @@ def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
     gamma = max(item.gamma for item in shown[0].gammas)
     what = f"at gamma {gamma}, accepted by depth: of drafts that were reached / first d drafts of a round"
     few = any(FEW_MARK in cell for _, cells in rows for cell in cells.values())
-    yield table_by_columns(f"{title}, {what}", rows, below=[f"  {MARKS[FEW_MARK]}"] if few else [])
+    below = [f"  {MARKS[FEW_MARK]}"] if few else []
+    yield table_by_columns(f"{title}, {what}", rows, below=below, draft=shown[0].draft)
 
 
 def rules(report: Report) -> Iterator[Block]:
@@ -175,7 +176,8 @@ def rules(report: Report) -> Iterator[Block]:
         ]
         marks = {_mark(result) for result in mine}
         title = f"draft {draft}: {wording.alpha_name(report.run, draft)} under other rules"
-        yield table_by_columns(title, rows, below=[f"  {words}" for sign, words in MARKS.items() if sign in marks])
+        below = [f"  {words}" for sign, words in MARKS.items() if sign in marks]
+        yield table_by_columns(title, rows, below=below, draft=draft)
     for draft in report.run.drafts:
         yield from _phases(report, draft)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block, Table
@@ -59,7 +59,17 @@ def documents(report: Report) -> Iterator[Block]:
     for draft, rule in dict.fromkeys((item.draft, item.rule) for item in report.documents):
         mine = [item for item in report.documents if (item.draft, item.rule) == (draft, rule)]
         rows = [(fmt.short(item.domain), {name: cell(item) for name, cell in columns.items()}) for item in mine]
-        yield Table(f"draft {draft}, rule {rule}: worst and best documents, the slowest first", tuple(columns), rows)
+        title = f"draft {draft}, rule {rule}: worst and best documents, the slowest first"
+        yield Table(title, tuple(columns), rows, below=[f"  sources: {_files(report, mine)}"], draft=draft)
+
+
+def _files(report: Report, documents: Sequence[DocumentResult]) -> str:
+    """Names the files of the sources that documents came from."""
+    paths = [str(source["path"]).rstrip("/") for source in report.run.profile.get("data", [])]
+    known = {item.source for item in documents}
+    return ", ".join(
+        f"{number} {fmt.short(path.rsplit('/', 1)[-1])}" for number, path in enumerate(paths) if number in known
+    )
 
 
 def why_no_documents(report: Report) -> str:

@@ -37,7 +37,8 @@ def load(report: Report) -> Iterator[Block]:
             rows.append((name, cells | {"pays up to": wording.pays(result.pays_up_to, known)}))
         if rows:
             columns = (*map(str, known), "pays up to")
-            yield Table(f"{title}: best speedup (gamma) of all documents, by sequences decoded at a time", columns, rows)
+            what = "best speedup (gamma) of all documents, by sequences decoded at a time"
+            yield Table(f"{title}: {what}", columns, rows, draft=shown[0].draft)
 
 
 def why_no_load(report: Report) -> str:
