@@ -338,7 +338,6 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
     return rows, f"{asked} at all" if last == known[-1].concurrency else f"{asked} up to {last}"
 
 
-def _serve(report: Report) -> Iterator[str]:
 def _serve(report: Report) -> Iterator[tuple[str, str]]:
     """The command that writes what an engine is started with, for each pool whose draft one serves as it was measured."""
     for pool in report.route:
