@@ -27,7 +27,18 @@ IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what m
     *("contradicted", "not_greedy", "off_policy_sample", "outside_support", "wiring", "damaged", "busy", "slow_baseline"),
     *("no_step_times", "partial", "other_context", "not_measured", "near_ties", "cut_by_length", "skipped", "truncated"),
     *("not_timed", "not_timed_there", "other_dtype", "raw_prompts", "halved_batches", "stopped", "no_log", "part_of_log"),
-    *("prompts_unknown", "rounds_only", "beyond_prefill", "token_by_token", "chain"),
+    *(
+        "never_full",
+        "imported",
+        "plain_steps",
+        "no_steps",
+        "unread_fields",
+        "prompts_unknown",
+        "rounds_only",
+        "beyond_prefill",
+        "token_by_token",
+        "chain",
+    ),
 )
 TOTAL = "all traffic"
 COLUMNS = ("domain", "pool", "share", "docs", "draft", "γ", "alpha", "tokens/round", "speedup", "verdict", "next best")

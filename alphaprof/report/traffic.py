@@ -114,7 +114,7 @@ class Parts:
 
     domains: tuple[DomainAnswer, ...]
     drafts: tuple[DraftAnswer, ...]
-    route: Route | None
+    routing: Route | None
     one_pool: str  # why there is no route
 
 

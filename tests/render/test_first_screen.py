@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+import alphaprof
 from alphaprof.config.load import changed_question
 from alphaprof.log.store import Run
-from alphaprof.render.first_screen import CSV, first_screen, first_screen_csv
+from alphaprof.render.first_screen import CSV, IMPORTANCE, first_screen, first_screen_csv
 from alphaprof.render.report import report_markdown
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
@@ -55,6 +56,11 @@ def asked(run: Run, *changes: str) -> Report:
     return build_report(run, config=changed_question(run.manifest.config, list(changes)))
 
 
+def widest(lines: list[str]) -> int:
+    """The columns of the widest line; commands to paste are never broken, however long the run's path is."""
+    return max(cell_len(line) for line in lines if "alphaprof export " not in line)
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("first") / "run", TWO)
@@ -75,14 +81,15 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
     for each in (report, build_report(wide), dataclasses.replace(report, notes=notes)):
         lines = as_first_screen(each).splitlines()
         assert len(lines) <= 40
-        assert max(map(cell_len, lines)) <= 100
-        rows = [line for line in lines if re.match(r"[a-l]x{14}…", line)]
+        assert widest(lines) <= 100
+        rows = [line for line in lines if re.match(r"[a-l]x{14}….*\[", line)]
         assert len(rows) == 12
         for row, item in zip(rows, each.domains, strict=True):
             assert item.best.draft is not None
             assert f" {item.best.draft} " in row
-            assert fmt.interval(item.best.speedup) in row
-            assert item.best.verdict in row
+            assert item.best.speedup is not None
+            assert f" {item.best.speedup.value:.2f} [" in row
+            assert f" {item.best.verdict} " in row
 
 
 @pytest.mark.parametrize("width", [99, 80, 79, 60, 40])
@@ -95,7 +102,7 @@ def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Ru
         text.split()
     )
     if width >= 60:
-        assert max(map(cell_len, text.splitlines())) <= width
+        assert widest(text.splitlines()) <= width
 
 
 def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
@@ -130,7 +137,7 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
     assert screen.load[1][1:] == tuple(f"{speedup.value:.2f}x" for speedup in best.values() if speedup)
     enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.value >= 1.3]
     assert 1 <= len(enough) < 4  # else this run shows nothing
-    assert screen.pays == f"reaches 1.30x up to {enough[-1]}"
+    assert screen.pays == f"point values reach 1.3x up to {enough[-1]}"
     assert first_screen(asked(two, "decision.draft=small")).load == ()  # times of one concurrency alone
 
 
@@ -142,8 +149,15 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
         assert cells[2:5] == (str(result.documents), item.best.draft, str(result.best_gamma))
         assert cells[7:9] == (fmt.interval(result.speedup), result.verdict)
     total = first_screen(report).total
-    assert total[:5] == ("one draft", "100%", "60", report.draft, str(report.gamma))
+    assert total[:5] == ("all traffic", "100%", "60", report.draft, str(report.gamma))
     assert total[7:9] == (fmt.interval(report.speedup), report.verdict)
+
+
+def test_the_first_line_and_the_table_judge_the_draft_by_the_same_documents(two: Run) -> None:
+    report = asked(two, "decision.gamma=2")
+    (mine,) = [answer for answer in report.drafts if answer.draft == report.draft]
+    assert (mine.speedup, mine.verdict) == (report.speedup, report.verdict)
+    assert (mine.speedup, report.traffic.documents) != (report.traffic.speedup_of_all, 60)  # the others chose the draft
 
 
 def test_what_is_undecided_says_how_many_more_documents(two: Run) -> None:
@@ -163,17 +177,41 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     code, chat = ServerPool("small", 3, ("code",), 0.7), ServerPool("ngram", 2, ("chat",), 0.3)
     one = ServerPool("small", 3, ("code", "chat"), 1.0)
     route = Route((code, chat), Interval(1.71, 1.62, 1.8), Interval(0.08, 0.04, 0.123), one, 30, "")
-    worth = " ".join(as_first_screen(dataclasses.replace(report, routing=route)).split())
-    assert "ROUTE chat to ngram (γ 2), rest to small (γ 3): 1.71x [1.62, 1.80], 2 server pools." in worth
-    assert "Routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents that did not choose them." in worth
+    worth = dataclasses.replace(report, routing=route, route=route.pools)
+    text = " ".join(as_first_screen(worth).split())
+    assert "ROUTE 2 server pools, A small (γ 3), B ngram (γ 2): 1.71x [1.62, 1.80]" in text
+    assert "routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents that did not choose them" in text
+    pools = {cells[0]: cells[1] for cells in first_screen(worth).rows}
+    assert pools == {"code": "A", "chat": "B"}
+    path = report.run.path
+    assert [command for command, _ in first_screen(worth).serve] == [
+        f"alphaprof export {path}:{draft} --gamma {gamma} --to vllm-config" for draft, gamma in (("small", 3), ("ngram", 2))
+    ]
     not_worth = dataclasses.replace(
         route, why_not="too few documents to tell", pools=(code, ServerPool(None, None, ("chat",), 0.3))
     )
-    text = " ".join(as_first_screen(dataclasses.replace(report, routing=not_worth)).split())
-    assert "ROUTE one pool: not worth a second pool, too few documents to tell." in text
-    assert (
-        "Tried: chat without speculation, rest to small (γ 3): 1.71x [1.62, 1.80], a gain of 8.0 % [4.0, 12.3] over" in text
+    screen = first_screen(dataclasses.replace(report, routing=not_worth))
+    assert screen.route[0] == "one pool: not worth a second pool, too few documents to tell"
+    assert screen.route[1].startswith(
+        "tried small (γ 3) and no speculation: 1.71x [1.62, 1.80], a gain of 8.0 % [4.0, 12.3]"
     )
+    assert "pool" not in screen.columns
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["route.by=none"], "one pool: route.by is none"),
+        (["decision.draft=ngram", "decision.gamma=2"], "one pool: no domain would gain by another pool"),
+    ],
+)
+def test_one_pool_says_why(two: Run, changes: list[str], said: str) -> None:
+    assert first_screen(asked(two, *changes)).route == (said,)
+
+
+def test_a_path_with_spaces_is_quoted_in_what_is_pasted(tmp_path: Path) -> None:
+    report = build_report(write_run(tmp_path / "my run", TWO))
+    assert f"alphaprof export '{report.run.path}:{report.draft}' --gamma" in first_screen(report).serve[0][0]
 
 
 def test_drafts_that_pay_nowhere_are_named_with_their_cost(two: Run) -> None:
@@ -194,7 +232,7 @@ def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: 
     notes = tuple(Note(code, f"{code} number {place}", "do") for place, code in enumerate(codes))
     screen = first_screen(dataclasses.replace(build_report(two), notes=notes))
     assert screen.notes == ("wiring number 3", "near_ties number 2 (and 1 more like it)", "skipped number 1")
-    assert screen.more_notes == 2
+    assert "notes (2 more)" in screen.more
 
 
 def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
@@ -202,6 +240,7 @@ def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
     rows = list(csv.DictReader(io.StringIO(first_screen_csv(report))))
     assert tuple(rows[0]) == CSV
     assert [row["domain"] for row in rows] == [*(item.domain for item in report.domains), ""]
+    assert [row["scope"] for row in rows] == ["domain", "domain", "traffic"]
     for row, item in zip(rows, report.domains, strict=False):
         assert item.best.speedup is not None
         assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.speedup))
@@ -213,7 +252,8 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     report = asked(two, "costs.source=none")
     text = as_first_screen(report)
     assert text.splitlines()[2].startswith("UNDECIDED  ")
-    assert "tokens per round on any engine; speedup not" in " ".join(text.split())
+    assert text.splitlines()[2].startswith("UNDECIDED  most tokens per round: ")
+    assert "speedup not known, asked 1.1x" in " ".join(text.split())
     assert "no step times: tokens per round hold on any engine" in text
     assert [row[7] for row in first_screen(report).rows] == [fmt.NOTHING] * 2
 
@@ -230,7 +270,7 @@ def test_names_from_data_change_nothing_but_their_own_cells(tmp_path: Path, name
     report = reported(tmp_path, Recipe(domains={HOSTILE[name]: Domain(documents=8), "chat": Domain(documents=8)}))
     text = as_first_screen(report)
     assert all(char.isprintable() or char == "\n" for char in text)
-    assert max(map(cell_len, text.splitlines())) <= 100
+    assert widest(text.splitlines()) <= 100
     markdown = report_markdown(report)
     assert "<script>" not in markdown
     assert len([line for line in markdown.splitlines() if line.startswith("| ")]) >= 4
@@ -243,3 +283,35 @@ def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> 
     assert f"{report.gamma} speculative tokens: 1.12x [1.0996, 1.15], asked 1.1x" in first_screen(below).about[0]
     reached = dataclasses.replace(below, speedup=Interval(1.12, 1.1004, 1.15))
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
+
+
+def test_a_name_in_csv_is_no_formula_and_no_control_character(tmp_path: Path) -> None:
+    names = ['=cmd|"/c calc"!A1', "@team", "\x1b[31mred", "-1"]
+    report = reported(tmp_path, Recipe(domains={name: Domain() for name in names}))
+    rows = list(csv.DictReader(io.StringIO(first_screen_csv(report))))
+    assert {row["domain"] for row in rows} == {"'" + names[0], "'@team", "\\x1b[31mred", "'-1", ""}
+
+
+def test_a_name_in_markdown_is_no_link(tmp_path: Path) -> None:
+    report = reported(tmp_path, Recipe(domains={"https://evil.example/x": Domain(), "www.evil.example": Domain()}))
+    text = report_markdown(report)
+    assert "https://" not in text
+    assert "www.evil" not in text
+
+
+def test_verdicts_by_one_sided_bounds_are_explained_where_the_interval_seems_to_say_otherwise(two: Run) -> None:
+    report = build_report(two)
+    said = "verdicts go by one-sided 95% bounds, which lie inside the two-sided intervals shown"
+    assert said not in first_screen(report).below
+    (first, *others) = report.domains
+    odd = dataclasses.replace(first, best=dataclasses.replace(first.best, speedup=Interval(1.4, 1.05, 1.8), verdict="GO"))
+    assert said in first_screen(dataclasses.replace(report, domains=(odd, *others))).below
+
+
+def test_every_note_has_its_place_among_the_others() -> None:
+    """Codes stand in the sources as the first argument of Note, or as "code" of a run's warnings."""
+    source = Path(alphaprof.__file__).parent
+    text = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    codes = set(re.findall(r'Note\(\s*"(\w+)"', text)) | set(re.findall(r'"code": "(\w+)"', text))
+    assert len(codes) > 15
+    assert codes <= set(IMPORTANCE)
