@@ -42,9 +42,9 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
             "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
         )
     if names and output not in ("terminal", "md"):
+        holds = "is the one table" if output == "csv" else "holds every section"
         raise OptionInvalid(
-            f"--show chooses what terminal and md print; {output} holds every section",
-            f"leave --show or --format {output} out",
+            f"--show chooses what terminal and md print; {output} {holds}", f"leave --show or --format {output} out"
         )
     return known_sections(names or ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from typing import Protocol
@@ -36,7 +37,8 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
     if output != "terminal":
         return str(getattr(answer, output)())
     colour = sys.stdout.isatty() and not to_file
-    width = shutil.get_terminal_size().columns if colour else PLAIN_WIDTH
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, where that is set
+    width = PLAIN_WIDTH if to_file and "COLUMNS" not in os.environ else width
     buffer = io.StringIO()
     least = 1 if getattr(answer, "any_width", False) else LEAST_WIDTH
     answer.terminal(Console(file=buffer, force_terminal=colour, width=max(width, least)))
