@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from alphaprof.errors import RunUnreadable
+from alphaprof.errors import RunUnreadable, cut
 
 FORMAT = "alphaprof-run"
 VERSION = 4
@@ -289,6 +289,10 @@ def read_manifest(run: Path) -> Manifest:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         hint = "give the directory that `alphaprof profile --out` wrote"
+        folder, _, draft = str(run).rpartition(":")
+        if folder and Path(folder, "manifest.json").exists():
+            asked = "--draft or --set decision.draft=NAME asks about one of its drafts"
+            hint = f"{folder} is a run: leave :{cut(draft)} out; {asked}"
         raise RunUnreadable(f"{run} holds no run (no manifest.json)", hint) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"

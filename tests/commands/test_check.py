@@ -180,6 +180,7 @@ def test_a_decision_without_an_answer_says_why_first(tmp_path: Path) -> None:
         (["--min-alpha", "0.5", "--min-alpha", "0.6"], "two thresholds for every domain", 2),
         (["--draft", "large", "--min-alpha", "0.5"], "no draft large", 2),
         (["--gamma", "7", "--min-acceptance-length", "2"], "no gamma 7", 2),
+        (["--gamma", "7", "--min-alpha", "0.1"], "no gamma 7", 2),
         (["--rule", "additive:0.1", "--min-alpha", "0.5"], "has no rounds", 2),
         (["--gamma", "3"], "need a threshold or a baseline", 2),
         (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "thresholds and --baseline cannot be combined", 2),

@@ -237,7 +237,7 @@ def _settled(
                 what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(drafts)}"
             raise OptionInvalid(f"no {what}: {chosen.reason}", f"name one: {names}")
         draft, gamma = chosen.draft, gamma or chosen.gamma
-    if needs_gamma and gamma not in run.gammas:
+    if gamma is not None and gamma not in run.gammas:
         raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {gammas}")
     return draft, rule or one_rule(inputs), gamma if needs_gamma else None
 
