@@ -269,7 +269,7 @@ def _below(report: Report) -> Iterator[str]:
     """What the table's numbers rest on, what its marks mean, what would settle domains, and drafts that pay nowhere."""
     shown = [item.best for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     if report.traffic.chosen and any(answer.speedup for answer in shown):
-        yield "speedup: on the half of the documents that chose neither draft nor γ; alpha and tokens/round: on all"
+        yield "speedup: on the documents that chose neither draft nor γ; alpha and tokens/round: on all documents"
     if any(answer.speedup and _looks_otherwise(answer, report.traffic.min_speedup) for answer in shown):
         level = fmt.level(report.confidence)
         yield f"verdicts go by one-sided {level} bounds, which lie inside the two-sided intervals shown"
@@ -280,8 +280,9 @@ def _below(report: Report) -> Iterator[str]:
     lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
     if needed := [f"{_cut(domain)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
         yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
-    if untimed := [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]:
-        yield f"no step times: {', '.join(untimed)}" if report.drafts else ""
+    untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
+    if untimed and report.drafts:
+        yield f"no step times: {', '.join(untimed)}"
     slow = [said for answer in report.drafts if (said := _pays_nowhere(report, answer))]
     if slow:
         yield f"pays nowhere: {'; '.join(slow)}"
