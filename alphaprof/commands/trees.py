@@ -131,11 +131,12 @@ class TreesReport:
     weights_observed: bool
     note: str  # what else to know; may be empty
     trees: tuple[StaticTree, ...]  # all trees with their paths
+    headline: str | None  # the tree with the largest gain over its chain on the documents that choose; None: none chose
     traffic: tuple[TreeTokens, ...]  # domains by their weights
     texts: tuple[TextTrees, ...]
 
     def terminal(self, console: Console) -> None:
-        """Prints the largest gain over a chain, shares of ranks, then tokens per round of every tree, also by domain."""
+        """Prints the gain of a tree over its chain, shares of ranks, then tokens per round of every tree, also by domain."""
         for line in _answer(self):
             console.print(line, highlight=False)
         console.print()
@@ -159,7 +160,11 @@ class TreesReport:
 
 
 def _answer(report: TreesReport) -> Iterator[Text]:
-    """Yields what the largest gain over a chain is, what each tree gains, on which documents, and that time is not in it."""
+    """Yields the gain of one tree over its chain, on which documents, that time is not in it, and what each tree gains.
+
+    The tree must not be the one that gains most on the documents that test, or its interval would be that of the best of
+    several. It is the headline's; without one the first, which no number picked.
+    """
     rows = [(tree, row, row.more_than_chain) for tree, row in zip(report.trees, report.traffic, strict=True)]
     known = [(tree, row, more) for tree, row, more in rows if more is not None]
     where = "the whole traffic"
@@ -170,14 +175,14 @@ def _answer(report: TreesReport) -> Iterator[Text]:
     if not known:
         yield Text("NO TREE COULD BE TESTED: the notes below say why", "bold")
         return
-    best, row, more = max(known, key=lambda each: each[2].value)
+    tree, row, more = next((each for each in known if each[0].name == report.headline), known[0])
     gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
     values = f"{fmt.difference(more, 2)} tokens per round"
-    headline = plain(f"tree {fmt.short(best.name)} {gain} its chain")
+    headline = plain(f"tree {fmt.short(tree.name)} {gain} its chain")
     headline.stylize("bold")
     yield headline.append_text(plain(f": {values}, {fmt.interval(row.tokens_per_round)} in all"))
     documents = f"{fmt.count(report.tested_on)} documents{' that chose no tree' if report.held_out else ''}"
-    yield plain(f"on {where}, {documents}, {fmt.level(report.confidence)} intervals; a round verifies {best.nodes} nodes")
+    yield plain(f"on {where}, {documents}, {fmt.level(report.confidence)} intervals; a round verifies {tree.nodes} nodes")
     yield Text("time is not modelled: verifying a tree was not timed, so there is no speedup and no verdict")
     yield Text("next: it pays where a round costs fewer decode steps than that; --format json has the paths for an engine")
     if len(known) > 1:
@@ -449,7 +454,9 @@ def build_trees(
     sample = tree_sample(side.run, side.draft, width, bool(sizes))
     by_depth = manifest.drafts[side.draft].by_depth
     shapes = _shapes(sample, sizes, depth, given, "first ranks" if by_depth else "optimal")
-    common = _replays(side, sample, [(shape, sample.tested) for shape in shapes])
+    halves = (sample.tested, sample.choosing) if sizes else (sample.tested,)
+    every = _replays(side, sample, [(shape, half) for half in halves for shape in shapes])  # the log is read once
+    common, choosing = every[: len(shapes)], every[len(shapes) :]
     largest = next((replay for replay in reversed(common) if replay.shape.kind == OPTIMAL), None)
     alone = _alone(sample, sizes[-1], depth) if largest else {}
     own = dict(zip(alone, _replays(side, sample, alone.values()), strict=True))
@@ -470,6 +477,7 @@ def build_trees(
         weights_observed=sample.weights_observed,
         note=NOTE,
         trees=shapes,
+        headline=_headline(choosing, sample),
         traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
         texts=tuple(
             _text(text, sample, common, _own(own.get(index), largest, sample, confidence), confidence)
@@ -488,6 +496,26 @@ def _shapes(
     shapes += [_shape(name, "file", tree) for name, tree in given.items()]
     depths = sorted({shape.depth for shape in shapes} - {0})
     return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
+
+
+def _headline(choosing: Sequence[Replay], sample: TreeSample) -> str | None:
+    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose. Domains
+    without such documents do not count, and the first of several equal trees is taken.
+    """
+    rows = {domain: sample.domain(domain, sample.choosing) for domain, weight in sample.weights.items() if weight > 0}
+    counted = {domain: sample.weights[domain] for domain, part in rows.items() if len(part)}
+    mix = Mix(tuple(counted), None) if sample.weights_observed else Mix.of(counted)
+
+    def tokens(replay: Replay) -> float | None:
+        return mix.value([(replay.counts(rows[domain]), free_draft(replay.shape.depth)) for domain in counted])
+
+    gains: dict[str, float] = {}
+    for replay in choosing if counted else ():
+        chain = _chain(replay, choosing)
+        own, other = tokens(replay), None if chain is None else tokens(chain)
+        if own is not None and other is not None:
+            gains[replay.shape.name] = own - other
+    return max(gains, key=gains.__getitem__, default=None)
 
 
 def _alone(sample: TreeSample, size: int, depth: int) -> dict[int, tuple[StaticTree, Mask]]:

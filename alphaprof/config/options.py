@@ -60,7 +60,7 @@ class TargetOptions(ModelOptions):
     dtype: Literal["auto", Dtype] = Field(
         "auto",
         description="profile in the dtype that is served: near-ties depend on it; auto: that of the checkpoint, "
-        "or float32 on a device that is slower in that one",
+        "or float32 on a device that is not faster in that one",
     )
 
 

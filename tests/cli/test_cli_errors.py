@@ -261,7 +261,7 @@ def report_to(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`alphaprof report --out`, of a run that needs not exist."""
     monkeypatch.setattr(store.Run, "open", lambda _: None)
     monkeypatch.setattr(build, "build_report", lambda *_: None)
-    monkeypatch.setattr(rendered.ReportAnswer, "of", lambda _: None)
+    monkeypatch.setattr(rendered.ReportAnswer, "of", lambda *_: None)
     monkeypatch.setattr(answer, "answer_text", lambda *_, **__: "the report \u2265\n")
     answering.report(Path("run"), out=out)
 

@@ -106,10 +106,11 @@ def test_several_rules_stand_beside_those_of_the_verdict_in_their_order(run: Run
 
 def test_a_rule_reaches_the_terminal_and_a_file(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
     before = contents(run)
-    code, output, errors = alphaprof("report", run.path, "--rules", "multiplicative:0.25", "--out", tmp_path / "report.txt")
+    asked = ("report", run.path, "--rules", "multiplicative:0.25", "--show", "all")
+    code, output, errors = alphaprof(*asked, "--out", tmp_path / "report.txt")
     assert (code, output, errors) == (0, "", "")
     assert "multiplicative_0p25" in (tmp_path / "report.txt").read_text(encoding="utf-8")
-    code, output, errors = alphaprof("report", run.path, "--rules", "multiplicative:0.25")
+    code, output, errors = alphaprof(*asked)
     assert (code, errors) == (0, "")
     assert "multiplicative_0p25" in output
     assert contents(run) == before
@@ -133,8 +134,8 @@ BAD_RULES = {
 BAD_SETTINGS = {
     "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
     "unknown rule": ("decision.rule=nonsense", "unknown rule 'nonsense'"),
-    "what was measured": ("gammas=[1]", "a report can change decision.* and costs.* only"),
-    "the whole group": ("decision={}", "a report can change decision.* and costs.* only"),
+    "what was measured": ("gammas=[1]", "a report can change decision.*, route.* and costs.* only"),
+    "the whole group": ("decision={}", "a report can change decision.*, route.* and costs.* only"),
     "no such draft": ("decision.draft=large", "none of the drafts (small, lookup)"),
     "no such gamma": ("decision.gamma=9", "not among gammas"),
     "no share": ("decision.weights={code: 2}", "must be shares"),

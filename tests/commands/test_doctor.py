@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -31,7 +32,8 @@ def doctor(folder: Path, without: tuple[str, ...] = (), **variables: str) -> dic
         package.mkdir(parents=True, exist_ok=True)
         (package / "__init__.py").write_text(f"raise ImportError('no {name} for you')")
     paths = os.pathsep.join([str(folder / "missing"), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"} | variables
+    ours = {name: value for name, value in os.environ.items() if name not in build.VARIABLES}  # other tests set some
+    environment = ours | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | variables
     command = [sys.executable, "-m", "alphaprof", "doctor"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     assert (result.returncode, result.stderr) == (0, "")
@@ -45,7 +47,7 @@ def doctor(folder: Path, without: tuple[str, ...] = (), **variables: str) -> dic
 def test_the_text_has_everything_that_a_bug_report_needs(tmp_path: Path) -> None:
     lines = doctor(tmp_path, OMP_NUM_THREADS="1", HF_ENDPOINT="https://me:secret@hub.example")
     assert tuple(lines) == LABELS
-    assert lines["alphaprof"] == [f"{installed.__version__} in {ROOT / 'alphaprof'}"]
+    assert lines["alphaprof"] == [f"{installed.__version__} in {build._without_home(str(ROOT / 'alphaprof'))}"]
     assert "torch " in lines["packages"][0]
     assert lines["threads"][0].startswith("torch computes with 1; OMP_NUM_THREADS=1")
     parts = ("cpu: float32 ", "bfloat16 ", "float16 ", "GFLOP/s", "dtype auto keeps")
@@ -60,6 +62,46 @@ def test_without_torch_everything_else_is_told(tmp_path: Path) -> None:
     assert tuple(lines) == LABELS
     assert lines["speed"] == ["torch cannot be used: no torch for you"]
     assert lines["threads"] == ["OMP_NUM_THREADS=1, HF_HUB_OFFLINE=1"]
+
+
+def test_a_broken_client_of_the_hub_is_said_like_a_broken_torch(tmp_path: Path) -> None:
+    lines = doctor(tmp_path, without=("torch", "huggingface_hub"))
+    assert tuple(lines) == LABELS
+    assert lines["hub"] == ["huggingface_hub cannot be used: no huggingface_hub for you"]
+    assert len(lines["disk"]) == 1  # where it keeps models is not known
+
+
+def test_folders_do_not_tell_the_users_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The home may be a link, and a folder that only begins like it is another one."""
+    home = ROOT.parent
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(tmp_path / "link"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "link" / "hf"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", f"{home}-other/loops")
+    monkeypatch.setattr(hub, "cache_folder", lambda: home / "hf" / "hub")
+    monkeypatch.setattr("alphaprof.stats.compiled.loops_folder", lambda: home / "hf" / "loops")
+    monkeypatch.setattr(hub, "endpoint", lambda: f"file://{home}")
+
+    def broken() -> None:
+        raise ImportError(f"{home}/lib/libtorch.so: no such file")
+
+    monkeypatch.setattr("alphaprof.commands.doctor.measure.devices", broken)
+    found = build_doctor()
+    assert found.location == f"~/{ROOT.name}/alphaprof"
+    assert found.hub_cache == "~/hf/hub"
+    assert found.torch_problem == "torch cannot be used: ~/lib/libtorch.so: no such file"
+    assert found.loops.endswith(" are kept in ~/hf/loops")
+    assert found.variables["HF_HOME"] == "~/hf"
+    assert found.variables["NUMBA_CACHE_DIR"] == f"{home}-other/loops"
+    for form in ("terminal", "json"):
+        assert re.findall(rf"{home}(?!-other)|{tmp_path}", answer_text(found, form)) == []
+
+
+@pytest.mark.parametrize("home", ["/", ""])
+def test_a_user_without_a_home_of_their_own_sees_every_folder_whole(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, where nothing of it is a name."""
+    monkeypatch.setenv("HOME", home)
+    assert build._without_home("/usr/lib/x and y") == "/usr/lib/x and y"
 
 
 def test_a_home_that_cannot_be_written_is_said_with_what_helps(tmp_path: Path) -> None:

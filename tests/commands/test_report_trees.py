@@ -320,6 +320,44 @@ def test_what_the_tested_half_says_changes_no_tree_and_what_the_other_half_says_
     assert plain.trees[0].paths[0] == (1,)
 
 
+def test_the_headline_is_of_the_tree_that_gains_most_where_trees_are_chosen(tmp_path: Path) -> None:
+    """Not where they are tested: there the best of several gains more than it will."""
+    run = made(tmp_path, dataclasses.replace(RECIPE, domains={"code": RECIPE.domains["code"]}, lookups=()))
+    tested = halves(run, ["code"])["code"]
+
+    def half(frame: pd.DataFrame) -> None:
+        """The draft's second token is right where trees are chosen, its fifth one where they are tested."""
+        wrong = (frame["draft_rank_of_token"] > 1).fillna(False).to_numpy(dtype=bool)
+        frame.loc[wrong, "draft_rank_of_token"] = np.where(frame.loc[wrong, "document"].isin(tested), 5, 2)
+
+    side = RunDraft(rewritten(run, "small", half), "small")
+    given = {"fifth": Tree.from_paths([(1,), (5,)]), "second": Tree.from_paths([(1,), (2,)])}
+    report = build_trees(side, nodes=(1,), given=given)
+    gains = {row.tree: row.more_than_chain for row in report.traffic if row.more_than_chain is not None}
+    assert max(gains, key=lambda name: gains[name].value) == "fifth"
+    assert report.headline == "second"
+    first = answer_text(report, "terminal").splitlines()[0]
+    assert first.startswith("tree second is not told apart from its chain: +0.00 ")
+    other = every_document(side, **given)  # nothing is chosen: the user's first tree, which no number picked
+    assert other.headline is None
+    assert answer_text(other, "terminal").startswith("tree fifth accepts more than its chain: +")
+
+
+@pytest.mark.parametrize("weights", [None, {"code": 0.05, "chat": 0.95}])
+def test_the_headline_weighs_domains_as_the_traffic_does(tmp_path: Path, weights: dict[str, float] | None) -> None:
+    domains = {"code": Domain(documents=24, alpha=0.5), "chat": Domain(documents=8, alpha=0.5)}
+    run = made(tmp_path, Recipe(domains=domains, decision={"weights": weights}))
+    ranks = {"code": 2, "chat": 3}
+
+    def by_domain(frame: pd.DataFrame) -> None:
+        wrong = (frame["draft_rank_of_token"] > 1).fillna(False).to_numpy(dtype=bool)
+        frame.loc[wrong, "draft_rank_of_token"] = frame.loc[wrong, "domain"].astype(str).map(ranks)
+
+    side = RunDraft(rewritten(run, "small", by_domain), "small")
+    given = {f"of {name}": Tree.from_paths([(1,), (rank,)]) for name, rank in ranks.items()}
+    assert build_trees(side, nodes=(1,), given=given).headline == ("of code" if weights is None else "of chat")
+
+
 def test_no_cluster_lies_in_both_halves(tmp_path: Path) -> None:
     grouped = {
         name: Domain(
@@ -584,7 +622,7 @@ def test_hostile_names_are_harmless(tmp_path: Path, name: str) -> None:
 
 def test_json_holds_everything(found: TreesReport) -> None:
     content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
-    assert (content.pop("format"), content.pop("version")) == ("alphaprof-trees", 1)
+    assert (content.pop("format"), content.pop("schema_version")) == ("alphaprof-trees", "1.0")
     assert set(content) == {field.name for field in dataclasses.fields(TreesReport)}
     assert "ranks from 1" in content["note"]
     for item, tree in zip(content["trees"], found.trees, strict=True):

@@ -116,7 +116,7 @@ class Clockwork:
         self.now, self.order = 0.0, list[tuple[str, int]]()
         self.rng = np.random.default_rng(0)
         monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(latency, "_waited_s", lambda: waiting * self.now)
+        monkeypatch.setattr(latency, "_waited_s", lambda on_cpu: waiting * self.now if on_cpu else math.nan)
 
         def step(stepper: Stepper, tokens: int) -> float:
             taken = step_s * tokens * float(np.exp(noise * self.rng.standard_normal()))
@@ -269,18 +269,29 @@ def test_a_system_that_does_not_count_how_long_threads_wait(monkeypatch: pytest.
     assert measure(subjects_of_two_tokens(), MeasuredCosts(context=8), ignored).waiting is None
 
 
+def test_a_thread_whose_models_are_not_on_the_cpu_is_not_taken_for_one_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Clockwork(monkeypatch, 0.01, waiting=0.5)
+    subjects = subjects_of_two_tokens()
+    monkeypatch.setattr(Model, "device", torch.device("meta"))
+    assert measure(subjects, MeasuredCosts(context=8), ignored).waiting is None
+
+
 @pytest.mark.parametrize(
-    ("counted", "threads", "expected"),
+    ("counted", "threads", "on_cpu", "expected"),
     [
-        ("7000000000 2500000000 31\n", 2, 2.5),
-        ("0 0 0\n", 1, 6.0),  # a kernel without these counts
-        ("0 0 0\n", 2, math.nan),
-        (None, 1, 6.0),
-        (None, 2, math.nan),
+        ("7000000000 2500000000 31\n", 2, True, 2.5),
+        ("7000000000 2500000000 31\n", 1, False, 2.5),  # one that waits for a GPU is not ready to run
+        ("0 0 0\n", 1, True, 6.0),  # a kernel without these counts
+        ("0 0 0\n", 2, True, math.nan),
+        (None, 1, True, 6.0),
+        (None, 1, False, math.nan),
+        (None, 2, True, math.nan),
     ],
 )
 def test_how_long_a_thread_waited_is_counted_by_linux_and_elsewhere_known_of_one_thread_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: str | None, threads: int, expected: float
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: str | None, threads: int, on_cpu: bool, expected: float
 ) -> None:
     if counted is not None:
         (tmp_path / "schedstat").write_text(counted)
@@ -288,7 +299,7 @@ def test_how_long_a_thread_waited_is_counted_by_linux_and_elsewhere_known_of_one
     monkeypatch.setattr(latency.time, "monotonic", lambda: 10.0)
     monkeypatch.setattr(latency.time, "thread_time", lambda: 4.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert latency._waited_s() == pytest.approx(expected, nan_ok=True)
+    assert latency._waited_s(on_cpu) == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_rehearsal_knows_what_will_take_longer_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ LABEL = 10  # columns of what stands before a line
 
 @dataclass(frozen=True)
 class Doctor:
-    """What was found. None: not known, or not there."""
+    """What was found; `~` stands for the user's home in every text. None: not known, or not there."""
 
     format: ClassVar[str] = "alphaprof-doctor"
     version: ClassVar[str] = "1.0"
@@ -78,11 +80,11 @@ def build_doctor() -> Doctor:
 
             devices, torch_threads, problem = measure.devices(), measure.threads(), None
         except Exception as error:  # a broken installation, a driver that does not fit: that is what is looked for
-            problem = f"torch cannot be used: {hub.first_line(error)}"
+            problem = _without_home(f"torch cannot be used: {hub.first_line(error)}")
     cache = _hub_cache()
     return Doctor(
         alphaprof=__version__,
-        location=str(Path(__file__).parents[2]),
+        location=_without_home(str(Path(__file__).parents[2])),
         python=platform.python_version(),
         platform=platform.platform(),
         packages={name: _version(name) for name in _package_names()},
@@ -93,15 +95,15 @@ def build_doctor() -> Doctor:
         torch_threads=torch_threads,
         torch_problem=problem,
         devices=devices,
-        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        variables={name: _without_home(os.environ[name]) for name in VARIABLES if name in os.environ},
         memory_free=_memory_free(),
         memory_limit=_number(Path("/sys/fs/cgroup/memory.max")),
         disk_free=_disk_free(Path()),
-        hub_cache=None if cache is None else str(cache),
+        hub_cache=None if cache is None else _without_home(str(cache)),
         hub_cache_free=None if cache is None else _disk_free(cache),
         hub_cache_writable=None if cache is None else _is_writable(cache),
-        hub=_hub(),
-        loops=_loops(),
+        hub=_without_home(_hub()),
+        loops=_without_home(_loops()),
         extras=tuple(_extra(name) for name in EXTRAS),
     )
 
@@ -217,19 +219,32 @@ def _disk_free(path: Path) -> int | None:
         return None
 
 
+def _without_home(text: str) -> str:
+    """A text with `~` for the user's home, which has their name: what is printed here is made public."""
+    home = os.path.expanduser("~")
+    for place in {home, os.path.realpath(home)} - {"~", "/"}:
+        text = re.sub(rf"(?<![\w.-]){re.escape(place.rstrip('/'))}(?![\w.-])", "~", text)
+    return text
+
+
 def _hub_cache() -> Path | None:
-    if find_spec("huggingface_hub") is None:
-        return None
-    return hub.cache_folder()
+    """Where models of the hub are kept; None where huggingface_hub is not there or broken, as `_hub` says."""
+    with contextlib.suppress(Exception):
+        return hub.cache_folder()
+    return None
 
 
 def _hub() -> str:
     """Whether the hub answers. An address is shown without a user's name and password."""
     if find_spec("huggingface_hub") is None:
         return "huggingface_hub is not installed: local models only"
+    try:
+        endpoint = hub.endpoint()
+    except Exception as error:  # a broken installation
+        return f"huggingface_hub cannot be used: {hub.first_line(error)}"
     if hub.is_offline():
         return "not asked, since HF_HUB_OFFLINE is set: local and downloaded models only"
-    address = urlsplit(hub.endpoint())
+    address = urlsplit(endpoint)
     where = f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
     if hub.hub_answers():
         return f"{where} answers"

@@ -116,12 +116,19 @@ def weights_names(folder: Path) -> Iterator[str]:
 
 
 def weights_dtype(path: Path) -> str | None:
-    """Returns the floating dtype of most bytes of a safetensors file; None where it holds none or is damaged."""
+    """Returns the floating dtype of most bytes of a safetensors file; None where it holds none or is damaged, which loading
+    it says.
+    """
     sizes: Counter[str] = Counter()
-    for tensor in (_header(path) or {}).values():
-        if isinstance(tensor, dict) and tensor.get("dtype") in SAFETENSORS_DTYPES:
-            begin, end = tensor["data_offsets"]
-            sizes[SAFETENSORS_DTYPES[tensor["dtype"]]] += end - begin
+    for name, tensor in (_header(path) or {}).items():
+        match tensor:
+            case _ if name == "__metadata__":
+                continue
+            case {"dtype": str(stored), "data_offsets": [int(begin), int(end)]}:
+                if stored in SAFETENSORS_DTYPES:
+                    sizes[SAFETENSORS_DTYPES[stored]] += end - begin
+            case _:
+                return None
     return sizes.most_common(1)[0][0] if sizes else None
 
 

@@ -25,6 +25,7 @@ PACKED = "bfloat16"  # what weights of 8 bits and fewer are dequantised to: 16 b
 # milliseconds where it has none for a dtype.
 ROWS, WIDTH = 32, 1024
 ON_GPU = 2048  # rows and widths there
+FASTER = 1.2  # times the speed of float32 from which a CPU is faster in a dtype: see `cpu_ratio`
 LEAST, PATIENCE = 3, 0.2  # products of each dtype that are timed at least, and seconds after which no more are
 
 
@@ -45,7 +46,9 @@ def settled(options: ProfileOptions, dtype: str) -> ProfileOptions:
 
 
 def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
-    """Returns the checkpoint's own dtype where the device multiplies in it at least as fast as in float32, else float32."""
+    """Returns the checkpoint's own dtype where the device is made for it or multiplies faster in it than in float32, else
+    float32.
+    """
     stored, origin = _stored(options)
     if stored not in ("bfloat16", "float16"):
         return DtypeChoice("float32", stored, f"float32: {origin}")
@@ -82,13 +85,14 @@ def _weights(options: ModelOptions, folder: Path) -> Path | None:
 
 
 def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
-    """Whether a device computes in a 16-bit dtype at least as fast as in float32, and how that is known, in words."""
+    """Whether a GPU computes in a 16-bit dtype, or a CPU faster than in float32, and how that is known, in words."""
     if device.type == "cuda":
         fast = name == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
         return fast, f"in which this GPU {'computes' if fast else 'does not compute'}"
     ratio = cpu_ratio(name)
-    speed = "at least as fast" if ratio >= 1 else "slower"
-    return ratio >= 1, f"in which this CPU multiplies {speed} ({ratio:.1f} times the speed of float32)"
+    fast = ratio >= FASTER
+    speed = "faster" if fast else "not clearly faster"
+    return fast, f"in which this CPU multiplies {speed} ({ratio:.2f} times the speed of float32)"
 
 
 @cache
@@ -96,7 +100,9 @@ def cpu_ratio(name: str) -> float:
     """Returns the speed of this CPU's products in a dtype over that in float32.
 
     Measured rather than read from flags: which instructions torch uses depends on its build, on the processor and on the
-    environment (ONEDNN_MAX_CPU_ISA). With instructions for bfloat16 the ratio is 2 and more, without them 0.4 and less.
+    environment (ONEDNN_MAX_CPU_ISA). With instructions for a dtype the ratio is 2 and more, without them 0.4 and less.
+    `FASTER` lies between: at 1 the noise of a measurement could decide, and a CPU that is hardly faster gains nothing for
+    what 16 bits cost in precision.
     """
     other, single = speeds([DTYPES[name], torch.float32], torch.device("cpu"))
     return other / single

@@ -300,9 +300,9 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
     answered = threading.Event()
 
     def ask() -> None:
-        from huggingface_hub import constants, get_session
-
         with contextlib.suppress(Exception):  # any failure of any HTTP library means the same here: no answer
+            from huggingface_hub import constants, get_session
+
             get_session().head(constants.ENDPOINT, timeout=timeout_s)
             answered.set()
 
