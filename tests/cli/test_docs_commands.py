@@ -51,7 +51,7 @@ SAMPLED = dataclasses.replace(
 )
 # The runs that pages name, and what stands in for them.
 RUNS = {
-    "runs/my": GREEDY,
+    "runs/my": dataclasses.replace(GREEDY, heads={"head": {}}),
     "runs/my-sampled": SAMPLED,
     "runs/demo": dataclasses.replace(GREEDY, drafts={"skip": 0.0}),
     "runs/new": dataclasses.replace(GREEDY, seed=1),
