@@ -31,8 +31,10 @@ def render_terminal(report: Report, console: Console, show: Sequence[str] = ()) 
     """
     if not show or ALL in show:
         _first_screen(report, console)
-    else:
+    if show:
         run = report.run
+        if ALL in show:
+            console.print()
         console.print(plain(f"alphaprof {report.alphaprof}   run {run.path} ({'complete' if run.complete else 'PARTIAL'})"))
     for section in chosen(show, report):
         console.print()
@@ -106,10 +108,11 @@ class _Page:
         indent = max(indent, cell_len(label) + 2) if label else indent
         lines = Text(fmt.visible(text)).wrap(self.console, self.width - indent - hang)
         for place, line in enumerate(lines[:most]):
-            line.rstrip()
-            if place == most - 1 and len(lines) > most:
-                line.truncate(self.width - indent - hang - len(cut) - 2)
+            if place == most - 1 and len(lines) > most:  # between words: a number that is cut is another number
+                (line, *_) = line.wrap(self.console, self.width - indent - hang - len(cut) - 2)
+                line.rstrip()
                 line.append(f" \N{HORIZONTAL ELLIPSIS}{cut}")
+            line.rstrip()
             before = Text(" " * (indent + hang)) if place else Text(label.ljust(indent), style)
             self._print(before.append_text(line))
 

@@ -67,7 +67,7 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
 from alphaprof.report.decision import decide, held_out
-from alphaprof.report.route import find_route
+from alphaprof.report.route import NO_GAIN, find_route
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import pooled_share
@@ -584,7 +584,10 @@ def routes(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
                 for place, draft in enumerate(drafts)
             }
             question = Question("strict", "auto", "auto", 0.0, CONFIDENCE, weights, min_route_gain=WORTH)
-            found.append(find_route(pools, dict.fromkeys(drafts, TIMES), Mix.of(weights), question, [GAMMA], weights))
+            route = find_route(pools, dict.fromkeys(drafts, TIMES), Mix.of(weights), question, [GAMMA], weights)
+            if isinstance(route, str) and route != NO_GAIN:  # any other reason would be a simulation of nothing
+                raise ValueError(route)
+            found.append(None if isinstance(route, str) else route)
         logs = np.array([math.log1p(route.gain.value) if route else 0.0 for route in found])
         lows = np.array([route.gain.low if route else -1.0 for route in found])
         worth = sum(route is not None and route.worth_it for route in found) / repetitions

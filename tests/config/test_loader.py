@@ -85,12 +85,6 @@ def dotted(keys: Keys) -> str:
     return ".".join(map(str, keys))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_profile_that_comes_with_the_project_loads_and_its_data_exist(path: Path) -> None:
-    sources = [Path(source.path) for source in load_profile(path).data]
-    assert [source for source in sources if source.is_absolute() and not source.exists()] == []
-
-
 # Where option groups stand in the profile above.
 GROUPS: list[Keys] = [
     (),

@@ -700,7 +700,7 @@ def test_a_budget_without_time_for_a_round_leaves_the_verdict_open(tiny: Path, t
     assert "not_timed" in progress.warnings
     report = build_report(run)
     assert report.traffic.verdict == "UNDECIDED"
-    (reason,) = (warning for warning in report.warnings if warning.code == "not_timed")
+    (reason,) = (warning for warning in report.notes if warning.code == "not_timed")
     assert "costs.budget (0 s) was spent" in reason.message
     assert "raise costs.budget" in reason.remedy
 

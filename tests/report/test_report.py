@@ -24,8 +24,10 @@ from alphaprof.config.load import changed_question
 from alphaprof.errors import ProfileInvalid
 from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
+from alphaprof.render.first_screen import first_screen
 from alphaprof.render.json import render_json
 from alphaprof.render.report import ReportAnswer
+from alphaprof.render.sections.contents import NAMES
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.decision import held_out
@@ -33,7 +35,7 @@ from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.files import write_totals
 from tests import reference
-from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
+from tests.reporting import HOSTILE, as_first_screen, as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +214,9 @@ def test_weight_zero_leaves_off_policy_text_out(tmp_path: Path) -> None:
 # design.md, section 8: the least that the JSON holds.
 INTERVAL = {"value": None, "low": None, "high": None}
 KEYS: dict[str, Any] = {
-    **dict.fromkeys(("format", "version", "alphaprof", "confidence", "notes")),
+    **dict.fromkeys(("format", "schema_version", "alphaprof", "confidence", "notes")),
+    **dict.fromkeys(("verdict", "draft", "gamma", "speedup", "tokens_per_round", "route")),
+    "conditions": dict.fromkeys(("concurrency", "context", "engine", "device", "dtype", "rule")),
     "run": dict.fromkeys(("path", "complete", "documents", "positions")),
     "times": dict.fromkeys(("source", "engine", "device", "dtype", "concurrency", "context", "overhead_ms")),
     "traffic": {**dict.fromkeys(("verdict", "reason", "draft", "rule", "gamma")), "speedup": INTERVAL},
@@ -502,9 +506,16 @@ MANY = Recipe(
 
 @pytest.mark.parametrize("width", [100, 150])
 def test_terminal_shows_every_domain_verdict_and_number(tmp_path: Path, width: int) -> None:
-    """Nothing is cut off, whatever the width: a number that ends in an ellipsis is another number."""
+    """No section cuts anything off, whatever the width, and the first screen cuts names, and sentences between words: a
+    number that ends in an ellipsis is another number.
+    """
     found = reported(tmp_path, MANY)
-    text = as_terminal(found, width)
+    first, whole = as_first_screen(found, width), first_screen(found)
+    assert not re.search(r"\d\N{HORIZONTAL ELLIPSIS}", first)
+    before_cuts = re.findall(r"(\S+) \N{HORIZONTAL ELLIPSIS} \(--show", first)
+    assert before_cuts
+    assert set(before_cuts) <= set(" ".join((*whole.about, *whole.below, *whole.notes)).split())
+    text = as_terminal(found, width, *NAMES)
     assert max(map(len, text.splitlines())) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     for draft in MANY.drafts:
@@ -663,5 +674,5 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     report = build_report(run, config=config)
     assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)
     assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
-    with pytest.raises(ProfileInvalid, match=r"decision\.\* and costs\.\* only"):
+    with pytest.raises(ProfileInvalid, match=r"decision\.\*, route\.\* and costs\.\* only"):
         changed_question(whole, ["target.dtype=float32"])
