@@ -442,14 +442,7 @@ def build_trees(
     """
     manifest, given, sizes = side.run.manifest, given or {}, sorted(set(nodes) - {0})
     confidence = manifest.config["decision"]["confidence"]
-    depth = depth or max(side.run.gammas)
-    if (known := manifest.drafts[side.draft].depths) is not None:
-        if deep := [name for name, tree in given.items() if tree.depth > known]:
-            raise OptionInvalid(
-                f"{', '.join(deep)} has more levels than the {known} that {side.label} was measured for",
-                "give a tree of fewer levels, or profile with more depths of the draft",
-            )
-        depth = min(depth, known)
+    depth = _most_levels(side, depth or max(side.run.gammas), given)
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))
     by_depth = manifest.drafts[side.draft].by_depth
@@ -484,6 +477,21 @@ def build_trees(
             for index, text in enumerate(sample.texts)
         ),
     )
+
+
+def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
+    """The most levels of a tree: `depth`, or fewer where the draft was measured for fewer. Raises `OptionInvalid` for a tree
+    that is `given` with more.
+    """
+    known = side.run.manifest.drafts[side.draft].depths
+    if known is None:
+        return depth
+    if deep := [name for name, tree in given.items() if tree.depth > known]:
+        raise OptionInvalid(
+            f"{', '.join(deep)} has more levels than the {known} that {side.label} was measured for",
+            "give a tree of fewer levels, or profile with more depths of the draft",
+        )
+    return min(depth, known)
 
 
 def _shapes(
