@@ -77,7 +77,7 @@ def report(
     ] = None,
     rules: Annotated[
         list[str] | None,
-        Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
+        Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable); --show rules."),
     ] = None,
     replay: Annotated[
         Literal["engine", "llamacpp"],
