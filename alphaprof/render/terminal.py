@@ -31,8 +31,10 @@ def render_terminal(report: Report, console: Console, show: Sequence[str] = ()) 
     """
     if not show or ALL in show:
         _first_screen(report, console)
-    else:
+    if show:
         run = report.run
+        if ALL in show:
+            console.print()
         console.print(plain(f"alphaprof {report.alphaprof}   run {run.path} ({'complete' if run.complete else 'PARTIAL'})"))
     for section in chosen(show, report):
         console.print()
@@ -57,7 +59,7 @@ def _first_screen(report: Report, console: Console) -> None:
 
 def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> None:
     """Writes the first screen with at most so many lines of a note, and of the reason and what stands below the table."""
-    page.say("", screen.run, indent=0, most=1)
+    page.say("", screen.run, indent=0, most=1, cut=" (--show verdict)")
     page.say("")
     for place, line in enumerate(screen.about):
         most, cut = (others + 1, " (--show verdict)") if place else (2, "")
@@ -75,7 +77,7 @@ def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> No
         page.say("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
     for place, (command, remark) in enumerate(screen.serve):
         page.whole("" if place else "Serve", "   ".join(filter(None, (command, remark))))
-    page.say("More", screen.more)
+    page.say("More", screen.more, most=3)
 
 
 @dataclass(frozen=True)
