@@ -76,7 +76,7 @@ def first_screen(report: Report) -> FirstScreen:
         by_code.setdefault(note.code, []).append(note)
     load, pays = _load(report)
     table = [tuple(_headings(report)), *(_row(report, item) for item in report.domains), *_total(report)]
-    kept = [place for place in range(len(COLUMNS)) if any(row[place] for row in table[1:])]
+    kept = [place for place, name in enumerate(COLUMNS) if name == "domain" or any(row[place] for row in table[1:])]
     headings, *rows = [tuple(row[place] for place in kept) for row in table]
     return FirstScreen(
         run=_run(report),

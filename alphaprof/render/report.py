@@ -9,7 +9,7 @@ from rich.console import Console
 
 from alphaprof.render.first_screen import WORDS, first_screen, first_screen_csv
 from alphaprof.render.html.page import render_html
-from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, row
+from alphaprof.render.markdown import SIGNS, block_lines, escaped, escaped_sentence, row
 from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.terminal import render_terminal
 from alphaprof.report import format as fmt
@@ -63,7 +63,8 @@ def report_markdown(report: Report, show: Sequence[str] = ()) -> str:
     for cells in (*screen.rows, *([screen.total] if screen.total else [])):
         named = dict(zip(screen.columns, map(escaped_sentence, cells), strict=True))
         verdict = cells[screen.columns.index("verdict")]
-        lines.append(row(*(named | {"verdict": f"{SIGNS[verdict]} {verdict}"}).values()))
+        named |= {"domain": escaped(cells[0]), "verdict": f"{SIGNS[verdict]} {verdict}"}
+        lines.append(row(*named.values()))
     lines += ["", *(f"{escaped_sentence(line)}\n" for line in screen.below)]
     lines += _unfolded(report, show) if show else _folded(report, COMMENT - _bytes(lines))
     return "\n".join(lines).rstrip() + "\n"

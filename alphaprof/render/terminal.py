@@ -59,7 +59,7 @@ def _first_screen(report: Report, console: Console) -> None:
 
 def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> None:
     """Writes the first screen with at most so many lines of a note, and of the reason and what stands below the table."""
-    page.say("", screen.run, indent=0, most=1)
+    page.say("", screen.run, indent=0, most=1, cut=" (--show verdict)")
     page.say("")
     for place, line in enumerate(screen.about):
         most, cut = (others + 1, " (--show verdict)") if place else (2, "")
@@ -77,7 +77,7 @@ def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> No
         page.say("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
     for place, (command, remark) in enumerate(screen.serve):
         page.whole("" if place else "Serve", "   ".join(filter(None, (command, remark))))
-    page.say("More", screen.more)
+    page.say("More", screen.more, most=3)
 
 
 @dataclass(frozen=True)

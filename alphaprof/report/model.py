@@ -121,7 +121,7 @@ class DomainAnswer:
     domain: str
     share: float  # of output tokens
     documents: int
-    best: DraftAnswer
+    best: DraftAnswer  # the draft to use, where one could be chosen
     next_best: DraftAnswer | None  # of the other drafts; None: there is none
     ahead: Interval | None  # how many times as fast as the next best it is, paired; on documents that chose neither
 
@@ -132,7 +132,7 @@ class ServerPool:
 
     draft: str | None  # None: no speculation
     gamma: int | None
-    domains: tuple[str, ...]
+    domains: tuple[str, ...]  # whose traffic they serve
     share: float  # of output tokens
 
 

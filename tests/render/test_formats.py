@@ -117,7 +117,7 @@ class Tally:
     """An answer that the product does not know."""
 
     format: ClassVar[str] = "alphaprof-tally"
-    version: ClassVar[int] = 3
+    version: ClassVar[str] = "3.1"
 
     rounds: int
     most: float
@@ -139,7 +139,7 @@ def test_an_answer_is_shown_by_what_its_class_says_alone(tmp_path: Path, capsys:
         assert texts[-1] == (tmp_path / "answer").read_text()
     terminal, content, table = texts
     assert (terminal, table) == ("4 rounds\n", "rounds\n4\n")
-    assert json.loads(content) == {"format": "alphaprof-tally", "version": 3, "rounds": 4, "most": "inf"}
+    assert json.loads(content) == {"format": "alphaprof-tally", "schema_version": "3.1", "rounds": 4, "most": "inf"}
 
 
 def test_every_field_says_what_it_means() -> None:

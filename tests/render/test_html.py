@@ -167,7 +167,7 @@ def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(tmp_p
     order = [screen.run, screen.verdict, *screen.about, *screen.route, screen.times, *screen.headings]
     order += [cell for row in (*screen.rows, screen.total) for cell in row]
     order += [*screen.below, *(cell for row in screen.load for cell in row), *([screen.pays] if screen.load else [])]
-    order += [*screen.notes, *screen.serve, screen.more]
+    order += [*screen.notes, *(part for pair in screen.serve for part in pair), screen.more]
     place, said = 0, fragment.text
     for part in order:
         place = said.index(" ".join(part.split()), place) + len(part)

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.log.store import Run
 from alphaprof.render import report as report_texts
-from alphaprof.render.markdown import escaped
+from alphaprof.render.first_screen import first_screen
+from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.render.report import report_markdown
 from alphaprof.render.sections.blocks import Table
 from alphaprof.render.sections.contents import SECTIONS
@@ -38,21 +39,44 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")]
 
 
+def read(line: str) -> str:
+    """A line as its readers see it."""
+    return html.unescape(re.sub(r"\\(.)", r"\1", line))
+
+
+def table_of(text: str) -> list[list[str]]:
+    """The cells of the one table, as its readers see them."""
+    lines = text.split("<details>")[0].splitlines()
+    return [[read(cell.replace("\0", "|")) for cell in cells(line)] for line in lines if line.startswith("| ")]
+
+
 def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
     text = report_markdown(report)
-    assert f"{report.traffic.verdict}: speculative decoding, at least 1.1x wanted" in text.splitlines()[0]
-    rows = [cells(line) for line in text.split("<details>")[0].splitlines() if line.startswith("| ")]
-    assert len(rows) == 3
-    for row, result in zip(rows[1:], report.results, strict=True):
-        best = next(item for item in result.gammas if item.gamma == result.best_gamma)
-        assert best.speedup is not None
-        assert len(row) == len(rows[0])
-        assert result.speedup is not None
-        assert row[7].startswith(f"{result.speedup.value:.2f}x [{result.speedup.low:.2f}, {result.speedup.high:.2f}]")
-        assert row[8] == (f"{best.speedup.value:.2f}x" if best.speedup != result.speedup else "")
-        assert row[9].endswith(str(result.verdict))
-    assert rows[2][0] == "a\0b &lt;i\\>"
+    told = [read(line) for line in text.split("<details>")[0].splitlines()]
+    screen, whole = first_screen(report), report.speedup
+    assert whole is not None
+    assert told[0].startswith(f"## {SIGNS[report.verdict]} {report.verdict}: small everywhere, 3 speculative tokens: ")
+    assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}], asked 1.1x" in told[0]
+    lines = [*screen.about[1:], *screen.route, screen.times, screen.run, *screen.below]
+    assert [line for line in lines if line not in "\n".join(told).replace("; tried ", "\ntried ")] == []
+    named, aligned, *rows = table_of(text)
+    assert len(rows) == len(report.domains) + 1 == 3
+    assert aligned == ["---" if name in ("domain", "draft", "verdict", "next best") else "--:" for name in screen.columns]
+    total = next(item for item in report.drafts if item.draft == report.draft)
+    for row, answer in zip(rows, (*(item.best for item in report.domains), total), strict=True):
+        cell = dict(zip(named, row, strict=True))
+        assert answer.acceptance is not None
+        assert answer.tokens_per_round is not None
+        assert answer.speedup is not None
+        assert (cell["draft"], cell["γ"], cell["alpha"]) == ("small", "3", f"{answer.acceptance.value:.2f}")
+        assert cell["tokens/round"] == f"{answer.tokens_per_round.value:.2f}"
+        ends = f"{answer.speedup.low:.2f}, {answer.speedup.high:.2f}"
+        assert cell["speedup [95%]"] == f"{answer.speedup.value:.2f} [{ends}]"
+        assert cell["verdict"] == f"{SIGNS[answer.verdict]} {answer.verdict}"
+    assert sorted(row[0] for row in rows) == ["all traffic", "a|b <i>", "code"]
+    assert rows[-1][0] == "all traffic"
+    assert "| a\\|b &lt;i\\> |" in text
     notes = [html.unescape(line.replace("\\", "")) for line in text.split("</details>")[0].splitlines() if "- " in line[:4]]
     assert notes == [line for note in report.notes for line in (f"- note: {note.message}", f"  - {note.remedy}")]
 
@@ -68,7 +92,8 @@ def test_names_mean_nothing_but_themselves(name: str, tmp_path: Path) -> None:
     report = reported(tmp_path, Recipe(domains={domain: Domain()}))
     table, *sections = report_markdown(report).split("<details>")
     rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2
+    assert len(rows) == 3
+    assert rows[-1].startswith(f"| {text} | 100% | ")
     for part in re.split(r"\n\n", "".join([table, *sections])):
         rows = [line for line in part.splitlines() if line.startswith("|")]
         assert len({len(cells(line)) for line in rows}) <= 1

@@ -27,7 +27,7 @@ from alphaprof.report.sections.predictability import EPSILONS, Budget, CertainRu
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, SAMPLED, judged, prepared, recounted, sharpest
-from tests.reporting import HOSTILE, as_json, as_terminal, codes, engine, only, reported, runs_of
+from tests.reporting import HOSTILE, as_first_screen, as_json, as_terminal, codes, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, contents, interrupted, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -857,7 +857,7 @@ def expected_cells(report: Report, draft: str) -> list[str]:
 def test_the_terminal_shows_every_certificate_whole(report: Report, width: int) -> None:
     text = as_terminal(report, width)
     assert max(map(cell_len, text.splitlines())) <= width
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text.removeprefix(as_first_screen(report, width))
     for draft in MODELS:
         tables = re.split(r"^(?=draft )", as_terminal(report, width, "certificates", "difficulty"), flags=re.MULTILINE)
         mine = "".join(table for table in tables if table.startswith(f"draft {draft}: "))
@@ -1112,7 +1112,9 @@ def test_names_from_the_data_are_harmless_in_both_sections(tmp_path: Path, name:
     text = as_terminal(found, width)
     assert all(char.isprintable() or char == "\n" for char in text)
     assert max(map(cell_len, text.splitlines())) <= width
-    assert len(text) < 60_000
+    first = as_first_screen(found, width)
+    assert len(first) < 6_000
+    assert len(text.removeprefix(first)) < 60_000
     shown = text[text.index("draft small: certified of") :]
     assert cells_of(shown, SHARES) == expected_cells(found, "small")
     beginning = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)[:5]
