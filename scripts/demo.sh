@@ -13,10 +13,10 @@ profile() { # PROFILE RUN [OPTIONS]: a new run, or the rest of an interrupted on
   .venv/bin/alphaprof profile "$1" --out "$2" "${@:3}" --resume
 }
 
-echo "== profile, greedy text: SmolLM2-135M-Instruct with two drafts, 112 prompts (about 3 minutes on 2 cores)"
+echo "== profile, greedy text: SmolLM2-135M-Instruct with two drafts, 112 prompts (about 2 minutes on 2 cores)"
 profile profiles/demo.yaml runs/demo
-echo "== profile, sampled text: 8 prompts of each kind (about 2 minutes)"
-profile profiles/demo-sampled.yaml runs/demo-sampled --limit 8
+echo "== profile, sampled text: 4 prompts of each kind (less than a minute)"
+profile profiles/demo-sampled.yaml runs/demo-sampled --limit 4
 
 echo "== the two drafts against each other, document by document"
 .venv/bin/alphaprof compare runs/demo:skip runs/demo:ngram --rules strict --gamma 4
