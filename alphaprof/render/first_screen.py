@@ -280,8 +280,9 @@ def _below(report: Report) -> Iterator[str]:
     lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
     if needed := [f"{_cut(domain)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
         yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
-    if untimed := [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]:
-        yield f"no step times: {', '.join(untimed)}" if report.drafts else ""
+    untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
+    if untimed and report.drafts:
+        yield f"no step times: {', '.join(untimed)}"
     slow = [said for answer in report.drafts if (said := _pays_nowhere(report, answer))]
     if slow:
         yield f"pays nowhere: {'; '.join(slow)}"
