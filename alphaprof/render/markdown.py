@@ -10,7 +10,7 @@ from alphaprof.report.format import short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
-LINKS = re.compile(r"(?i)://|\bwww\.")  # what a page of Markdown makes a link of by itself
+LINKS = re.compile(r"(?i)://|\bwww\.|:(?=[^\s:]+:)")  # what a page of Markdown makes a link or an emoji of by itself
 SIGNS = {"GO": "✅", "NO-GO": "❌", "UNDECIDED": "❔", "pass": "✅", "fail": "❌", "undecided": "❔"}
 
 
@@ -21,7 +21,7 @@ def escaped(text: str) -> str:
 
 def escaped_sentence(text: str) -> str:
     """A sentence of ours that may quote names: escaped whole, but for what sentences are made of. An address in a name is
-    no link.
+    no link, and a code no emoji.
     """
     return LINKS.sub(lambda found: SYMBOLS.sub(r"\\\1", found[0]), _neutral(SYMBOLS_IN_SENTENCES, text))
 

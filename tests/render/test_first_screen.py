@@ -263,6 +263,7 @@ def test_a_run_without_rounds_still_says_why(tmp_path: Path) -> None:
     text = as_first_screen(report)
     assert text.splitlines()[2].startswith("UNDECIDED  speedup not known")
     assert "not defined on text that the target did not produce" in " ".join(text.split())
+    assert "\n\n\n" not in text
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name != "empty"])

@@ -91,6 +91,7 @@ def test_names_mean_nothing_but_themselves(name: str, tmp_path: Path) -> None:
     assert all(char.isprintable() for char in text)
     report = reported(tmp_path, Recipe(domains={domain: Domain()}))
     table, *sections = report_markdown(report).split("<details>")
+    assert not re.search(r"(?<!\\):\w+:", table)  # an emoji
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert len(rows) == 3
     assert rows[-1].startswith(f"| {text} | 100% | ")
