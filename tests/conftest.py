@@ -44,7 +44,7 @@ def _no_waiting_for_disks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run of a test says that this machine is busy, and no text is as wide as whoever started the tests says (COLUMNS)."""
+    """No run of a test says that this machine is busy, and no text is as wide as the terminal of whoever started it."""
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("alphaprof.costs.timing.BUSY", math.inf)
 
