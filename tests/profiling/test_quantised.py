@@ -280,7 +280,7 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     assert manifest.target.quantised == Quantisation("rows8", 8, {"RowsOf8Bits": PROJECTIONS})
     assert manifest.drafts["small"].quantised == Quantisation("fp8", None, {})
     named = "float32, weights rows8 8-bit (28 RowsOf8Bits)"
-    assert named in CliRunner().invoke(app, ["report", str(run)]).output.replace("\n", " ")
+    assert named in CliRunner().invoke(app, ["report", str(run), "--show", "verdict"]).output.replace("\n", " ")
     found = json.loads(CliRunner().invoke(app, ["report", str(run), "--format", "json"]).stdout)["run"]
     assert found["dtype"] == named
     assert (found["target_model"]["dtype"], found["target_model"]["quantised"]["method"]) == ("float32", "rows8")
