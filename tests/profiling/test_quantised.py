@@ -285,7 +285,7 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     assert found["dtype"] == named
     assert (found["target_model"]["dtype"], found["target_model"]["quantised"]["method"]) == ("float32", "rows8")
     page = CliRunner().invoke(app, ["report", str(run), "--format", "html"]).stdout
-    assert page.count(named) == 2
+    assert page.count(named) == 3  # the first screen, the verdict, the table of models
     assert "float32, weights fp8 (dequantised, no kernel ran)" in page
     for served, stands_in in (("rows8", False), ("float32", True), ("fp8", True)):
         config = changed_question(manifest.config, [f"decision.served_dtype={served}"])
