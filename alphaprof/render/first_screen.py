@@ -18,6 +18,7 @@ from alphaprof.report.build import Report
 from alphaprof.report.decision import beside
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, ServerPool
 from alphaprof.report.serving import paste_formats
+from alphaprof.report.speeds import pays_up_to
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown
@@ -147,19 +148,19 @@ def _tokens(gamma: int | None) -> str:
 
 def _mine(report: Report) -> DraftAnswer | None:
     """The draft that the verdict concerns, by itself on the whole traffic."""
-    return next((choice for choice in report.drafts if choice.draft == report.draft), None)
+    return next((answer for answer in report.drafts if answer.draft == report.draft), None)
 
 
 def _second(report: Report) -> DraftAnswer | None:
     """The fastest of the other drafts on the whole traffic."""
-    return next((choice for choice in report.drafts if choice.draft != report.draft), None)
+    return next((answer for answer in report.drafts if answer.draft != report.draft), None)
 
 
-def _more_documents(choice: DraftAnswer | None) -> int | None:
-    """How many more independent documents would settle a choice; None where that is not known."""
-    if choice is None or choice.documents_needed is None:
+def _more_documents(answer: DraftAnswer | None) -> int | None:
+    """How many more independent documents would settle an answer; None where that is not known."""
+    if answer is None or answer.documents_needed is None:
         return None
-    return max(choice.documents_needed - choice.documents, 0) or None
+    return max(answer.documents_needed - answer.documents, 0) or None
 
 
 def _route(report: Report) -> Iterator[str]:
@@ -242,14 +243,14 @@ def _all_heads(report: Report) -> bool:
     return all(facts.by_depth for facts in report.run.draft_models.values())
 
 
-def _next_best(choice: DraftAnswer | None, ahead: Interval | None) -> str:
-    if choice is None or choice.draft is None:
+def _next_best(answer: DraftAnswer | None, ahead: Interval | None) -> str:
+    if answer is None or answer.draft is None:
         return "\N{EN DASH}"
     same = f" {SAME}" if ahead is not None and ahead.low <= 1 <= ahead.high else ""
-    if choice.speedup is None:
-        tokens = choice.tokens_per_round
-        return f"{choice.draft} {fmt.number(tokens.value if tokens else None)} tokens"
-    return f"{choice.draft} {fmt.number(choice.speedup.value)}{same}"
+    if answer.speedup is None:
+        tokens = answer.tokens_per_round
+        return f"{answer.draft} {fmt.number(tokens.value if tokens else None)} tokens"
+    return f"{answer.draft} {fmt.number(answer.speedup.value)}{same}"
 
 
 def _headings(report: Report) -> Iterator[str]:
@@ -278,7 +279,7 @@ def _below(report: Report) -> Iterator[str]:
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
         yield f"{SAME}: not told apart from the best on the same documents"
     lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
-    if needed := [f"{_cut(domain)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
+    if needed := [f"{fmt.short(domain, NAME)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
         yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
@@ -294,10 +295,6 @@ def _looks_otherwise(answer: DraftAnswer, asked: float) -> bool:
         return False
     seems = "GO" if answer.speedup.low >= asked else "NO-GO" if answer.speedup.high < asked else "UNDECIDED"
     return seems != answer.verdict
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _pays_nowhere(report: Report, answer: DraftAnswer) -> str:
@@ -326,24 +323,18 @@ def _draft_step(report: Report, draft: str) -> str:
 def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
     """Best γ and its speedup by concurrency, and up to which concurrency that reaches what was asked for."""
     traffic = report.traffic
-    known = [item for item in traffic.load if item.best_gamma is not None]
+    known = [item for item in traffic.load if item.best is not None]
     if len(known) < 2:
         return (), ""
     shown = (
         known if len(known) <= LOADS else [known[round(place * (len(known) - 1) / (LOADS - 1))] for place in range(LOADS)]
     )
-    best = [(item.best_gamma, item.speedups[item.gammas.index(item.best_gamma)]) for item in shown if item.best_gamma]
     rows = (
         ("sequences at a time", *(str(item.concurrency) for item in shown)),
-        (f"{traffic.draft}, best γ", *(fmt.number(speedup.value if speedup else None, unit="x") for _, speedup in best)),
-        ("that γ", *(str(gamma) for gamma, _ in best)),
+        (f"{traffic.draft}, best γ", *(fmt.number(item.best.value, unit="x") for item in shown if item.best)),
+        ("that γ", *(str(item.best_gamma) for item in shown)),
     )
-    last = None
-    for item in known:
-        speedup = item.speedups[item.gammas.index(item.best_gamma)] if item.best_gamma else None
-        if speedup is None or speedup.value < traffic.min_speedup:
-            break
-        last = item.concurrency
+    last = pays_up_to(known, traffic.min_speedup)
     asked = f"point values reach {traffic.min_speedup:g}x"
     if last is None:
         return rows, f"{asked} at none"

@@ -58,7 +58,7 @@ def _first_screen(report: Report, console: Console) -> None:
 
 
 def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> None:
-    """Writes the first screen with at most so many lines of a note, and of the reason and what stands below the table."""
+    """Writes the first screen. `note_lines`: most lines of a note; `others`: of a reason, or of a remark below the table."""
     page.say("", screen.run, indent=0, most=1, cut=" (--show verdict)")
     page.say("")
     for place, line in enumerate(screen.about):

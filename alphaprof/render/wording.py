@@ -174,10 +174,7 @@ def speedup_lines(traffic: Traffic, confidence: float) -> Iterator[str]:
 
 def best_at(item: AtConcurrency) -> str:
     """The best gamma's speedup, and that gamma."""
-    if item.best_gamma is None:
-        return fmt.NOTHING
-    best = item.speedups[item.gammas.index(item.best_gamma)]
-    return f"{fmt.number(best.value if best else None, unit='x')} ({item.best_gamma})"
+    return fmt.NOTHING if item.best is None else f"{fmt.number(item.best.value, unit='x')} ({item.best_gamma})"
 
 
 def pays(last: int | None, known: Sequence[int]) -> str:

@@ -83,7 +83,7 @@ def _too_few(speedup: Speedup | None, held_out: bool) -> str:
 
 
 def beside(bound: float, threshold: float, digits: int = 3) -> str:
-    """A bound with so many digits, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
+    """A bound with `digits` decimals, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
     texts = (f"{bound:.{more}f}" for more in range(digits, 17))
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 

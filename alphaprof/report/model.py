@@ -243,3 +243,8 @@ class AtConcurrency:
     speedups: tuple[Interval | None, ...]  # of decoding
     request_speedups: tuple[Interval | None, ...]  # empty for the whole traffic
     best_gamma: int | None  # of the largest speedup
+
+    @property
+    def best(self) -> Interval | None:
+        """The speedup of the best gamma."""
+        return None if self.best_gamma is None else self.speedups[self.gammas.index(self.best_gamma)]

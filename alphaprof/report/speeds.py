@@ -62,11 +62,13 @@ def by_concurrency(
     return tuple(each)
 
 
-def pays_up_to(concurrencies: Sequence[AtConcurrency]) -> int | None:
-    """The last concurrency before the first one at which the best gamma makes decoding slower; None: not even the first."""
+def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float = 1.0) -> int | None:
+    """The last concurrency before the first one at which the best gamma's speedup is below `least`; None: not even the first
+    one reaches it.
+    """
     last = None
     for item in concurrencies:
-        if max((interval.value for interval in item.speedups if interval is not None), default=0.0) < 1:
+        if item.best is None or item.best.value < least:
             return last
         last = item.concurrency
     return last

@@ -133,21 +133,21 @@ def judge_parts(
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
     allowed = {draft: pools for draft, pools in candidates.items() if draft in every}
     lacking = "no rounds" if allowed else without_times([], timing.lacks(candidates))
-    choose = partial(_choice, timing=timing, question=question, gammas=gammas)
+    answer_of = partial(_best_answer, timing=timing, question=question, gammas=gammas)
     domains = []
     for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
         here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
         best, others = _nothing(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
         if domain not in evidence.undefined and here.keys() & allowed.keys():
-            best = choose({draft: pools for draft, pools in here.items() if draft in allowed}, mix=alone)
+            best = answer_of({draft: pools for draft, pools in here.items() if draft in allowed}, mix=alone)
             others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
-        next_best = choose(others, mix=alone) if others else None
+        next_best = answer_of(others, mix=alone) if others else None
         ahead = _ahead(here, best, next_best, domain, timing, question) if next_best else None
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best, ahead))
     if not allowed or (reason := why_undecidable(weights, evidence, next(iter(allowed.values())))):
         return Parts(tuple(domains), (), None, lacking if not allowed else reason)
-    best = choose(allowed, mix=mix)
-    drafts = [choose({draft: pools}, mix=mix) for draft, pools in every.items() if draft != best.draft]
+    best = answer_of(allowed, mix=mix)
+    drafts = [answer_of({draft: pools}, mix=mix) for draft, pools in every.items() if draft != best.draft]
     drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed, reverse=True)
     route: Route | str = without_times([], timing.lacks(candidates))
     if timing.times:
@@ -159,7 +159,7 @@ def judge_parts(
 def _ahead(
     candidates: Pools, best: DraftAnswer, next_best: DraftAnswer, domain: str, timing: Timing, question: Question
 ) -> Interval | None:
-    """How many times as fast one choice is as another, on the documents of a domain that chose neither."""
+    """How many times as fast the best answer is as the next best, on the documents of a domain that chose neither."""
     if best.speedup is None or next_best.speedup is None:
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain]}, question.order)
@@ -167,7 +167,7 @@ def _ahead(
         return None
     ways = [
         [(candidates[draft][domain].counts(gamma).rows(parts[1][domain]), timing.times[draft])]
-        for draft, gamma in ((choice.draft, choice.gamma) for choice in (next_best, best))
+        for draft, gamma in ((answer.draft, answer.gamma) for answer in (next_best, best))
         if draft is not None and gamma is not None
     ]
     return speedup_interval(Mix.of({domain: 1.0}).gain(*ways), question.confidence)
@@ -177,12 +177,12 @@ def _nothing(reason: str) -> DraftAnswer:
     return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None)
 
 
-def _speed(choice: DraftAnswer) -> tuple[float, float]:
-    speedup, tokens = choice.speedup, choice.tokens_per_round
+def _speed(answer: DraftAnswer) -> tuple[float, float]:
+    speedup, tokens = answer.speedup, answer.tokens_per_round
     return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
 
 
-def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> DraftAnswer:
+def _best_answer(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> DraftAnswer:
     """The best of some drafts. Without step times that is the one that emits most tokens per round at the largest gamma, and
     nothing is decided.
     """

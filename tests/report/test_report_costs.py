@@ -206,7 +206,8 @@ def line(concurrency: int, *values: float | None) -> AtConcurrency:
     from alphaprof.stats.estimate import Interval
 
     intervals = tuple(None if value is None else Interval(value, value, value) for value in values)
-    return AtConcurrency(concurrency, tuple(range(1, len(values) + 1)), intervals, (), None)
+    best = max(range(len(values)), key=lambda place: values[place] or 0.0)
+    return AtConcurrency(concurrency, tuple(range(1, len(values) + 1)), intervals, (), best + 1 if values[best] else None)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +224,11 @@ def test_it_pays_up_to_the_last_concurrency_before_the_first_that_loses(
     found: list[AtConcurrency], last: int | None
 ) -> None:
     assert pays_up_to(found) == last
+
+
+def test_it_pays_up_to_the_last_concurrency_that_reaches_what_is_asked_for() -> None:
+    assert pays_up_to([line(1, 1.5, 1.4), line(8, 1.1, 1.2), line(32, 0.9, 1.1)], least=1.2) == 8
+    assert pays_up_to([line(1, 1.5, 1.4)], least=1.6) is None
 
 
 def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> None:
