@@ -35,11 +35,11 @@ class OpenedRun:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._run = Run.open(Path(path))
+        self._run = Run.open(str(path))
 
     @property
-    def path(self) -> Path:
-        """The directory."""
+    def path(self) -> Path | str:
+        """The directory, or the URI of one in an object store."""
         return self._run.path
 
     @property
@@ -96,26 +96,25 @@ class OpenedRun:
         if table == "totals":
             parts = [part for draft in self.drafts for part in run.totals_parts(draft)]
             whole = sum(part.last - part.first + 1 for part in parts) == len(run.shards) * len(self.drafts)
-            data = self._stored(table, [part.path for part in parts]) if whole else self._worked_out()
+            data = self._stored(table, [part.name for part in parts]) if whole else self._worked_out()
         else:
-            paths = [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards]
-            data = self._stored(table, paths)
+            data = self._stored(table, [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards])
         scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, where)
-        with reading(self.path / table, AGAIN):
+        with reading(f"{self.path}/{table}", AGAIN):
             return scanner.to_table()
 
-    def _stored(self, table: str, paths: Sequence[Path]) -> ds.Dataset:
+    def _stored(self, table: str, names: Sequence[str]) -> ds.Dataset:
         """A table in files, whose folders name the drafts."""
         import pyarrow as pa
         import pyarrow.dataset as ds
 
         draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
         partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
-        base = str(self.path / table)
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        with reading(self.path / table, AGAIN):
-            return ds.dataset(list(map(str, paths)), format=parquet, partitioning=partitioning, partition_base_dir=base)
+        files, here = self._run.place.filesystem, {"partitioning": partitioning, "partition_base_dir": table}
+        with reading(f"{self.path}/{table}", AGAIN):
+            return ds.dataset(list(names), format=parquet, filesystem=files, **here)
 
     def _worked_out(self) -> ds.Dataset:
         """The totals of all drafts, as far as they are not stored from the position log."""

@@ -117,6 +117,14 @@ class NoPositionLog(AlphaprofError, exit_code=6):
     """A run was imported from an engine's metrics, and what is asked needs every position."""
 
 
+class WorkerFailed(AlphaprofError):
+    """One of several processes that share the work of a run has failed, with this exit code."""
+
+    def __init__(self, message: str, hint: str, exit_code: int) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
 class RunMismatch(AlphaprofError, exit_code=6):
     """A run cannot be continued or reused, because profile, models or data are not those that made it."""
 

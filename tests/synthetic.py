@@ -35,9 +35,10 @@ from alphaprof.log.schema import (
     depth_names,
 )
 from alphaprof.log.store import Run
+from alphaprof.log.tables import table_content
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.rules import rules_of
-from alphaprof.totals.files import write_totals
+from alphaprof.totals.finish import finish
 from alphaprof.totals.replay import runs_by_depth
 from tests.reference import MultiDraft
 
@@ -152,31 +153,51 @@ def write_anew(path: Path, recipe: Recipe) -> None:
     """A complete run in `path`, by the store's own writer."""
     rng = np.random.default_rng(recipe.seed)
     run = Run(path, manifest(recipe))
+    run.place.make()
     documents = _documents(recipe, rng)
-    for index, start in enumerate(range(0, len(documents), recipe.shard_documents)):
-        _write_shard(run, index, documents[start : start + recipe.shard_documents], recipe, rng)
+    parts = [documents[start : start + recipe.shard_documents] for start in range(0, len(documents), recipe.shard_documents)]
     if recipe.latency:
         run.write_latency(latency(recipe))
-    run.write_documents()
-    run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
-    write_totals(run)
+    run.manifest = dataclasses.replace(run.manifest, staged=tuple(map(len, parts)))
+    assert run.begin()
+    for index, part in enumerate(parts):
+        _write_shard(run, index, part, recipe, rng)
+    finish(run)
 
 
 def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) -> Run:
-    """The run with the position log of a draft changed in place, a shard at a time, and its totals computed again."""
+    """The run with the position log of a draft changed, a shard at a time, and its totals computed again."""
+    changed = {}
     for shard in run.shards:
         table = run.positions(draft, shard.index)
         frame = table.to_pandas()
         change(frame)
-        run.write_positions(pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False), shard.index, draft)
-    shutil.rmtree(run.path / "totals" / f"draft={draft}")
-    write_totals(run)
+        changed[shard.index] = pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False)
+    return replaced(run, {draft: changed})
+
+
+def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mapping[int, pa.Table] | None = None) -> Run:
+    """The run with other tables of some shards, by draft and number, as if it had been measured like this."""
+    files = {name: file for name, file in run.manifest.files.items() if not name.startswith(("totals/", "documents/"))}
+    for folder in ("totals", "documents"):
+        shutil.rmtree(run.path / folder)
+    tables = {(f"positions/draft={draft}", index): table for draft, log in logs.items() for index, table in log.items()}
+    tables |= {("continuations", index): table for index, table in (texts or {}).items()}
+    for (folder, index), table in tables.items():
+        name = run.name_of(folder, index)
+        columns = CONTINUATION_COLUMNS if folder == "continuations" else run.log_of(folder.partition("=")[2]).columns
+        content = table_content(table, columns)
+        run.place.put(name, content)
+        files[name] = file_of(content)
+    run.manifest = dataclasses.replace(run.manifest, files=files)
+    shutil.rmtree(run.path / "commits")  # which speak of the files before
+    finish(run)
     return run
 
 
 def signed(run: Run) -> Run:
     """The run with a manifest that names its files as they are now: what a test wrote by hand is what was written."""
-    files = {name: file_of(run.path / name) for name in run.manifest.files if (run.path / name).exists()}
+    files = {name: file_of((run.path / name).read_bytes()) for name in run.manifest.files if (run.path / name).exists()}
     run.write_manifest(dataclasses.replace(run.manifest, files=files))
     return Run.open(run.path)
 
@@ -203,10 +224,13 @@ def contents(run: Run) -> dict[str, bytes]:
 def interrupted(run: Run, target: Path, shards: int | None = None) -> Run:
     """A copy of a run as a kill leaves it: still running, without totals, with the first `shards` shards (default: all)."""
     shutil.copytree(run.path, target)
-    shutil.rmtree(target / "totals", ignore_errors=True)
-    (target / "documents.parquet").unlink()
+    for folder in ("totals", "documents"):
+        shutil.rmtree(target / folder, ignore_errors=True)
     copy = Run.open(target)
-    copy.write_manifest(dataclasses.replace(copy.manifest, status="running", shards=copy.shards[:shards]))
+    copy.write_manifest(dataclasses.replace(copy.manifest, status="running"))
+    for index in copy.commits():
+        if shards is not None and index >= shards:
+            copy.withdraw(index)
     return Run.open(target)
 
 
@@ -302,21 +326,20 @@ def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
 
 def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Recipe, rng: np.random.Generator) -> None:
     target = [_target_columns(document, rng) | _phase_column(document, recipe, rng) for document in documents]
+    logs = {}
     for draft, shift in recipe.drafts.items():
         parts = [columns | _draft_columns(one, columns, shift, rng) for one, columns in zip(documents, target, strict=True)]
-        run.write_positions(_position_table(documents, parts, draft, recipe.log_rules), index, draft)
+        logs[draft] = _position_table(documents, parts, draft, recipe.log_rules)
     for draft in recipe.lookups:
         parts = [columns | _lookup_columns(one, columns, rng) for one, columns in zip(documents, target, strict=True)]
-        run.write_positions(_position_table(documents, parts, draft, recipe.log_rules), index, draft)
+        logs[draft] = _position_table(documents, parts, draft, recipe.log_rules)
     for draft in recipe.heads:
         rules = run.log_of(draft)
         parts = [columns | _head_columns(one, columns, rules, rng) for one, columns in zip(documents, target, strict=True)]
-        run.write_positions(_position_table(documents, parts, draft, rules), index, draft)
-    run.write_continuations(continuation_table(documents), index)
+        logs[draft] = _position_table(documents, parts, draft, rules)
     positions = sum(document.length for document in documents)
     digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
-    shard = Shard(index, len(documents), positions, digest)
-    run.write_manifest(dataclasses.replace(run.manifest, shards=(*run.shards, shard)))
+    assert run.commit(Shard(index, len(documents), positions, digest), logs, continuation_table(documents))
 
 
 def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_s
 from alphaprof.cli.exchange import export, import_app
 from alphaprof.cli.help import Command
 from alphaprof.cli.measuring import latency, profile, rollout, validate
+from alphaprof.cli.runs import runs_app
 from alphaprof.errors import AlphaprofError
 from alphaprof.version import __version__
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 for command in (profile, report, check, compare, trees, export, latency, validate, rollout, predict, schema, rules, doctor):
     app.command(cls=Command)(command)
 app.add_typer(import_app, name="import")
+app.add_typer(runs_app, name="runs")
 
 
 def _version(wanted: bool) -> None:

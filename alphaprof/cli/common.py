@@ -95,7 +95,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def interruptible(out: Path | None) -> Iterator[None]:
+def interruptible(out: str | None) -> Iterator[None]:
     """Ctrl-C and SIGTERM, unless something else handles it, end the command with the shells' exit code and a word about what
     is left (None: nothing to go on with).
     """
@@ -111,7 +111,7 @@ def interruptible(out: Path | None) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         if terminable:  # a second one ends the process, whatever the next lines wait for
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        begun = out is not None and (out / "manifest.json").exists()
+        begun = out is not None and place_of(out).has(MANIFEST)
         hint = f"complete shards are in {out}: finish with the same command and --resume"
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if you gave one"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)

@@ -18,7 +18,7 @@ PANELS = {
     OUTPUT: ("out", "output", "sections"),
     HOW: (
         *("replay", "whole_log", "verify", "target_change", "undecided", "top"),
-        *("resume", "reuse", "until_decided", "dry_run", "repeats", "against_generate", "leave_out"),
+        *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "against_generate", "leave_out"),
         *("verify_slope", "overhead", "burstiness"),
     ),
 }
@@ -51,6 +51,9 @@ EXAMPLES = {
     "schema": ("alphaprof schema", "alphaprof schema --of report"),
     "rules": ("alphaprof rules",),
     "doctor": ("alphaprof doctor",),
+    "status": ("alphaprof runs status runs/my",),
+    "finish": ("alphaprof runs finish runs/my",),
+    "clean": ("alphaprof runs clean runs/my",),
     "vllm": ("alphaprof import vllm requests.jsonl --rule strict --out runs/served",),
     "sglang": ("alphaprof import sglang log.jsonl --rule strict --drafting chain --out runs/sg",),
     "prometheus": ("alphaprof import prometheus before.txt after.txt",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,17 +14,19 @@ from typer import Exit, Option
 
 from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
 from alphaprof.errors import ExtraMissing, OptionInvalid
+from alphaprof.profiling.run.parts import WHOLE, part_of
 from alphaprof.version import install_line
 
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.profile import ProfileOptions
+    from alphaprof.log.store import Run
 
 
 def profile(
     profile_file: ProfileFile,
     out: Annotated[
-        Path | None, Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
+        str | None, Option(help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
     limit: Annotated[int | None, Option(min=1, help="At most this many documents from every source.")] = None,
@@ -38,6 +41,13 @@ def profile(
         bool,
         Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
     ] = False,
+    part: Annotated[
+        str | None,
+        Option(metavar="I/N", help="Measure this part of the shards, beside other processes; auto: as the scheduler says."),
+    ] = None,
+    workers: Annotated[
+        int | None, Option(min=1, metavar="N", help="Share the work among this many processes here, a GPU each.")
+    ] = None,
     output: Annotated[
         Literal["terminal", "json"] | None, Option("--format", help="With --dry-run: terminal or json.")
     ] = None,
@@ -45,21 +55,59 @@ def profile(
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
     options = _loaded(profile_file, overrides, limit)
-    _require_together(dry_run, output, resume, reuse, until_decided)
+    _require_together(dry_run, output, resume, reuse, until_decided, part, workers)
     if dry_run:
         _dry_run(options, out, output or "terminal")
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
     _require_references(options)
+    if workers is not None:
+        _share(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
+        return
+    share = part_of(part) if part is not None else WHOLE
     with _working(out) as progress:
         from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
         if until_decided:
-            run = pipeline.profile_until(options, out, progress, settled, resume)
+            run = pipeline.profile_until(options, out, progress, settled, resume, share)
         else:
-            run = pipeline.profile(options, out, progress, resume, reuse)
-    print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+            run = pipeline.profile(options, out, progress, resume, reuse, part=share)
+    _say_done(out, run)
+
+
+def _say_done(out: str, run: Run) -> None:
+    """Prints how much of a run there is, and what to do next."""
+    done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
+    complete = run.manifest.status == "complete"
+    print(f"{done}. Next: alphaprof report {out}" if complete else f"{done} so far. See: alphaprof runs status {out}")
+
+
+def _share(
+    profile_file: Path,
+    out: str,
+    workers: int,
+    resume: bool,
+    limit: int | None,
+    reuse: Path | None,
+    until_decided: bool,
+    overrides: list[str] | None,
+) -> None:
+    """Profile in several processes, with the options of this one."""
+    from alphaprof.commands.workers import work_together
+    from alphaprof.log.place import place_of
+    from alphaprof.log.store import Run, require_new
+
+    if not resume:
+        require_new(place_of(out))
+    arguments = [str(profile_file), "--out", out]
+    arguments += ["--limit", str(limit)] if limit is not None else []
+    arguments += ["--reuse-continuations", str(reuse)] if reuse is not None else []
+    arguments += ["--until-decided"] if until_decided else []
+    arguments += [word for override in overrides or [] for word in ("--set", override)]
+    with interruptible(out):
+        work_together(arguments, workers, lambda message: print(message, file=sys.stderr))
+    _say_done(out, Run.open(out))
 
 
 def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
@@ -89,7 +137,7 @@ def _have_threads_sleep() -> None:
 
 
 @contextlib.contextmanager
-def _working(out: Path | None) -> Iterator[ConsoleProgress]:
+def _working(out: str | None) -> Iterator[ConsoleProgress]:
     """Yields the progress to show. What imports torch is imported in the block: Ctrl-C ends that as well."""
     from alphaprof.cli.progress import ConsoleProgress
 
@@ -98,8 +146,19 @@ def _working(out: Path | None) -> Iterator[ConsoleProgress]:
         yield progress
 
 
-def _require_together(dry_run: bool, output: str | None, resume: bool, reuse: Path | None, until_decided: bool) -> None:
+def _require_together(
+    dry_run: bool,
+    output: str | None,
+    resume: bool,
+    reuse: Path | None,
+    until_decided: bool,
+    part: str | None,
+    workers: int | None,
+) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
+    if part is not None and workers is not None:
+        problem = "--workers starts every part on this machine, and --part is one of them"
+        raise OptionInvalid(problem, "use --workers on one machine, --part on several")
     if until_decided and reuse is not None:
         problem = "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run"
         raise OptionInvalid(problem, "use one of them")
@@ -108,6 +167,7 @@ def _require_together(dry_run: bool, output: str | None, resume: bool, reuse: Pa
             "--format needs --dry-run: a run prints no report", "use alphaprof report RUN --format after the run"
         )
     given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
+    given |= {"--part": part is not None, "--workers": workers is not None}
     if dry_run and (odd := [name for name, present in given.items() if present]):
         raise OptionInvalid(
             f"--dry-run checks a new run with documents in the order of the data, so {odd[0]} cannot be combined with it",
@@ -115,7 +175,7 @@ def _require_together(dry_run: bool, output: str | None, resume: bool, reuse: Pa
         )
 
 
-def _dry_run(options: ProfileOptions, out: Path | None, output: str) -> NoReturn:
+def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:
     """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
     with _working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear

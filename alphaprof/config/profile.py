@@ -145,6 +145,21 @@ class DecisionOptions(Options):
         return weights
 
 
+class ExecutionOptions(Options):
+    """How the work of a run is done; what is measured does not depend on it."""
+
+    threads: Whole | Literal["auto"] = Field(
+        AUTO,
+        description="threads of a CPU that every process of a run computes with: numbers depend on them; auto: as torch "
+        "chooses, and 1 with --workers or --part",
+    )
+    mixed_devices: bool = Field(
+        False,
+        description="let processes on other devices, dtypes or versions go on with a run: their rows may differ in the last "
+        "digits, which the report then says",
+    )
+
+
 class RouteOptions(Options):
     """What a router in front of several pools of servers can tell requests apart by."""
 
@@ -177,6 +192,7 @@ class ProfileOptions(Options):
     costs: CostOptions = MeasuredCosts()
     decision: DecisionOptions = DecisionOptions()
     route: RouteOptions = RouteOptions()
+    execution: ExecutionOptions = ExecutionOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: no phases")
     batch_tokens: Whole = Field(8192, ge=1, description="most padded tokens in one batch (a single document may exceed it)")
     shard_documents: Whole = Field(64, ge=1, description="documents per shard: the most that an interruption can lose")

@@ -7,27 +7,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import os
 import re
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from io import BufferedReader
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log.manifest import File, Shard
 
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
-WRITTEN = re.compile(r"\.[\w.-]+\.(parquet|json)\.\d+\.tmp")  # what `replacing` calls a file while it is written
-NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.parquet")
+NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.[0-9a-f]{8}\.parquet")
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space; a profile goes on with --resume"),
@@ -38,25 +32,6 @@ REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter --out, and shorter names of drafts",
     errno.EFBIG: "lower shard_documents, or choose an --out on a file system that takes larger files",
 }
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends without an error.
-
-    Its name begins with a dot, so that readers of the directory never see a half-written file. File and folder are on the
-    disk when the block has ended. Raises `DiskFull` for whatever the system says against it.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(path):
-            yield temporary
-            synced(temporary)
-            temporary.replace(path)
-            synced(path.parent)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def synced(path: Path) -> None:
@@ -84,7 +59,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: Path, hint: str) -> Iterator[None]:
+def reading(path: Path | str, hint: str) -> Iterator[None]:
     """Raise `RunUnreadable`, which names the path, where it cannot be read."""
     try:
         yield
@@ -93,120 +68,85 @@ def reading(path: Path, hint: str) -> Iterator[None]:
         raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
 
 
-def file_of(path: Path) -> File:
-    """What identifies a file that was just written. Raises `DiskFull` where it cannot be read back."""
-    with writing(path), path.open("rb") as stream:
-        return File(stream.seek(0, os.SEEK_END), _footer(stream.fileno()), _whole(stream))
+def file_of(content: bytes | pa.Buffer) -> File:
+    """What identifies a file with this content."""
+    view = memoryview(content)
+    return File(len(view), _digest(view[-_footer_bytes(view[-8:], len(view)) :]), _digest(view))
 
 
-def require_same(path: Path, file: File, hint: str, whole: bool | None = None) -> None:
-    """Raise `RunUnreadable`, with a hint, unless a file is what was written. `whole`: compare all of it, or the size and the
-    footer alone; None: all of it where it is small.
+def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole: bool) -> None:
+    """Raise `RunUnreadable`, with a hint, unless an open file is what was written. `whole`: compare all of it, or the size
+    and the footer alone; `shown`: how messages name it.
     """
-    with reading(path, hint), path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        if size != file.size:
-            raise RunUnreadable(f"{path} is damaged: it has {size} bytes, and {file.size} were written", hint)
-        everything = size <= SMALL if whole is None else whole
-        same = _whole(stream) == file.whole if everything else _footer(stream.fileno()) == file.footer
+    size = stream.size()
+    if size != file.size:
+        raise RunUnreadable(f"{shown} is damaged: it has {size} bytes, and {file.size} were written", hint)
+    if whole:
+        same = _digest(stream.read_at(size, 0)) == file.whole
+    else:
+        length = _footer_bytes(stream.read_at(min(size, 8), max(0, size - 8)), size)
+        same = _digest(stream.read_at(length, size - length)) == file.footer
     if not same:
-        raise RunUnreadable(f"{path} is damaged: its content is not what was written", hint)
+        raise RunUnreadable(f"{shown} is damaged: its content is not what was written", hint)
 
 
-def _whole(stream: BufferedReader) -> str:
-    """SHA-256 of a file, the first 128 bits."""
-    stream.seek(0)
-    return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+def _digest(content: bytes | memoryview) -> str:
+    """SHA-256, the first 128 bits."""
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
-def _footer(descriptor: int) -> str:
-    """SHA-256 of the footer of a Parquet file, the first 128 bits: where every column lies, as its last 8 bytes say."""
-    size = os.fstat(descriptor).st_size
-    (length,) = struct.unpack("<I", os.pread(descriptor, 4, max(0, size - 8)).rjust(4, b"\0"))
-    length = min(length + 8, size)
-    return hashlib.sha256(os.pread(descriptor, length, size - length)).hexdigest()[:32]
+def _footer_bytes(end: bytes | memoryview, size: int) -> int:
+    """How long the footer of a Parquet file of a size is, which says where every column lies: its last 8 bytes tell."""
+    (length,) = struct.unpack("<I", bytes(end[:4]).rjust(4, b"\0"))
+    return int(min(length + 8, size))
 
 
 @dataclass(frozen=True)
 class TotalsPart:
-    """One file, and the first and the last shard that it covers."""
+    """One file of totals, and the first and the last shard that it covers."""
 
-    path: Path
+    name: str
     first: int
     last: int
 
-    @cached_property
-    def metadata(self) -> pq.FileMetaData:
-        """The footer, which tells of hundreds of columns and takes longer to read than a few of them."""
-        return pq.read_metadata(self.path)
 
-    def read(self, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of some rules and some columns (None: all). Each row group is of one rule, as its statistics say."""
-        place = self.metadata.schema.names.index("rule")
-        held = [self.metadata.row_group(index).column(place).statistics for index in range(self.metadata.num_row_groups)]
-        if not all(rule and rule.has_min_max and rule.min == rule.max for rule in held):
-            raise RunUnreadable(f"{self.path} is not what alphaprof writes", "delete totals/, and make it again by --resume")
-        groups = [index for index, rule in enumerate(held) if rules is None or rule.min in rules]
-        file = pq.ParquetFile(self.path, metadata=self.metadata, page_checksum_verification=True)
-        table = file.read_row_groups(groups, columns=columns)
-        return table if columns is None else table.select(columns)
+def part_name(first: int, last: int, attempt: str) -> str:
+    """The name of a file that covers shards from `first` to `last`; names sort as shards do. `attempt`: what tells apart
+    files of the same shards: who measured them, or what is in them.
+    """
+    shards = f"{first:05d}" if first == last else f"{first:05d}-{last:05d}"
+    return f"part-{shards}.{attempt}.parquet"
 
 
-def part_name(first: int, last: int) -> str:
-    """The name of a file that covers shards from `first` to `last`; names sort as shards do."""
-    return f"part-{first:05d}.parquet" if first == last else f"part-{first:05d}-{last:05d}.parquet"
-
-
-def parts_in(folder: Path) -> list[TotalsPart]:
-    """All parts in a folder, in the order of their shards; of those that start together the widest first."""
-    names = [(path, NAME.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())]
-    parts = [TotalsPart(path, int(name[1]), int(name[2] or name[1])) for path, name in names if name]
-    return sorted(parts, key=lambda part: (part.first, -part.last))
+def shards_of(name: str) -> tuple[int, int] | None:
+    """The first and the last shard that the file of a name covers; None where it is no such name."""
+    found = NAME.fullmatch(name.rpartition("/")[2])
+    return (int(found[1]), int(found[2] or found[1])) if found else None
 
 
 def readable(parts: Sequence[TotalsPart], shards: int) -> list[TotalsPart]:
-    """Of parts in order those to read: nothing beyond the first `shards`, and no shard twice.
-
-    A process that was killed just after it had joined several files leaves them beside the one that covers them all.
+    """Of parts those to read, in the order of their shards: nothing beyond the first `shards`, and no shard twice; of those
+    that start together the widest.
     """
     chosen: list[TotalsPart] = []
-    for part in parts:
+    for part in sorted(parts, key=lambda part: (part.first, -part.last)):
         if part.last < shards and not (chosen and part.first <= chosen[-1].last):
             chosen.append(part)
     return chosen
 
 
-def ranges(shards: Sequence[Shard], complete: bool) -> Iterator[tuple[int, int]]:
-    """The shards that files should cover, (first, last) each: those of `ENOUGH` documents together, whether the run goes on
-    or not; the last ones together once it is complete, and one by one before.
+def ranges(shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+    """The shards that files of a complete run should cover, (first, last) each: those of `ENOUGH` documents together, and
+    the last ones.
     """
     first = documents = 0
     for shard in shards:
         documents += shard.documents
-        if documents >= ENOUGH or (complete and shard.index == len(shards) - 1):
+        if documents >= ENOUGH or shard.index == shards[-1].index:
             yield first, shard.index
             first, documents = shard.index + 1, 0
-    yield from ((index, index) for index in range(first, len(shards)))
 
 
-def write_part(path: Path, table: pa.Table) -> None:
-    """Write rows that are sorted by rule, a row group a rule; no rows, no row group."""
-    split = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    options = {
-        "compression": "lz4",  # a third larger than zstd, and read in two thirds of the time
-        "use_dictionary": [field.name for field in table.schema if field.name not in ("document", *split)],
-        "write_statistics": ["rule"],  # of hundreds of columns they are half of what is read first
-        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") | {"document": "DELTA_BINARY_PACKED"},
-        "write_page_checksum": True,
-    }
-    sizes = pc.run_end_encode(table["rule"].cast(pa.string()).combine_chunks()).run_ends.to_pylist()
-    with pq.ParquetWriter(path, table.schema, **options) as writer:
-        for start, stop in itertools.pairwise([0, *sizes]):
-            writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
-
-
-def of_rule(table: pa.Table, rule: str) -> pa.Table:
-    """The rows of one rule: often all of them, as dictionaries tell without a look at the rows."""
-    if all(chunk.dictionary.to_pylist() == [rule] for chunk in table["rule"].chunks):
-        return table
-    return table.filter(pc.equal(table["rule"].cast(pa.string()), rule))
+def attempt_of(content: bytes | pa.Buffer) -> str:
+    """What the name of a file says of its content: equal content has equal names, whoever writes it."""
+    return file_of(content).whole[:8]

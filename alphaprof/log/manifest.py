@@ -1,7 +1,10 @@
-"""The manifest of a run: what was run, on what, and which shards are complete. JSON at the edge, dataclasses inside."""
+"""What a run says of itself, JSON at the edge and dataclasses inside: the manifest, what was run and on what; a commit for
+each shard that is whole.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,12 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from alphaprof.errors import RunUnreadable, cut
 
+if TYPE_CHECKING:
+    from alphaprof.log.place import Place
+
+MANIFEST, PROFILE = "manifest.json", "profile.json"
 FORMAT = "alphaprof-run"
-VERSION = 4
+COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
+VERSION = 5
+LONG = ("shard", "shards", "staged", "files")  # what there is of every shard
+LOGGED = ("positions", "continuations", "totals", "documents")  # folders of what shards are made of: commits say more
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
@@ -83,6 +93,38 @@ class Shard:
     scored_padding: int = 0
     prompt_tokens: int = 0
     prompt_padding: int = 0
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The content of commits/N.json, which is written last, once and by one process: a shard that is whole, and its `files`
+    by their paths below the run's directory. `worker`: the process that measured it, in `seconds`, until `at`.
+    """
+
+    shard: Shard
+    files: dict[str, File]
+    worker: str
+    seconds: float
+    at: str
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return _signed({"format": COMMIT, "version": VERSION} | dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The content of workers/NAME.json: a process that measures shards of a run, or did."""
+
+    host: str
+    process: int
+    since: str
+    device: str
+    environment: Environment
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return _signed({"format": WORKER, "version": VERSION} | dataclasses.asdict(self))
 
 
 @dataclass(frozen=True)
@@ -225,9 +267,11 @@ class Imported:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. `status` is running until every shard is written; `files`: every data file of the run,
-    by its path below the run's directory: one that is not named there does not exist for a reader; `warnings`: code, message
-    and remedy of each; `reused`: the run whose continuations were measured again, None where they are this run's own;
+    """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is
+    running in between. `files`: every data file of the run, by its path below the run's directory: one that is not named
+    there does not exist for a reader. `shards` and their files follow from the commits of a run that is running.
+    `staged`: documents of each shard as their prompts were staged; of an import none; `warnings`: code, message and remedy
+    of each; `reused`: the run whose continuations were measured again, None where they are this run's own;
     `emitted`, `certified`: see `LogRules`; `sequential`: of documents that came in random order, until the verdict was sure;
     else None; `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
     """
@@ -240,6 +284,7 @@ class Manifest:
     drafts: dict[str, DraftFacts]
     tokenizer: str
     environment: Environment
+    staged: tuple[int, ...] = ()
     shards: tuple[Shard, ...] = ()
     files: dict[str, File] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -268,51 +313,116 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of manifest.json."""
-        data = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(self)
-        return json.dumps(data | {"digest": digest_of(data)}, indent=2, allow_nan=False)
+        kept = self
+        if self.status == "running":  # commits say the rest
+            files = {name: file for name, file in self.files.items() if name.partition("/")[0] not in LOGGED}
+            kept = dataclasses.replace(self, shards=(), files=files)
+        return _signed({"format": FORMAT, "version": VERSION} | dataclasses.asdict(kept))
+
+
+def _signed(data: dict[str, Any]) -> str:
+    """JSON with its digest; what there may be thousands of stands in a line each."""
+    data = data | {"digest": digest_of(data)}
+    texts = []
+    for name, value in data.items():
+        text = json.dumps(value, indent=2, allow_nan=False).replace("\n", "\n  ")
+        if name in LONG and value:
+            keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+            items = value.values() if isinstance(value, dict) else value
+            lines = [f"    {key}{json.dumps(item, allow_nan=False)}" for key, item in zip(keys, items, strict=True)]
+            begin, end = "{}" if isinstance(value, dict) else "[]"
+            text = "\n".join([begin, ",\n".join(lines), f"  {end}"])
+        texts.append(f"  {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(texts) + "\n}"
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """SHA-256 over the content of a manifest, its own "digest" left out; order and white space do not matter."""
+    """SHA-256 over the content of a manifest or a commit, its own "digest" left out; order and white space do not matter."""
     content = {name: value for name, value in data.items() if name != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def read_manifest(run: Path) -> Manifest:
-    """The manifest of the run in a directory. Raises `RunUnreadable`.
+def read_manifest(place: Place) -> Manifest:
+    """The manifest of the run in a place. Raises `RunUnreadable`.
 
     All of it is compared with the types declared here, but for the options in `config`: they were validated before the
     manifest was written, and its digest says that they are the same still.
     """
-    path = run / "manifest.json"
-    try:
-        data = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    data = _read(place, MANIFEST, FORMAT)
+    if data is None:
         hint = "give the directory that `alphaprof profile --out` wrote"
-        folder, _, draft = str(run).rpartition(":")
-        if folder and Path(folder, "manifest.json").exists():
+        folder, _, draft = str(place.shown).rpartition(":")
+        if folder and Path(folder, MANIFEST).exists():
             asked = "--draft or --set decision.draft=NAME asks about one of its drafts"
             hint = f"{folder} is a run: leave :{cut(draft)} out; {asked}"
-        raise RunUnreadable(f"{run} holds no run (no manifest.json)", hint) from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
-        hint = "give read access to it" if isinstance(error, OSError) else "profile again into a new directory"
-        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
-    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
-        hint = "use the alphaprof that wrote it, or profile again"
-        raise RunUnreadable(f"{path} is not version {VERSION} of an alphaprof run", hint)
-    try:
-        if data.pop("digest", None) != digest_of(data):
-            raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
-        del data["format"], data["version"]
+        if PROFILE in place.names(""):
+            hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"
+        raise RunUnreadable(f"{place.shown} holds no run (no {MANIFEST})", hint)
+    with _undamaged(place, MANIFEST):
         manifest: Manifest = _typed(data, Manifest, "the manifest")
         read = {name: value for name, value in manifest.config.items() if name in Profile.__required_keys__}
         _typed(read, Profile, "its profile")
         if problem := next(_problems(manifest), None):
             raise ValueError(problem)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise RunUnreadable(f"{path} is damaged: {str(error)[:150]}", "put the original back, or profile again") from None
     return manifest
+
+
+def read_commit(place: Place, name: str) -> Commit | None:
+    """A commit of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
+    data = _read(place, name, COMMIT)
+    if data is None:
+        return None
+    with _undamaged(place, name):
+        commit: Commit = _typed(data, Commit, "the commit")
+        if commit_name(commit.shard.index) != name:
+            raise ValueError(f"it is of shard {commit.shard.index}")
+    return commit
+
+
+def read_worker(place: Place, name: str) -> Worker | None:
+    """A worker of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
+    data = _read(place, name, WORKER)
+    if data is None:
+        return None
+    with _undamaged(place, name):
+        worker: Worker = _typed(data, Worker, "the worker")
+    return worker
+
+
+def commit_name(index: int) -> str:
+    """Where the commit of a shard lies, below the run's directory."""
+    return f"commits/{index:05d}.json"
+
+
+def _read(place: Place, name: str, kind: str) -> dict[str, Any] | None:
+    """The content of a JSON file that is signed; None where it is missing. Raises `RunUnreadable`."""
+    where = f"{place.shown}/{name}"
+    try:
+        data = json.loads(place.read(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
+        hint = "give read access to it" if isinstance(error, OSError) else "profile again into a new directory"
+        raise RunUnreadable(f"{where} cannot be read: {reason}", hint) from None
+    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
+        hint = "use the alphaprof that wrote it, or profile again"
+        raise RunUnreadable(f"{where} is not version {VERSION} of an alphaprof run", hint)
+    with _undamaged(place, name):
+        if data.pop("digest", None) != digest_of(data):
+            raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
+    del data["format"], data["version"]
+    return data
+
+
+@contextlib.contextmanager
+def _undamaged(place: Place, name: str) -> Iterator[None]:
+    """Raises `RunUnreadable` for what its content cannot be."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        where, hint = f"{place.shown}/{name}", "put the original back, or profile again"
+        raise RunUnreadable(f"{where} is damaged: {str(error)[:150]}", hint) from None
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

@@ -26,7 +26,7 @@ class RunDraft:
 
     def asked(self, config: dict[str, Any]) -> RunDraft:
         """The same with another decision or other costs than the run's own; nothing is written."""
-        return RunDraft(Run(self.run.path, dataclasses.replace(self.run.manifest, config=config)), self.draft)
+        return RunDraft(self.run.view(dataclasses.replace(self.run.manifest, config=config)), self.draft)
 
 
 def side_of(text: str) -> RunDraft:

@@ -185,10 +185,25 @@ DOCUMENT_COLUMNS = (
     Column("min_p", pa.float64(), "Smallest share of the top probability that p and q kept; 0: any.", "ratio", 0, 1, True),
     Column("seed", pa.int64(), "Seed of the sampling; null: not sampled by this run.", low=0, nullable=True),
 )
+MADE = ("prompt_hash", "prompt_tokens", "continuation_tokens", "finish")  # what a document has once it is measured
 CONTINUATION_COLUMNS = (
     *DOCUMENT_COLUMNS,
     Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt.", "token id", 0),
     Column("continuation_ids", pa.list_(pa.int32()), "Token ids of the continuation.", "token id", 0),
+)
+PROMPT_COLUMNS = (
+    *(column for column in DOCUMENT_COLUMNS if column.name not in MADE),
+    Column("cut", pa.bool_(), "Whether the given text was cut to max_new_tokens."),
+    Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt.", "token id", 0),
+    Column(
+        "given_ids",
+        pa.list_(pa.int32()),
+        "Token ids of a given text; null: none.",
+        "token id",
+        0,
+        None,
+        True,
+    ),
 )
 LATENCY_COLUMNS = (
     Column("model", pa.string(), "target, or the name of the draft."),

@@ -1,14 +1,17 @@
-"""The run directory: shards written under a temporary name and renamed, and read back as Arrow tables."""
+"""The run directory: shards that are written once, committed by one process each, and read back as Arrow tables."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
+import datetime
 import os
+import platform
+import re
+import secrets
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -16,35 +19,50 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
-from alphaprof.log.claim import Claim
+from alphaprof.errors import NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.files import (
-    WRITTEN,
+    SMALL,
     TotalsPart,
+    attempt_of,
     file_of,
     part_name,
-    parts_in,
     readable,
     reading,
-    replacing,
     require_same,
-    write_part,
-    writing,
+    shards_of,
 )
-from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
+from alphaprof.log.manifest import (
+    LOGGED,
+    MANIFEST,
+    PROFILE,
+    Commit,
+    Environment,
+    File,
+    Manifest,
+    Shard,
+    Worker,
+    commit_name,
+    read_commit,
+    read_manifest,
+    read_worker,
+)
+from alphaprof.log.place import LocalPlace, Place, place_of
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
+    PROMPT_COLUMNS,
     Column,
     LogRules,
     arrow_schema,
     imported_totals_columns,
     totals_columns,
-    violations,
 )
+from alphaprof.log.tables import rows_of, table_content, totals_content
 
-ANEW = "profile again into a new directory"
+FOLDERS = (*LOGGED, "documents", "prompts")
+TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
+AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
 TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
 ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
@@ -52,37 +70,27 @@ COPY = "copy it again from the run that has the position log"
 TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
 
 
-def require_writable(folder: Path) -> None:
-    """Raise `DiskFull` where a directory cannot be made or written: known before any work."""
-    with writing(folder):
-        parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        reason = "is not a directory" if not parent.is_dir() else "is not writable"
-        raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or correct its permissions")
-
-
-def require_new(folder: Path, hint: str = "add --resume to finish it, or choose another --out") -> None:
-    """Raise `RunExists` rather than overwrite anything, and `DiskFull` where a directory cannot be made.
+def require_new(place: Place, hint: str = "add --resume to finish it, or choose another --out") -> None:
+    """Raise `RunExists` rather than overwrite anything, and `DiskFull` where a place cannot be made.
 
     `hint`: what to do where it holds a run already.
     """
-    with writing(folder):
-        if (folder / "manifest.json").exists():
-            raise RunExists(f"{folder} holds a run already", hint)
-        # Hidden files are the owner's name, and what a killed process left of a half-written manifest.
-        if folder.exists() and not (folder.is_dir() and all(file.name.startswith(".") for file in folder.iterdir())):
-            raise RunExists(f"{folder} exists and is not empty", "choose a new directory for --out")
-    require_writable(folder)
+    names = set(place.names(""))
+    if MANIFEST in names:
+        raise RunExists(f"{place.shown} holds a run already", hint)
+    if PROFILE not in names and names:
+        raise RunExists(f"{place.shown} exists and is not empty", "choose a new directory for --out")
+    place.require_writable()
 
 
-def begin(claim: Claim, hint: str = "add --resume to finish it, or choose another --out") -> None:
-    """Raise `RunExists` where a claimed directory is not empty. What a killed process wrote before it had a manifest, as an
-    import does, is removed.
-    """
-    with writing(claim.folder):
-        claim.clear()
-    require_new(claim.folder, hint)
-    claim.begin()
+def remove_unnamed(place: Place, named: Collection[str]) -> None:
+    """Remove files of a run that are not among some names; files of a user's own stay, wherever they lie."""
+    for name in place.names(""):
+        folder, file = name.rpartition("/")[::2]
+        ours = folder.partition("/")[0] in FOLDERS and shards_of(file) is not None
+        if (ours or (not folder and TIMES.fullmatch(file))) and name not in named:
+            place.remove(name)
+    place.remove_temporary()
 
 
 @contextlib.contextmanager
@@ -95,160 +103,168 @@ def run_directory(out: Path | None) -> Iterator[Path]:
         yield Path(folder) / "run"
 
 
-def write_table(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
-    """Write one Parquet file atomically, after a check of the table against the declaration of its columns."""
-    _require_declared(path, table, columns)
-    with replacing(path) as temporary:
-        _write(temporary, table, columns)
-
-
-def _require_declared(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
-    if problems := violations(table, columns):
-        raise ValueError(f"{path.name} contradicts the schema: {'; '.join(problems)}")  # a bug, not the user's fault
-
-
-def table_bytes(table: pa.Table, columns: Sequence[Column]) -> int:
-    """Returns the size of the Parquet file that `write_table` would write; nothing is written."""
-    buffer = io.BytesIO()
-    _write(buffer, table, columns)
-    return buffer.tell()
-
-
-def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column]) -> None:
-    # Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes.
-    split = (column for column in columns if not column.name.startswith("accept_"))
-    floats = [column.name for column in split if pa.types.is_float32(column.type)]
-    others = [column.name for column in columns if column.name not in floats and not pa.types.is_nested(column.type)]
-    pq.write_table(
-        table,
-        where,
-        compression="zstd",
-        use_dictionary=others,
-        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        write_page_checksum=True,
-    )
-
-
 class Run:
-    """A run directory. Reading methods see complete shards only; a missing or foreign directory raises `RunUnreadable`, and
-    so does a file that is not as it was written.
+    """A run directory, or the same in an object store. Reading methods see complete shards only; a missing or foreign
+    directory raises `RunUnreadable`, and so does a file that is not as it was written.
 
-    `claim`: the right to write it, where this process has it; every write makes sure that it still has. `damaged`: files
-    whose content was worked out again, since they could not be read.
+    A file is written once and never again: its name says which process measured it, or what is in it. A commit is written
+    last, by one process alone, and names the files of a shard; so any number of processes may write a run.
+    `damaged`: files whose content was worked out again, since they could not be read.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, claim: Claim | None = None) -> None:
-        self.path = path
+    def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
+        self.place = place_of(where) if isinstance(where, (Path, str)) else where
         self.manifest = manifest
-        self.claim = claim
+        self.worker = secrets.token_hex(4)  # tells the files of this process apart from those of others
         self.damaged: set[str] = set()
+        self._commits: dict[str, Commit] = {}
+        self._footers: dict[str, pq.FileMetaData] = {}
         self._recording = Lock()
+        self._indexed: dict[str, File] | None = None
+        self._names: dict[tuple[str, int], str] = {}
 
     @classmethod
-    def open(cls, path: Path, claim: Claim | None = None) -> Run:
-        """The run in a directory."""
-        return cls(path, read_manifest(path), claim)
+    def open(cls, where: Place | Path | str) -> Run:
+        """The run in a place, with the shards that are committed by now."""
+        place = place_of(where) if isinstance(where, (Path, str)) else where
+        run = cls(place, read_manifest(place))
+        run.refresh()
+        return run
 
-    def require_claim(self) -> None:
-        """Raise `DiskFull` or `RunExists` where the directory is no longer this process's to write."""
-        if self.claim is not None:
-            self.claim.require()
+    @property
+    def path(self) -> Path | str:
+        """Where it lies: a directory, or a URI without credentials."""
+        return self.place.path if isinstance(self.place, LocalPlace) else self.place.shown
+
+    def view(self, manifest: Manifest) -> Run:
+        """The same run seen through another manifest: with some of its shards, or another decision."""
+        other = Run(self.place, manifest)
+        other.worker, other._footers = self.worker, self._footers
+        return other
+
+    def refresh(self) -> None:
+        """Take in the shards that were committed meanwhile, of a run that is running: the longest prefix without a gap."""
+        if self.manifest.status == "complete":
+            return
+        commits = self.commits()
+        shards, files = [], {name: file for name, file in self.manifest.files.items() if not _is_logged(name)}
+        while (commit := commits.get(len(shards))) is not None:
+            shards.append(commit.shard)
+            files |= commit.files
+        self.manifest = dataclasses.replace(self.manifest, shards=tuple(shards), files=files)
+
+    def commits(self) -> dict[int, Commit]:
+        """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet."""
+        names = sorted(name for name in self.place.names("commits") if name.endswith(".json"))
+        for name in names:
+            if name not in self._commits and (commit := read_commit(self.place, name)) is not None:
+                self._commits[name] = commit
+        return {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
+
+    def commit(
+        self,
+        shard: Shard,
+        positions: Mapping[str, pa.Table],
+        continuations: pa.Table,
+        totals: Mapping[str, pa.Table] | None = None,
+        seconds: float = 0.0,
+    ) -> bool:
+        """Write a shard, tables by draft, and commit it. False where another process was faster: what this one wrote is
+        removed then. Raises `DiskFull`.
+        """
+        part, files = part_name(shard.index, shard.index, self.worker), dict[str, File]()
+        for draft, table in positions.items():
+            name = f"positions/draft={draft}/{part}"
+            files[name] = self._write(name, table_content(table, self.log_of(draft).columns, name))
+        name = f"continuations/{part}"
+        files[name] = self._write(name, table_content(continuations, CONTINUATION_COLUMNS, name))
+        for draft, table in (totals or {}).items():
+            name = f"totals/draft={draft}/{part}"
+            files[name] = self._write(name, totals_content(table, self.totals_columns, name))
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        commit = Commit(shard, files, self.worker, seconds, now)
+        named = commit_name(shard.index)
+        if self.place.put_new(named, commit.to_json().encode()) and not self.is_finished():
+            self._commits[named] = commit
+            return True
+        for name in files:
+            self.place.remove(name)
+        if self.is_finished() and (late := read_commit(self.place, named)) is not None and late.worker == self.worker:
+            self.place.remove(named)  # of a shard that the run was finished without
+        return False
+
+    def register(self, device: str, environment: Environment) -> None:
+        """Say who this process is, before its first shard."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        worker = Worker(platform.node(), os.getpid(), now, device, environment)
+        self.place.put(f"workers/{self.worker}.json", worker.to_json().encode())
+
+    def workers(self) -> dict[str, Worker]:
+        """Who works on a run or did, by the name that commits give them."""
+        names = [name for name in self.place.names("workers") if name.endswith(".json")]
+        found = {name[len("workers/") : -len(".json")]: read_worker(self.place, name) for name in names}
+        return {name: worker for name, worker in found.items() if worker is not None}
+
+    def require_there(self) -> None:
+        """Raise `DiskFull` where the directory is gone; of an object store the next write tells."""
+        if isinstance(self.place, LocalPlace):
+            self.place.require_there()
+
+    def is_finished(self) -> bool:
+        """Whether some process has finished the run meanwhile."""
+        return self.manifest.status == "complete" or read_manifest(self.place).status == "complete"
+
+    def withdraw(self, index: int) -> None:
+        """Remove the commit of a shard that is damaged, so that it is measured again."""
+        self.place.remove(commit_name(index))
+        self._commits.pop(commit_name(index), None)
+
+    def _write(self, name: str, content: bytes | pa.Buffer) -> File:
+        self.place.put(name, content)
+        return file_of(content)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Replace manifest.json atomically."""
-        self._make(self.path)
+        """Replace manifest.json."""
         self.manifest = manifest
-        with replacing(self.path / "manifest.json") as temporary:
-            temporary.write_text(manifest.to_json() + "\n", encoding="utf-8")
+        self.place.put(MANIFEST, (manifest.to_json() + "\n").encode())
 
-    def remove_leftovers(self) -> None:
-        """Remove half-written files and shards of a process that was killed. Only for a run that nobody is writing."""
-        with writing(self.path):
-            for leftover in self.path.rglob(".*.tmp"):
-                if WRITTEN.fullmatch(leftover.name):
-                    leftover.unlink(missing_ok=True)
-            if self.manifest.status != "running":
-                return
-            folders = [self.path / "continuations", *self.path.glob("positions/draft=*")]
-            for part in [part for folder in folders for part in parts_in(folder)]:
-                if part.last >= len(self.shards):
-                    part.path.unlink(missing_ok=True)
+    def begin(self) -> bool:
+        """Write the manifest of a run that begins; False where another process has written one."""
+        return self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
 
-    def part(self, table: str, index: int, draft: str | None = None) -> Path:
-        """The path of one shard of a table (positions, continuations)."""
-        folder = self.path / table if draft is None else self.path / table / f"draft={draft}"
-        return folder / part_name(index, index)
-
-    def write_positions(self, table: pa.Table, index: int, draft: str) -> None:
-        """Write one shard of a draft's position log; the next manifest names it."""
-        self._put(self.part("positions", index, draft), table, self.log_of(draft).columns)
+    def write_prompts(self, table: pa.Table, index: int) -> None:
+        """Write the documents of a shard as they are to be measured; the next manifest names them."""
+        name = f"prompts/{part_name(index, index, self.worker)}"
+        self._record(name, table_content(table, PROMPT_COLUMNS, name))
 
     def write_totals(self, table: pa.Table, shards: tuple[int, int], draft: str) -> None:
         """Write a draft's totals of shards, from the first to the last; the next manifest names them in the place of parts
         that overlap them.
         """
-        path = self._totals(draft) / part_name(*shards)
-        _require_declared(path, table, self.totals_columns)
-        self._make(path.parent)
-        with replacing(path) as temporary:
-            write_part(temporary, table)
-        with writing(path.parent):
-            covered = [part.path for part in parts_in(path.parent) if part.last >= shards[0] and part.first <= shards[1]]
-        self._record(path, covered)
+        folder = f"totals/draft={draft}"
+        content = totals_content(table, self.totals_columns, folder)
+        self._record(f"{folder}/{part_name(*shards, attempt_of(content))}", content, instead=True)
 
-    def remove_covered(self) -> None:
-        """Remove totals that the manifest does not name: others cover their shards, or a process was killed."""
-        with writing(self.path):
-            for part in [part for draft in self.manifest.drafts for part in parts_in(self._totals(draft))]:
-                if self._name(part.path) not in self.manifest.files:
-                    part.path.unlink(missing_ok=True)
-
-    def _totals(self, draft: str) -> Path:
-        return self.path / "totals" / f"draft={draft}"
-
-    def write_continuations(self, table: pa.Table, index: int) -> None:
-        """Write the documents and token ids of one shard; the next manifest names them."""
-        self._put(self.part("continuations", index), table, CONTINUATION_COLUMNS)
-
-    def write_documents(self, table: pa.Table | None = None) -> None:
-        """Collect documents.parquet from the shards; or write it as it is, for a run without continuations. The next
-        manifest names it.
-        """
-        self.require_claim()
-        self._put(self.path / "documents.parquet", self._collected() if table is None else table, DOCUMENT_COLUMNS)
+    def write_documents(self, table: pa.Table, shards: tuple[int, int]) -> None:
+        """Write the documents of shards, from the first to the last; the next manifest names them in the place of others."""
+        content = table_content(table, DOCUMENT_COLUMNS, "documents")
+        self._record(f"documents/{part_name(*shards, attempt_of(content))}", content, instead=True)
 
     def write_latency(self, table: pa.Table) -> None:
-        """Write the step times; the next manifest names them."""
-        self._put(self.path / "latency.parquet", table, LATENCY_COLUMNS)
+        """Write the step times; the next manifest names them in the place of earlier ones."""
+        content = table_content(table, LATENCY_COLUMNS, "latency")
+        earlier = [name for name in self.manifest.files if name.startswith("latency.")]
+        self._record(f"latency.{attempt_of(content)}.parquet", content, earlier)
 
-    def _put(self, path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
-        self._make(path.parent)
-        write_table(path, table, columns)
-        self._record(path)
-
-    def _make(self, folder: Path) -> None:
-        """Make a folder of the run where it is missing. The run's own folder is the claim's to make: one that was removed
-        meanwhile is not made again.
-        """
-        self.require_claim()
-        with writing(folder):
-            if self.claim is None:
-                self.path.mkdir(parents=True, exist_ok=True)
-            for place in reversed([folder, *folder.parents]):
-                if place.is_relative_to(self.path) and place != self.path:
-                    place.mkdir(exist_ok=True)
-
-    def _record(self, path: Path, instead_of: Iterable[Path] = ()) -> None:
-        """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
-        gone, written = set(map(self._name, instead_of)), file_of(path)
+    def _record(self, name: str, content: pa.Buffer, gone: Iterable[str] = (), instead: bool = False) -> None:
+        """Write a file and take it into the manifest, which is not written yet, in the place of others."""
+        file = self._write(name, content)
         with self._recording:  # files may be written by several threads
-            files = {name: file for name, file in self.manifest.files.items() if name not in gone}
-            self.damaged -= {self._name(path), *gone}
-            self.manifest = dataclasses.replace(self.manifest, files=files | {self._name(path): written})
-
-    def _name(self, path: Path) -> str:
-        """How the manifest calls a file."""
-        return path.relative_to(self.path).as_posix()
+            if instead:
+                gone = [other for other in self.manifest.files if _overlap(other, name)]
+            files = {other: known for other, known in self.manifest.files.items() if other not in gone}
+            self.damaged -= {name, *gone}
+            self.manifest = dataclasses.replace(self.manifest, files=files | {name: file})
 
     @property
     def rules(self) -> list[str]:
@@ -282,7 +298,7 @@ class Run:
     @property
     def has_log(self) -> bool:
         """Whether there is a position log: not in an imported run, nor where a copy of the run left it out."""
-        return not self.imported and _is_there(self.path / "positions")
+        return not self.imported and self._has("positions")
 
     def require_positions(self) -> None:
         """Raise `NoPositionLog` for an imported run."""
@@ -298,97 +314,135 @@ class Run:
         """Complete shards, in order."""
         return self.manifest.shards
 
+    def name_of(self, folder: str, index: int) -> str:
+        """The file of a shard in a folder of the run (continuations, positions/draft=NAME), below the run's directory."""
+        if self._indexed is not self.manifest.files:
+            self._names = {}
+            for name in self.manifest.files:
+                if (shards := shards_of(name)) is not None and shards[0] == shards[1]:
+                    self._names[name.rpartition("/")[0], shards[0]] = name
+            self._indexed = self.manifest.files
+        return self._names.get((folder, index), f"{folder}/part-{index:05d}")
+
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of a draft's position log: all of its columns, or some of them."""
         self.require_positions()
-        path = self.part("positions", index, draft)
-        table = self._read(path, self._anew, self.log_of(draft).columns, columns)
-        return self._rows(table, self._shard(index).positions, path)
+        name = self.name_of(f"positions/draft={draft}", index)
+        table = self._read(name, AGAIN_BY_RESUME, self.log_of(draft).columns, columns)
+        return self._rows(table, self._shard(index).positions, name)
 
-    def logged(self, draft: str, index: int) -> Path:
-        """The file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its size or its
-        footer is not what was written; what it holds is compared as it is read.
+    def logged(self, draft: str, index: int) -> str:
+        """The name of the file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its
+        size or its footer is not what was written; what it holds is compared as it is read.
         """
-        path = self.part("positions", index, draft)
-        require_same(path, self._file(path, self._anew), self._anew, whole=False)
-        return path
+        name = self.name_of(f"positions/draft={draft}", index)
+        with self._opened(name, AGAIN_BY_RESUME, whole=False):
+            return name
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         self.require_positions()
-        path = self.part("continuations", index)
-        return self._rows(self._read(path, ANEW, CONTINUATION_COLUMNS, columns), self._shard(index).documents, path)
+        name = self.name_of("continuations", index)
+        table = self._read(name, AGAIN_BY_RESUME, CONTINUATION_COLUMNS, columns)
+        return self._rows(table, self._shard(index).documents, name)
+
+    def prompts(self, index: int) -> pa.Table:
+        """The documents of one shard as they are to be measured."""
+        return self._read(self.name_of("prompts", index), "profile again into a new directory", PROMPT_COLUMNS)
 
     def documents(self) -> pa.Table:
-        """All documents of complete shards: the rows of documents.parquet, which a complete run has; collected from the
-        shards where that file is damaged or missing.
+        """All documents of complete shards: those that a complete run has by themselves; collected from the shards where
+        these files are damaged or missing.
         """
-        path = self.path / "documents.parquet"
-        if self.imported or (self.manifest.status == "complete" and self._name(path) in self.manifest.files):
+        names = self._parts("documents")
+        if names:
             try:
-                return self._counted(self._read(path, AGAIN if self.imported else ANEW, DOCUMENT_COLUMNS), path)
+                tables = [self._read(name, AGAIN if self.imported else COPY, DOCUMENT_COLUMNS) for name in names]
+                return self._counted(pa.concat_tables(tables), names[0])
             except RunUnreadable:
-                if self.imported or not _is_there(self.path / "continuations"):
+                if self.imported or not self._has("continuations"):
                     raise
-                self.damaged.add(path.name)
-        return self._counted(self._collected(), path)
+                self.damaged.update(names)
+        return self._counted(self.collected(self.shards), "continuations")
 
-    def mend_documents(self) -> None:
-        """Write documents.parquet of a complete run again where it is damaged or missing."""
-        path = self.path / "documents.parquet"
-        try:
-            require_same(path, self.manifest.files[self._name(path)], ANEW)
-        except (RunUnreadable, KeyError):
-            self.write_documents()
-            self.write_manifest(self.manifest)
+    def documents_parts(self) -> set[tuple[int, int]]:
+        """The shards, from the first to the last, whose documents have a file of their own that is as it was written."""
+        names = self._parts("documents")
+        return {shards for name in names if (shards := shards_of(name)) is not None and self._is_whole(name)}
 
-    def _collected(self) -> pa.Table:
-        """The rows of documents.parquet, from the shards."""
+    def collected(self, shards: Sequence[Shard]) -> pa.Table:
+        """The documents of some shards, from their continuations."""
         schema = arrow_schema(DOCUMENT_COLUMNS)
-        tables = [self.continuations(shard.index, schema.names) for shard in self.shards]
-        return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
+        tables = [self.continuations(shard.index, schema.names).cast(schema) for shard in shards]
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def _parts(self, folder: str) -> list[str]:
+        """The files in a folder that the manifest names, in the order of their shards."""
+        return sorted(name for name in self.manifest.files if name.rpartition("/")[0] == folder)
 
     def totals_parts(self, draft: str) -> list[TotalsPart]:
         """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
         damaged is left out where the position log can tell what it held.
         """
-        with reading(self._totals(draft), ACCESS):
-            named = [part for part in parts_in(self._totals(draft)) if self._name(part.path) in self.manifest.files]
-        return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
+        folder = f"totals/draft={draft}"
+        there = self.place.names(folder)
+        named = [name for name in self._parts(folder) if name in there]
+        parts = [TotalsPart(name, *shards) for name in named if (shards := shards_of(name)) is not None]
+        return [part for part in readable(parts, len(self.shards)) if self._is_whole(part.name)]
 
-    def _is_whole(self, part: TotalsPart) -> bool:
-        name, hint = self._name(part.path), AGAIN if self.imported else COPY
+    def _is_whole(self, name: str) -> bool:
         try:
-            require_same(part.path, self.manifest.files[name], hint)
+            with self._opened(name, AGAIN if self.imported else COPY):
+                return True
         except RunUnreadable:
             if not self.has_log:
                 raise
             self.damaged.add(name)
             return False
-        return True
 
     def totals(self, part: TotalsPart, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
-        with reading(part.path, AGAIN if self.imported else COPY):
-            return part.read(rules, columns)
+        hint = AGAIN if self.imported else COPY
+        with reading(f"{self.path}/{part.name}", hint), self.place.open(part.name) as stream:
+            # A footer tells of hundreds of columns and takes longer to read than a few of them.
+            file = pq.ParquetFile(stream, metadata=self._footers.get(part.name), page_checksum_verification=True)
+            self._footers[part.name] = file.metadata
+            return rows_of(file, rules, columns)
 
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
-        path = self.path / "latency.parquet"
-        there = self._name(path) in self.manifest.files and _is_there(path)
-        return self._read(path, TIMED_AGAIN, LATENCY_COLUMNS) if there else None
+        names = [name for name in self.manifest.files if name.startswith("latency.")]
+        if not names or names[-1] not in self.place.names(""):
+            return None
+        return self._read(names[-1], TIMED_AGAIN, LATENCY_COLUMNS)
+
+    def damaged_shards(self) -> list[int]:
+        """Shards that are committed and whose texts or positions are not what was written: small files are compared whole,
+        others by their size and footer; the ids of the texts by what the commit says of them.
+        """
+        odd = set()
+        for name in self.manifest.files:
+            if name.partition("/")[0] in ("positions", "continuations") and (shards := shards_of(name)) is not None:
+                try:
+                    with self._opened(name, AGAIN_BY_RESUME):
+                        pass
+                except RunUnreadable:
+                    odd.add(shards[0])
+        return sorted(odd)
 
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
 
         Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
-        failures, optional = {}, ("positions", "continuations", "latency.parquet")
-        left = {name for name in optional if not self.imported and not _is_there(self.path / name)}
-        for name, file in self.manifest.files.items():
+        failures, there = {}, {name.partition("/")[0] for name in self.place.names("")}
+        optional = {"positions", "continuations", "prompts", *(n for n in self.manifest.files if n.startswith("latency."))}
+        left = set() if self.imported else optional - there
+        for name in self.manifest.files:
             if name.partition("/")[0] not in left:
                 try:
-                    require_same(self.path / name, file, "", whole=True)
+                    with self._opened(name, "", whole=True):
+                        pass
                 except RunUnreadable as error:
                     failures[name] = error.message
         if failures:
@@ -397,61 +451,60 @@ class Run:
 
     def _remedy(self, damaged: Iterable[str]) -> str:
         """What to do about some damaged files."""
-        folders = {name.partition("/")[0] for name in damaged}
         if self.imported:
             return AGAIN
-        if "continuations" in folders:
-            return ANEW
-        if "positions" in folders:
-            return self._anew
         return "alphaprof profile with --resume makes it again" if self.has_log else COPY
 
-    @property
-    def _anew(self) -> str:
-        """What to do about a damaged position log: only of a complete run can the text be kept."""
-        return TEXT_KEPT if self.manifest.status == "complete" else ANEW
-
-    def require_log(self) -> None:
-        """Raise `RunUnreadable` where a file of complete shards has not the size and the footer that were written: better
-        known before the other shards are measured.
-        """
-        for name, file in self.manifest.files.items():
-            if name.partition("/")[0] in ("positions", "continuations"):
-                require_same(self.path / name, file, ANEW, whole=False)
+    def _has(self, folder: str) -> bool:
+        """Whether a folder holds anything. Raises `RunUnreadable` where the system does not say."""
+        with reading(f"{self.path}/{folder}", ACCESS):
+            return bool(self.place.names(folder))
 
     def _shard(self, index: int) -> Shard:
         return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
 
-    def _read(self, path: Path, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
-        """Columns of a file that the manifest names and that is as it was written: all, or those with some names."""
-        require_same(path, self._file(path, hint), hint)
-        wanted = [column.name for column in columns if names is None or column.name in names]
-        with reading(path, hint):
-            return pq.ParquetFile(path, page_checksum_verification=True).read(wanted)
-
-    def _file(self, path: Path, hint: str) -> File:
-        """What the manifest says of a file."""
-        file = self.manifest.files.get(self._name(path))
+    @contextlib.contextmanager
+    def _opened(self, name: str, hint: str, whole: bool | None = None) -> Iterator[pa.NativeFile]:
+        """Yields a file that the manifest names and that is as it was written. `whole`: all of it is compared, or its size
+        and footer; None: all of it where that is little, and near.
+        """
+        file = self.manifest.files.get(name)
         if file is None:
-            raise RunUnreadable(f"{path} is not one of the files that the run's manifest names", hint)
-        return file
+            raise RunUnreadable(f"{self.path}/{name} is not one of the files that the run's manifest names", hint)
+        with reading(f"{self.path}/{name}", hint), self.place.open(name) as stream:
+            near = isinstance(self.place, LocalPlace) and file.size <= SMALL
+            require_same(stream, file, f"{self.path}/{name}", hint, near if whole is None else whole)
+            yield stream
 
-    @staticmethod
-    def _rows(table: pa.Table, rows: int, path: Path) -> pa.Table:
+    def _read(self, name: str, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
+        """Columns of a file: all, or those with some names."""
+        wanted = [column.name for column in columns if names is None or column.name in names]
+        with self._opened(name, hint) as stream:
+            return pq.ParquetFile(stream, page_checksum_verification=True).read(wanted)
+
+    def _rows(self, table: pa.Table, rows: int, name: str) -> pa.Table:
         """The table. Raises `RunUnreadable` where it has another number of rows than the manifest says."""
         if len(table) != rows:
-            raise RunUnreadable(f"{path} has {len(table)} rows, and the manifest says {rows}", ANEW)
+            shown = f"{self.path}/{name} has {len(table)} rows, and the manifest says {rows}"
+            raise RunUnreadable(shown, AGAIN_BY_RESUME)
         return table
 
-    def _counted(self, documents: pa.Table, path: Path) -> pa.Table:
+    def _counted(self, documents: pa.Table, name: str) -> pa.Table:
         """The documents of a run. Raises `RunUnreadable` where they are not as many as the manifest says."""
         tokens = int(pc.sum(documents["continuation_tokens"]).as_py() or 0)
         if tokens != self.manifest.positions:
-            raise RunUnreadable(f"{path} has {tokens} positions, and the manifest says {self.manifest.positions}", ANEW)
-        return self._rows(documents, self.manifest.documents, path)
+            shown = f"{self.path}/{name} has {tokens} positions, and the manifest says {self.manifest.positions}"
+            raise RunUnreadable(shown, AGAIN_BY_RESUME)
+        return self._rows(documents, self.manifest.documents, name)
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a file or folder exists. Raises `RunUnreadable` where the system does not say."""
-    with reading(path, ACCESS):
-        return path.exists()
+def _is_logged(name: str) -> bool:
+    return name.partition("/")[0] in LOGGED
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two files of one folder cover the same shards."""
+    first, second = shards_of(one), shards_of(other)
+    if one.rpartition("/")[0] != other.rpartition("/")[0] or first is None or second is None:
+        return False
+    return first[0] <= second[1] and second[0] <= first[1]

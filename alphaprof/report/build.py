@@ -32,7 +32,6 @@ from alphaprof.report.verdict import Question
 from alphaprof.report.warnings import report_warnings
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
-from alphaprof.totals.files import write_totals
 from alphaprof.totals.log_sample import LIMIT, LogPart
 from alphaprof.totals.replay import Flavour
 from alphaprof.version import __version__
@@ -190,7 +189,6 @@ def settled(run: Run) -> str | None:
 
     The run stops for the whole traffic; its report judges every domain by itself as well.
     """
-    write_totals(run)
     inquiry = ReportInputs.of(run, "engine", run.manifest.config)
     evidence = evidence_of(inquiry, list(draft_pools(inquiry, inquiry.deciding)))
     verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict

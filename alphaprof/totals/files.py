@@ -15,9 +15,10 @@ from typing import TypeVar
 import pyarrow as pa
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.files import TotalsPart, of_rule, ranges
+from alphaprof.log.files import TotalsPart, ranges
 from alphaprof.log.schema import arrow_schema
-from alphaprof.log.store import Run
+from alphaprof.log.store import Run, remove_unnamed
+from alphaprof.log.tables import of_rule
 from alphaprof.rules import rules_of
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
 
@@ -36,10 +37,19 @@ def _threads() -> Iterator[Executor]:
 
 
 def write_totals(run: Run) -> None:
-    """Compute and write the totals that complete shards lack or that are damaged, and join those of shards that were written
-    one by one, while the run went on: see `log.files.ranges`.
+    """Compute and write the totals that a complete run lacks or that are damaged."""
+    before = run.manifest.files
+    join_totals(run)
+    if run.manifest.files is not before:
+        run.write_manifest(run.manifest)
+        remove_unnamed(run.place, run.manifest.files)
+
+
+def join_totals(run: Run) -> None:
+    """Write the totals of complete shards as few files, see `log.files.ranges`: of those that have theirs joined, of others
+    from the position log. The next manifest names them.
     """
-    request, before = TotalsRequest(run.rules, run.gammas), run.manifest.files
+    request = TotalsRequest(run.rules, run.gammas)
     ahead: deque[tuple[str, tuple[int, int], list[Source]]] = deque()
 
     def write(draft: str, shards: tuple[int, int], sources: Sequence[Source]) -> None:
@@ -52,16 +62,13 @@ def write_totals(run: Run) -> None:
         for draft in run.manifest.drafts:
             totals = DraftTotals(run, draft)
             stored = {(part.first, part.last) for part in totals.parts}
-            for shards in ranges(run.shards, run.manifest.status == "complete"):
+            for shards in ranges(run.shards):
                 if shards not in stored:
                     ahead.append((draft, shards, totals.sources(pool, shards, request)))
                 if len(ahead) > 1:  # one is written while the next one is worked out
                     write(*ahead.popleft())
         while ahead:
             write(*ahead.popleft())
-    if run.manifest.files is not before:
-        run.write_manifest(run.manifest)
-    run.remove_covered()
 
 
 class DraftTotals:
@@ -80,11 +87,12 @@ class DraftTotals:
         try:
             return use(self.tables(request, columns))
         except RunUnreadable:
-            if all(part.path.exists() for part in self.parts):
+            there = self.run.place.names(f"totals/draft={self.draft}")
+            if all(part.name in there for part in self.parts):
                 raise
-            # A process that goes on with the run has joined some of them meanwhile.
-            manifest = dataclasses.replace(self.run.manifest, files=Run.open(self.run.path).manifest.files)
-            return use(DraftTotals(Run(self.run.path, manifest), self.draft).tables(request, columns))
+            # A process that has finished the run has joined some of them meanwhile.
+            manifest = dataclasses.replace(self.run.manifest, files=Run.open(self.run.place).manifest.files)
+            return use(DraftTotals(self.run.view(manifest), self.draft).tables(request, columns))
 
     def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """Yields what `read_totals` joins, one table of documents after the other; the next one is read meanwhile."""
@@ -131,6 +139,12 @@ def _compute(run: Run, draft: str, index: int, request: TotalsRequest) -> Counts
     models = run.manifest.target, run.manifest.drafts[draft]
     positions = run.positions(draft, index, [*columns_of(request.rules, models[1], request.flavour), "phase"])
     return counts(positions, run.continuations(index, SHAPED), models, request)
+
+
+def shard_totals(run: Run, draft: str, positions: pa.Table, documents: pa.Table) -> pa.Table:
+    """Totals of one shard of a draft's log that is not written yet, of all rules and speculation lengths of the run."""
+    request, models = TotalsRequest(run.rules, run.gammas), (run.manifest.target, run.manifest.drafts[draft])
+    return table_of([counts(positions, documents, models, request)], request.gammas)
 
 
 def _table(coming: list[Future[Counts]], gammas: Sequence[int], columns: Sequence[str] | None) -> pa.Table:

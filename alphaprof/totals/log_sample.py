@@ -37,7 +37,7 @@ class LogPart:
             return cls(run, documents)
         chosen = _chosen(run, documents, limit)
         shards = tuple(run.shards[place] for place in chosen)
-        view = Run(run.path, dataclasses.replace(run.manifest, shards=shards))
+        view = run.view(dataclasses.replace(run.manifest, shards=shards))
         return cls(view, documents.take(np.flatnonzero(np.isin(_shard_of(run), chosen))))
 
     @cached_property

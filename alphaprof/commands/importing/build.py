@@ -17,11 +17,12 @@ from alphaprof.commands.importing.tables import ONE_BY_ONE, documents_table, not
 from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.config.load import apply_override, validate
 from alphaprof.config.options import named_model
-from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, cut, shown
-from alphaprof.log.claim import claimed
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
 from alphaprof.log.files import DRAFT_NAME
+from alphaprof.log.joining import joined
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard
-from alphaprof.log.store import Run, begin
+from alphaprof.log.place import place_of
+from alphaprof.log.store import Run
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
@@ -85,9 +86,8 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     what is asked, `RunExists` and `DiskFull`.
     """
     _require_names(asked)
-    with claimed(out, None) as claim:
-        begin(claim, "choose another --out")
-        read = Read()
+    place, read = place_of(out), Read()
+    with joined(place, {"import": [str(path) for path in asked.files], "draft": asked.draft}, hint="choose another --out"):
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
         if not read.requests:
@@ -96,10 +96,11 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             hint = read.advice.get(most[0], f"see docs/import.md for how to get metrics out of {asked.engine.name}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _manifest(asked, read)
-        run = Run(claim.folder, manifest, claim)
+        run = Run(place, manifest)
         run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
-        run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()))
-        run.write_manifest(run.manifest)
+        run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
+        if not run.begin():
+            raise RunExists(f"{out} holds a run already", "choose another --out")
         return run
 
 

@@ -27,6 +27,7 @@ from alphaprof.commands.preflight.trial import bos_of, differing_specials, first
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.place import place_of
 from alphaprof.log.store import require_new
 from alphaprof.profiling.heads.wiring import Trials, Warnings, check_wiring
 from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
@@ -70,7 +71,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     refusals = _Refusals()
     if out is not None:
         with refusals.kept("disk", str(out)):
-            require_new(out)
+            require_new(place_of(out))
     require_model(options.target, "target")
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)

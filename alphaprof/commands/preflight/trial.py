@@ -17,7 +17,7 @@ import numpy as np
 from alphaprof.commands.preflight.facts import Bos, NoiseFloor, SelfDraft, SourceSeen, Special, Speed, Storage
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.schema import LogRules
-from alphaprof.log.store import table_bytes
+from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.drafts import Arrays, as_draft, layer_skip, token_count
 from alphaprof.profiling.models.hub import row_count
 from alphaprof.profiling.models.load import NOISE, Model
@@ -286,8 +286,8 @@ def _storage(
         facts = draft.facts()
         rules, flags = held.of(facts), {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
         table = position_table(texts, scored[draft.name], rules, draft.name, None, **flags)
-        whole += table_bytes(table, rules.columns)
-        half += table_bytes(table.slice(0, rows // 2), rules.columns)
+        whole += table_content(table, rules.columns).size
+        half += table_content(table.slice(0, rows // 2), rules.columns).size
         names.update(table.column_names)
     position = max(0, whole - half) / (rows - rows // 2)
     return Storage(position, max(0.0, whole - position * rows), len(names), free)

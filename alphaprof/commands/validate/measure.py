@@ -16,8 +16,9 @@ from alphaprof.commands.validate.build import Decodings, DecodingTimes, beside_g
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
-from alphaprof.log.claim import claimed
-from alphaprof.log.store import Run, begin
+from alphaprof.log.joining import joined
+from alphaprof.log.place import place_of
+from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
     DecodingSetup,
@@ -33,7 +34,6 @@ from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import seconds
 from alphaprof.rules import GREEDY, SAMPLED, parse_rule
-from alphaprof.totals.files import write_totals
 
 GENERATED = 2  # documents that `generate` decodes too
 
@@ -72,12 +72,11 @@ def validate(
     require_own_text(options)
     chosen = chosen_gammas(options.gammas, gammas)
     options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
-    with claimed(out, options.model_dump(mode="json")) as claim:
-        begin(claim, "choose another --out")
-        plan = profile_with_models(options, claim, progress)
+    place = place_of(out)
+    with joined(place, options.model_dump(mode="json"), hint="choose another --out"):
+        plan = profile_with_models(options, place, progress)
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
-        write_totals(plan.run)
     with in_memory():
         return plan.run, _measure(plan, chosen, repeats, progress, against_generate)
 

@@ -19,31 +19,33 @@ from alphaprof.config.options import MeasuredCosts, NoCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
-from alphaprof.log.claim import Claim, claimed
-from alphaprof.log.manifest import Environment, Manifest, RandomOrder
-from alphaprof.log.store import Run, begin
+from alphaprof.log.joining import FREE, joined
+from alphaprof.log.manifest import MANIFEST, Environment, Manifest, RandomOrder, read_manifest
+from alphaprof.log.place import Place, place_of
+from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
-from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
-from alphaprof.profiling.models.dtype import settled
+from alphaprof.profiling.models.dtype import settled as settled_dtype
 from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.run.parts import WHOLE, Part, wait_until_begun
 from alphaprof.profiling.run.resume import (
     Reused,
     as_measured,
     early_warnings,
     require_costs,
-    require_same_data,
     require_same_models,
     require_same_profile,
 )
-from alphaprof.profiling.run.shards import Loaded, Plan, Progress, Writer, in_shards, measure_shard, padding_summary
+from alphaprof.profiling.run.shards import Documents, Loaded, Plan, Progress, Writer, measure_shard, padding_summary
+from alphaprof.profiling.run.staging import Staged, stage
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
+from alphaprof.profiling.texts.staged import documents_of
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
-from alphaprof.totals.files import write_totals
+from alphaprof.totals.finish import finish, reopen
 from alphaprof.version import __version__
 
 # What a run so far says: why no more documents are needed, or None.
@@ -52,26 +54,44 @@ Settled = Callable[[Run], str | None]
 
 def profile(
     options: ProfileOptions,
-    out: Path,
+    out: Path | str,
     progress: Progress,
     resume: bool = False,
     reuse: Path | None = None,
     settled: Settled | None = None,
+    part: Part = WHOLE,
 ) -> Run:
-    """Profile into the directory `out`, or with `resume` finish the interrupted run there, and add up its totals. Raises the
-    errors of `errors.py`, `RunExists` where another process writes there.
+    """Profile into the directory `out`, or with `resume` go on with the run there, which other processes may be doing too.
+    Raises the errors of `errors.py`.
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts. `settled`: see
-    `profile_until`.
+    `profile_until`. `part`: which shards this process measures; part 0 begins the run, and the last one finishes it.
     """
-    with in_memory(), claimed(out, options.model_dump(mode="json"), resume, progress.say) as claim:
-        run = _measured(options, claim, progress, resume, reuse, settled)
-        progress.say("adding up totals")
-        write_totals(run)
-    return run
+    place, config = place_of(out), options.model_dump(mode="json")
+    if part.index:
+        wait_until_begun(place, part, progress.say)
+    with in_memory(), joined(place, config, resume or part != WHOLE):
+        if place.has(MANIFEST):
+            return _resumed(options, Run.open(place), progress, settled, part)
+        set_threads(options.execution.threads, alone=part == WHOLE)
+        plan = _begun(options, place, progress, reuse, in_random_order=settled is not None)
+        stage(plan, progress)
+        if isinstance(options.costs, MeasuredCosts):
+            _measure_latency(plan, options.costs, progress)
+        if not plan.run.begin():  # another process has begun the same run meanwhile
+            return _resumed(options, Run.open(place), progress, settled, part)
+        _work(plan, progress, settled, part)
+    return plan.run
 
 
-def profile_until(options: ProfileOptions, out: Path, progress: Progress, settled: Settled, resume: bool = False) -> Run:
+def profile_until(
+    options: ProfileOptions,
+    out: Path | str,
+    progress: Progress,
+    settled: Settled,
+    resume: bool = False,
+    part: Part = WHOLE,
+) -> Run:
     """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed. Such a
     run is complete then. Finished with `profile` it goes on to its last document. Raises the errors of `profile`.
     """
@@ -81,16 +101,18 @@ def profile_until(options: ProfileOptions, out: Path, progress: Progress, settle
             "verdict",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
         )
-    return profile(options, out, progress, resume, settled=settled)
+    return profile(options, out, progress, resume, settled=settled, part=part)
 
 
-def profile_with_models(options: ProfileOptions, claim: Claim, progress: Progress) -> Plan:
-    """Profile into a new directory without timing any step; the complete run with its loaded models. Raises the errors of
+def profile_with_models(options: ProfileOptions, place: Place, progress: Progress) -> Plan:
+    """Profile into a new place without timing any step; the complete run with its loaded models. Raises the errors of
     `errors.py`.
     """
     with in_memory():
-        plan = _open(options, claim, progress)
-        _fill(plan, progress)
+        plan = _begun(options, place, progress)
+        stage(plan, progress)
+        plan.run.begin()
+        _work(plan, progress)
     return plan
 
 
@@ -100,8 +122,9 @@ def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """
     config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
     with in_memory():
-        plan.run.write_manifest(dataclasses.replace(plan.run.manifest, config=config))
+        plan.run.manifest = dataclasses.replace(plan.run.manifest, config=config)
         _measure_latency(plan, costs, progress)
+        plan.run.write_manifest(plan.run.manifest)
 
 
 def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
@@ -111,9 +134,9 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
-    with in_memory(), claimed(out, options.model_dump(mode="json")) as claim:
-        begin(claim)
-        plan = _open(options, claim, progress)
+    place = place_of(out)
+    with in_memory(), joined(place, options.model_dump(mode="json")):
+        plan = _begun(options, place, progress)
         _measure_latency(plan, costs, progress)
     if plan.run.latency() is None:
         warning = plan.run.manifest.warnings[-1]
@@ -133,99 +156,112 @@ def in_memory() -> Iterator[None]:
         raise OutOfMemory("the models do not fit into memory", hint) from None
 
 
-def _measured(
-    options: ProfileOptions, claim: Claim, progress: Progress, resume: bool, reuse: Path | None, settled: Settled | None
-) -> Run:
-    """The run with everything but its totals: the one that is there already, finished, or a new one."""
-    earlier = _earlier(claim, resume)
+def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Settled | None, part: Part) -> Run:
+    """The run that is there, finished: what nobody has measured yet, and what is damaged."""
     costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
-    in_random_order = settled is not None
-    if earlier is not None:
-        options = as_measured(options, earlier.manifest)  # in the same dtype, whatever this machine would choose
-        require_same_profile(earlier, options)
-        _adopt_decision(earlier, options, progress)
-        if earlier.manifest.status == "complete" and (costs is None or _timed(earlier)):
-            progress.say(f"{earlier.path} is complete already")
-            earlier.mend_documents()
-            return earlier
-        reuse = Path(earlier.manifest.reused) if earlier.manifest.reused is not None else reuse
-        in_random_order = earlier.manifest.sequential is not None
-        if settled is not None and not in_random_order:
-            hint = "finish it without, or choose another --out"
-            raise RunMismatch(f"{earlier.path} was begun without --until-decided, in the order of the data", hint)
-    plan = _open(options, claim, progress, earlier, reuse, in_random_order)
-    if costs is not None and not _timed(plan.run):
+    options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
+    require_same_profile(run, options)
+    if settled is not None and run.manifest.sequential is None:
+        hint = "finish it without, or choose another --out"
+        raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
+    _adopt_decision(run, options, progress)
+    set_threads(run.manifest.environment["torch_threads"])
+    if damaged := run.damaged_shards():
+        progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
+        reopen(run, damaged)
+    untimed = costs is not None and part.index == 0 and not _timed(run)
+    if run.manifest.status == "complete" and not untimed:
+        progress.say(f"{run.path} is complete already")
+        finish(run)  # as far as its totals or documents were lost
+        return run
+    loaded = load(options, progress, run=run)
+    require_same_models(run.manifest, _manifest(loaded))
+    plan = Plan(**vars(loaded), run=run)
+    progress.say(f"resuming after {len(run.commits())} complete shards")
+    if costs is not None and untimed:
         _measure_latency(plan, costs, progress)
-    if plan.run.manifest.status == "complete":  # its step times alone were lost
-        plan.run.mend_documents()
+        run.write_manifest(run.manifest)
+    if run.manifest.status == "complete":  # its step times alone were lost
+        finish(run)
     else:
-        _fill(plan, progress, settled)
-    return plan.run
+        _work(plan, progress, settled, part)
+    return run
 
 
-def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> None:
-    """Write the shards that the run lacks, as long as it is not settled."""
-    options, order = plan.options, plan.run.manifest.sequential
-    progress.start("profiling", order["available"] if order else hub.expected_documents(options), "documents")
-    size = order["shard_documents"] if order else options.shard_documents
-    done = len(plan.run.shards)
-    seen = 0
+def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: Part = WHOLE) -> None:
+    """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; whoever finds that all
+    are committed finishes it.
+    """
+    run, staged = plan.run, plan.run.manifest.staged
+    run.register(plan.target.facts().device, _environment(plan.target.device))
+    progress.start("profiling", sum(staged), "documents")
+    there = run.commits().keys()
+    progress.advance(sum(staged[index] for index in there))
+    elsewhere = [False]  # another process works on the same shards: this one begins at the other end
+
+    def refused() -> None:
+        elsewhere[0] = True
+
+    def advance(steps: float, positions: int) -> None:
+        writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
+        run.require_there()
+        progress.advance(steps, positions)
+
+    asked, enough, taken = 0, None, set[int]()
     with Writer() as writer:
-
-        def advance(steps: float, positions: int) -> None:
-            writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
-            plan.run.require_claim()
-            progress.advance(steps, positions)
-
-        for index, documents in enumerate(in_shards(plan.documents, size)):
-            if index < done:
-                require_same_data(plan.run.shards[index], documents)
-                progress.advance(len(documents))
-            else:
-                writer.put(measure_shard(plan, index, documents, advance))
-            seen += 1
-            if settled is not None and seen >= done:
+        while not run.is_finished():
+            if settled is not None:
                 writer.wait()  # what is asked next reads every shard so far
-                if reason := settled(plan.run):
-                    progress.say(reason)
-                    break
-    if seen < done:
-        hint = "put the data back, or profile into a new directory"
-        raise RunMismatch(f"the data end before shard {seen}, which {plan.run.path} holds", hint)
-    _finish(plan, progress)
-
-
-def _finish(plan: Plan, progress: Progress) -> None:
-    """Collect documents.parquet and mark the run complete."""
-    plan.run.write_documents()
-    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
-    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, status="complete", skipped=skipped, truncated=truncated))
-    if summary := padding_summary(plan.run.shards):
+                if part.index == 0:
+                    enough, asked = _settled(run, settled, asked, progress)
+            committed = run.commits().keys()
+            progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
+            there |= committed
+            lacking = [index for index in range(len(staged)) if part.has(index) and index not in taken | there]
+            if enough is not None or not lacking:
+                break
+            index = lacking[-1 if elsewhere[0] else 0]
+            taken.add(index)
+            writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance, refused))
+    if not run.is_finished() and enough is None and len(run.commits()) < len(staged):
+        run.refresh()
+        progress.say(f"part {part} is done; others measure {len(staged) - len(run.commits())} shards still")
+        return
+    if run.is_finished():  # by another process
+        run.manifest = read_manifest(run.place)
+    else:
+        if settled is not None and enough is None:
+            enough, _ = _settled(run, settled, 0, progress)
+        progress.say("adding up totals")
+        finish(run, enough)
+    if summary := padding_summary(run.shards):
         progress.say(summary)
 
 
-def _earlier(claim: Claim, resume: bool) -> Run | None:
-    """The run to resume in a directory, or None for a new one. Raises `RunExists` rather than overwrite anything."""
-    if resume and (claim.folder / "manifest.json").exists():
-        run = Run.open(claim.folder, claim)
-        run.remove_leftovers()
-        if run.manifest.status == "running":
-            run.require_log()
-        return run
-    begin(claim)
-    return None
+def _settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
+    """After how many shards a verdict is sure, of those that follow each other (None: after none of them yet), and how many
+    were looked at. `asked`: how many were looked at before.
+    """
+    run.refresh()
+    for count in range(asked + 1, len(run.shards) + 1):
+        if reason := settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count]))):
+            progress.say(reason)
+            return count, count
+    return None, len(run.shards)
 
 
 def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -> None:
     """A changed decision needs no new measurement: the run takes it over, and reports ask it from then on."""
-    config = options.model_dump(mode="json")
-    if earlier.manifest.config["decision"] != config["decision"]:
-        earlier.write_manifest(dataclasses.replace(earlier.manifest, config=config))
+    changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
+    if any(earlier.manifest.config.get(name) != value for name, value in changed.items()):
+        earlier.write_manifest(dataclasses.replace(earlier.manifest, config=earlier.manifest.config | changed))
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 
-def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None) -> Loaded:
-    """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
+def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None, run: Run | None = None) -> Loaded:
+    """Load models and find the data. Raises the errors of `errors.py`. `run`: one that holds the documents already, so that
+    neither data nor hub are read for them.
+    """
     reused = Reused.open(reuse, options) if reuse else None
     if reused is not None:  # its text is that of the target in its dtype
         options = as_measured(options, reused.run.manifest)
@@ -233,12 +269,13 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
-        options = settled(options, target.choice.chosen)
+        options = settled_dtype(options, target.choice.chosen)
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
-    corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-    documents = reused or corpus
+    documents: Documents = reused or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    if run is not None:
+        documents = Staged(run)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
@@ -246,22 +283,34 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     return Loaded(options, tokenizer, target, drafts, documents, scorer)
 
 
-def _open(
-    options: ProfileOptions,
-    claim: Claim,
-    progress: Progress,
-    earlier: Run | None = None,
-    reuse: Path | None = None,
-    in_random_order: bool = False,
+def _begun(
+    options: ProfileOptions, place: Place, progress: Progress, reuse: Path | None = None, in_random_order: bool = False
 ) -> Plan:
-    """Load everything and open the run directory; what can fail early fails here."""
+    """Load everything for a new run, whose manifest is not written yet; what can fail early fails here."""
     loaded = load(options, progress, reuse)
     order: RandomOrder | None = None
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
-    rules = loaded.scorer.extras.log_rules(options.rules)
-    manifest = Manifest(
+    manifest = dataclasses.replace(_manifest(loaded), reused=str(reuse.resolve()) if reuse else None, sequential=order)
+    require_costs(options, manifest.target, manifest.drafts)
+    if isinstance(loaded.documents, Reused):
+        loaded.documents.require_same_target(manifest)
+    run = Run(place, manifest)
+    plan = Plan(**vars(loaded), run=run)
+    trials, told = check_wiring(loaded, progress)
+    drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
+    warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
+    for warning in warnings:
+        progress.warn(**warning)
+    run.manifest = dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings)
+    return plan
+
+
+def _manifest(loaded: Loaded) -> Manifest:
+    """What a run begins with."""
+    rules = loaded.scorer.extras.log_rules(loaded.options.rules)
+    return Manifest(
         status="running",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -270,28 +319,9 @@ def _open(
         drafts={draft.name: draft.facts() for draft in loaded.drafts},
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
         environment=_environment(loaded.target.device),
-        reused=str(reuse.resolve()) if reuse else None,
         emitted=rules.emitted,
         certified=rules.certified,
-        sequential=order,
     )
-    require_costs(options, manifest.target, manifest.drafts)
-    if isinstance(loaded.documents, Reused):
-        loaded.documents.require_same_target(manifest)
-    run = Run(claim.folder, manifest, claim)
-    if earlier is not None:
-        require_same_models(earlier.manifest, manifest)
-        run = earlier
-        progress.say(f"resuming after {len(run.shards)} complete shards")
-    else:
-        trials, told = check_wiring(loaded, progress)
-        tried = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
-        manifest = dataclasses.replace(manifest, drafts=manifest.drafts | tried)
-        warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
-        for warning in warnings:
-            progress.warn(**warning)
-        run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
-    return Plan(**vars(loaded), run=run)
 
 
 def _environment(device: torch.device) -> Environment:
@@ -308,6 +338,14 @@ def _environment(device: torch.device) -> Environment:
     }
 
 
+def set_threads(threads: int | str, alone: bool = True) -> None:
+    """Have torch compute with as many threads as a run does; `auto`: as it chooses, or one where several processes share a
+    machine.
+    """
+    if threads != "auto" or not alone:
+        torch.set_num_threads(1 if threads == "auto" else int(threads))
+
+
 def _timed(run: Run) -> bool:
     """Whether steps were timed, or cannot be. Step times that are damaged are lost."""
     try:
@@ -317,7 +355,7 @@ def _timed(run: Run) -> bool:
 
 
 def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
-    """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
+    """Time the steps on the first prompts' tokens; the next manifest names the times."""
     progress.start("timing steps", 100, "parts")
     text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
     try:
@@ -330,7 +368,7 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
     plan.run.write_latency(timed.table)
     # Of earlier times, that were damaged, nothing is true any more.
     kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] not in ("not_timed_there", "busy"))
-    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=kept))
+    plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=kept)
     smaller = "lower costs.concurrency or costs.context"
     left_out = [(reason, smaller) for reason in timed.left_out]
     for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
@@ -342,8 +380,8 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
 
 
 def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) -> None:
-    """Tell whoever watches, and every report of the run."""
+    """Tell whoever watches, and every report of the run, whose next manifest has it."""
     warning = {"code": code, "message": message, "remedy": remedy}
     progress.warn(**warning)
     warnings = (*plan.run.manifest.warnings, warning)
-    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=warnings))
+    plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=warnings)

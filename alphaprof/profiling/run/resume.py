@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import numpy as np
 
 from alphaprof.config.options import RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.profile import ProfileOptions
@@ -14,16 +12,16 @@ from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
-from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import settled
-from alphaprof.profiling.models.processing import PLAIN, Processing, not_modelled
+from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.dispatch import why_unavailable
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.continuations import STORED, digest
 from alphaprof.profiling.texts.corpus import Document, policy
+from alphaprof.profiling.texts.staged import document_of
 from alphaprof.rules import parse_rule
 
 OTHER_DTYPE = "near-ties fall otherwise in the dtype that is served: set target.dtype to measure in that one, however slow"
@@ -135,13 +133,6 @@ def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
     return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
 
 
-def require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
-    """Raise `RunMismatch` unless a shard was made from these documents."""
-    if digest(documents) != shard.digest:
-        hint = "put them back, or profile into a new directory"
-        raise RunMismatch(f"the data have changed since shard {shard.index} was written", hint)
-
-
 class Reused:
     """Stands in for a `Corpus`: the same documents in the same order, each with the continuation that the run stored."""
 
@@ -181,12 +172,4 @@ class Reused:
         """The documents, in order."""
         for shard in self.run.shards:
             for row in self.run.continuations(shard.index).to_pylist():
-                drawn = row["temperature"] is not None
-                yield Document(
-                    **{name: row[name] for name in STORED},
-                    prompt=np.array(row["prompt_ids"], dtype=np.int32),
-                    given=np.array(row["continuation_ids"], dtype=np.int32),
-                    cut=row["finish"] == "length",
-                    kind=row["continuation"],
-                    processing=Processing(**{name: row[name] for name in vars(PLAIN)}) if drawn else None,
-                )
+                yield document_of(row, row["continuation_ids"], row["finish"] == "length")

@@ -1,15 +1,16 @@
-"""One shard of a run: generate and score it, then write it, in a thread of its own, and last the manifest that names it."""
+"""One shard of a run: generate and score it, then write it, in a thread of its own, and last the commit that names it."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import pyarrow as pa
 
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
@@ -30,16 +31,19 @@ from alphaprof.profiling.texts.continuations import (
     thinking,
 )
 from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder
+from alphaprof.totals.files import shard_totals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from alphaprof.config.profile import ProfileOptions
     from alphaprof.profiling.run.resume import Reused
+    from alphaprof.profiling.run.staging import Staged
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]
 Work = Callable[[], None]
+Documents: TypeAlias = "Corpus | InRandomOrder | Reused | Staged"
 WAITING = 1  # pieces that may wait while one is written: what is measured must fit into memory
 
 
@@ -67,7 +71,7 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     target: Model
     drafts: Sequence[Draft]
-    documents: Corpus | InRandomOrder | Reused
+    documents: Documents
     scorer: Scorer
 
 
@@ -78,15 +82,13 @@ class Plan(Loaded):
     run: Run
 
 
-def in_shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    """The documents, `size` at a time."""
-    stream = iter(documents)
-    while shard := list(itertools.islice(stream, size)):
-        yield shard
-
-
-def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Work:
-    """Generate and score one shard; the work that writes it. `advance`: called after each batch (see `Progress.advance`)."""
+def measure_shard(
+    plan: Plan, index: int, documents: Sequence[Document], advance: Advance, refused: Callable[[], None] = lambda: None
+) -> Work:
+    """Generate and score one shard; the work that writes it, totals included. `advance`: called after each batch (see
+    `Progress.advance`); `refused`: where another process has committed the shard meanwhile.
+    """
+    began = time.monotonic()
     continuations, read, halved = _continuations(plan, documents, advance)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
     fed = Fed()
@@ -112,20 +114,17 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
     markers, phases = plan.options.thinking, None
     if markers is not None:
         phases = [thinking(markers, plan.tokenizer, item.document.prompt, item.ids) for item in continuations]
-    # What the corpus has left out by now: it may be read on before the shard is written.
-    left_out: dict[str, Any] = {"skipped": dict(plan.documents.skipped), "truncated": dict(plan.documents.truncated)}
-    run = plan.run
+    run, seconds = plan.run, time.monotonic() - began
 
     def write() -> None:
+        texts, positions = continuation_table(continuations), dict[str, pa.Table]()
         for draft, arrays in scored.items():
             can = run.manifest.drafts[draft]
             flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
-            run.write_positions(
-                position_table(continuations, arrays, run.log_of(draft), draft, phases, **flags), index, draft
-            )
-        run.write_continuations(continuation_table(continuations), index)
-        shards = (*run.manifest.shards, facts)  # last: a shard that the manifest names is whole
-        run.write_manifest(dataclasses.replace(run.manifest, shards=shards, **left_out))
+            positions[draft] = position_table(continuations, arrays, run.log_of(draft), draft, phases, **flags)
+        totals = {draft: shard_totals(run, draft, table, texts) for draft, table in positions.items()}
+        if not run.commit(facts, positions, texts, totals, seconds):
+            refused()
 
     return write
 

@@ -16,8 +16,9 @@ from transformers import LogitsProcessorList
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.schema import CONTINUATION_COLUMNS, arrow_schema
 from alphaprof.profiling.models.load import Model, is_out_of_memory
-from alphaprof.profiling.models.processing import PLAIN, Sampler, uniforms
+from alphaprof.profiling.models.processing import Sampler, uniforms
 from alphaprof.profiling.texts.corpus import Document, Ids
+from alphaprof.profiling.texts.staged import stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,8 +31,6 @@ LEAST = 1 / 16
 PADDING = 0.07  # of a scoring batch, at most, while it is not too small
 MOST_BYTES = 4  # of a character
 UNFINISHED = "\ufffd"  # what bytes decode to that make no character
-# Fields of a document that the continuations table holds under the same names.
-STORED = ("document", "domain", "cluster", "source", "source_row", "max_new_tokens", "on_policy", "seed")
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -208,14 +207,11 @@ def continuation_table(continuations: Sequence[Continuation]) -> pa.Table:
 def _row(continuation: Continuation) -> dict[str, Any]:
     document = continuation.document
     return {
-        **{name: getattr(document, name) for name in STORED},
-        **{name: getattr(document.processing, name, None) for name in vars(PLAIN)},
+        **stored(document),
         "prompt_hash": hashlib.sha256(document.prompt.astype("<i4").tobytes()).hexdigest(),
         "prompt_tokens": len(document.prompt),
         "continuation_tokens": len(continuation.ids),
         "finish": continuation.finish,
-        "continuation": document.kind,
-        "prompt_ids": document.prompt,
         "continuation_ids": continuation.ids,
     }
 

@@ -1,0 +1,46 @@
+"""The commands about runs that processes work on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from alphaprof.cli.common import Format, show
+from alphaprof.cli.help import Command
+
+RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
+runs_app = typer.Typer(help="How far a run is that one or several processes work on, and its end.", no_args_is_help=True)
+
+
+@runs_app.command(cls=Command)
+def status(run: RunPlace, output: Format = "terminal") -> None:
+    """Say what is measured, by whom, and how long the rest takes."""
+    from alphaprof.commands.runs import RunStatus
+    from alphaprof.log.store import Run
+
+    show(RunStatus.of(Run.open(run)), output)
+
+
+@runs_app.command(cls=Command)
+def finish(run: RunPlace) -> None:
+    """Make a run complete whose shards are all measured. Whoever measures the last one does this by itself."""
+    from alphaprof.log.store import Run
+    from alphaprof.totals.finish import finish as finish_run
+
+    opened = Run.open(run)
+    finish_run(opened)
+    print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions", file=sys.stdout)
+
+
+@runs_app.command(cls=Command)
+def clean(run: RunPlace) -> None:
+    """Remove files that killed processes left. Only where no process works on the run."""
+    from alphaprof.log.store import Run, remove_unnamed
+
+    opened = Run.open(run)
+    before = len(opened.place.names(""))
+    named = {name for commit in opened.commits().values() for name in commit.files}
+    remove_unnamed(opened.place, {*opened.manifest.files, *named})
+    print(f"{run}: {before - len(opened.place.names(''))} files removed", file=sys.stdout)

@@ -1,0 +1,112 @@
+"""`alphaprof profile --workers N`: N processes on this machine, each with a part of the work and, where there are some, a GPU
+of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from tempfile import TemporaryFile
+from typing import IO
+
+from alphaprof.errors import WorkerFailed
+
+AGAIN = 3  # times that a worker which was killed is started again
+LOOK = 0.2  # seconds between two looks
+LAST = 12  # lines of what a worker said that an error repeats
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass
+class _Worker:
+    """One process; the first one speaks to the user, of the others is kept what they say."""
+
+    number: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    said: IO[bytes] | None = None
+    again: int = field(default=AGAIN)
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        self.said = None if self.number == 0 else TemporaryFile()
+        self.process = subprocess.Popen(
+            self.command, env=dict(self.environment), stdout=subprocess.DEVNULL, stderr=self.said
+        )
+
+    @property
+    def words(self) -> str:
+        """The end of what it said."""
+        if self.said is None:
+            return ""
+        self.said.seek(0)
+        return "\n".join(self.said.read().decode(errors="replace").splitlines()[-LAST:])
+
+
+def work_together(arguments: Sequence[str], count: int, say: Callable[[str], None]) -> None:
+    """Run `alphaprof profile` with these arguments in `count` processes, until all of them are done. One that is killed is
+    started again; where one fails, the others end their shards. Raises `WorkerFailed` with what it said.
+    """
+    gpus = visible_gpus()
+    workers = [_Worker(number, _command(arguments, number, count), _environment(number, gpus)) for number in range(count)]
+    with _ending(workers):
+        for worker in workers:
+            worker.start()
+        while running := [worker for worker in workers if worker.process is not None]:
+            for worker in running:
+                assert worker.process is not None
+                code = worker.process.poll()
+                if code is None:
+                    continue
+                worker.process = None
+                if code < 0 and worker.again > 0:
+                    worker.again -= 1
+                    say(f"worker {worker.number} was ended by {signal.Signals(-code).name}, and is started again")
+                    worker.start()
+                elif code != 0:
+                    raise WorkerFailed(
+                        f"worker {worker.number} of {count} ended with exit code {code}: {worker.words or 'see above'}",
+                        "what is measured is kept: mend the cause, then the same command with --resume",
+                        code,
+                    )
+            time.sleep(LOOK)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that processes may use, as CUDA names them."""
+    if (given := os.environ.get(VISIBLE)) is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60).stdout
+        return [str(number) for number, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
+    return []
+
+
+def _command(arguments: Sequence[str], number: int, count: int) -> list[str]:
+    return [sys.executable, "-m", "alphaprof", "profile", *arguments, "--part", f"{number}/{count}"]
+
+
+def _environment(number: int, gpus: Sequence[str]) -> dict[str, str]:
+    return dict(os.environ) | ({VISIBLE: gpus[number % len(gpus)]} if gpus else {})
+
+
+@contextlib.contextmanager
+def _ending(workers: Sequence[_Worker]) -> Iterator[None]:
+    """Ends what still runs when the block ends with an error; each ends its shard first."""
+    try:
+        yield
+    except BaseException:
+        for worker in workers:
+            if worker.process is not None:
+                worker.process.terminate()
+        for worker in workers:
+            if worker.process is not None:
+                worker.process.wait()
+        raise

@@ -1,0 +1,85 @@
+"""Which shards of a run a process measures, where several share the work: part I of N, every N-th shard from the I-th."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from alphaprof.errors import OptionInvalid, RunUnreadable
+from alphaprof.log.manifest import MANIFEST
+from alphaprof.log.place import Place
+
+PATIENCE = 1800.0  # seconds that a part waits for a sign of the one that stages the prompts
+LOOK = 2.0  # seconds between two looks
+# What schedulers tell each of their processes: its number, how many there are, and the first number.
+SCHEDULERS = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    ("JOB_COMPLETION_INDEX", "ALPHAPROF_PARTS", ""),
+    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", ""),
+    ("RANK", "WORLD_SIZE", ""),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `index` of `count`."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def has(self, shard: int) -> bool:
+        """Whether a shard is one of this part's."""
+        return shard % self.count == self.index
+
+
+WHOLE = Part(0, 1)
+
+
+def part_of(text: str, environment: Mapping[str, str] = os.environ) -> Part:
+    """The part that an option names: I/N, or `auto` for what a scheduler says. Raises `OptionInvalid`."""
+    if text == "auto":
+        return _scheduled(environment)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise OptionInvalid(f"--part {text[:40]} is no part", "give I/N with I from 0 to N - 1, like 0/4, or auto")
+    return Part(int(found[1]), int(found[2]))
+
+
+def _scheduled(environment: Mapping[str, str]) -> Part:
+    for number, count, first in SCHEDULERS:
+        if number in environment and count in environment:
+            try:
+                part = Part(int(environment[number]) - int(environment.get(first) or 0), int(environment[count]))
+            except ValueError:
+                part = Part(0, 0)
+            if not 0 <= part.index < part.count:
+                raise OptionInvalid(
+                    f"--part auto: {number}={environment[number][:40]} is no part of {count}={environment[count][:40]}",
+                    "give --part I/N, with I from 0 to N - 1",
+                )
+            return part
+    known = ", ".join(f"{number} and {count}" for number, count, _ in SCHEDULERS)
+    raise OptionInvalid(f"--part auto finds no scheduler's numbers in the environment ({known})", "give --part I/N")
+
+
+def wait_until_begun(place: Place, part: Part, say: Callable[[str], None]) -> None:
+    """Wait until part 0 has staged the run in a place. Raises `RunUnreadable` where nothing happens there for long."""
+    seen: dict[str, int] = {}
+    since = time.monotonic()
+    if not place.has(MANIFEST):
+        say(f"part {part} waits until part 0 has read the prompts and timed the steps")
+    while not place.has(MANIFEST):
+        if names != seen:
+            seen, since = names, time.monotonic()
+        if time.monotonic() - since > PATIENCE:
+            raise RunUnreadable(
+                f"part 0 of {place.shown} has written nothing for {PATIENCE / 60:.0f} minutes",
+                f"see why it ended, start it again (--part 0/{part.count}), and this one after it",
+            )
+        time.sleep(LOOK)

@@ -1,0 +1,41 @@
+"""Prompts are read and tokenised once: every process measures what stands in the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from alphaprof.log.store import Run
+from alphaprof.profiling.models import hub
+from alphaprof.profiling.run.shards import Plan, Progress
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.texts.staged import documents_of, prompt_table
+
+
+def stage(plan: Plan, progress: Progress) -> None:
+    """Write the prompts of a run by shards. The next manifest names them, and what was left out."""
+    progress.start("reading prompts", hub.expected_documents(plan.options), "documents")
+    run, stream, staged = plan.run, iter(plan.documents), list[int]()
+    order = run.manifest.sequential
+    size = order["shard_documents"] if order else plan.options.shard_documents
+    while documents := list(itertools.islice(stream, size)):
+        run.write_prompts(prompt_table(documents), len(staged))
+        staged.append(len(documents))
+        progress.advance(len(documents))
+    left_out = {"skipped": dict(plan.documents.skipped), "truncated": dict(plan.documents.truncated)}
+    run.manifest = dataclasses.replace(run.manifest, staged=tuple(staged), **left_out)
+
+
+class Staged:
+    """Stands in for a `Corpus`: the documents of a run as they were staged."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.skipped = run.manifest.skipped
+        self.truncated = run.manifest.truncated
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, in order."""
+        for index in range(len(self.run.manifest.staged)):
+            yield from documents_of(self.run.prompts(index))

@@ -1,0 +1,66 @@
+"""The end of a run: shards that any number of processes have committed become one complete run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from alphaprof.errors import RunMismatch
+from alphaprof.log.files import ranges, shards_of
+from alphaprof.log.manifest import commit_name
+from alphaprof.log.store import Run, remove_unnamed
+from alphaprof.totals.files import join_totals
+
+
+def finish(run: Run, shards: int | None = None) -> None:
+    """Collect the documents of a run, join the totals of its shards, mark it complete, and remove what no manifest names.
+
+    Any process may do it, at any time and again: the outcome is the same. `shards`: how many of the first ones belong to the
+    run, where a verdict was sure before the others were measured. Raises `RunMismatch` where some are not measured yet.
+    """
+    run.refresh()
+    wanted = len(run.manifest.staged) if shards is None else shards
+    if len(run.shards) < wanted:
+        commits = run.commits()
+        missing = [index for index in range(wanted) if index not in commits]
+        raise RunMismatch(
+            f"{run.path} lacks {len(missing)} of {wanted} shards ({', '.join(map(str, missing[:5]))} ...)",
+            "alphaprof profile with --resume measures them",
+        )
+    run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:wanted])
+    _join(run)
+    if set(run.manifest.files) - set(run.place.names("")):  # another process has finished it too, and removed some of these
+        _join(run)
+
+
+def _join(run: Run) -> None:
+    """Join what shards have each, as far as it is not joined yet, and write the manifest that names it."""
+    before = run.manifest
+    known = run.documents_parts()
+    for first, last in ranges(run.shards):
+        if (first, last) not in known:
+            run.write_documents(run.collected(run.shards[first : last + 1]), (first, last))
+    join_totals(run)
+    kept = {name: file for name, file in run.manifest.files.items() if not _is_beyond(name, len(run.shards))}
+    now = dataclasses.replace(run.manifest, status="complete", files=kept)
+    if now != before:
+        run.write_manifest(now)
+    for index in run.commits():
+        if index >= len(run.shards):
+            run.place.remove(commit_name(index))
+    remove_unnamed(run.place, kept)
+
+
+def _is_beyond(name: str, shards: int) -> bool:
+    """Whether a file is of a shard that the run was finished without."""
+    covered = shards_of(name)
+    return covered is not None and covered[1] >= shards and not name.startswith("prompts/")
+
+
+def reopen(run: Run, damaged: Sequence[int]) -> None:
+    """Take shards back that are damaged: the run is running again, and whoever goes on with it measures them anew."""
+    for index in damaged:
+        run.withdraw(index)
+    if run.manifest.status == "complete":
+        run.write_manifest(dataclasses.replace(run.manifest, status="running"))
+    run.refresh()
