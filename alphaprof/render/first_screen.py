@@ -278,7 +278,7 @@ def _below(report: Report) -> Iterator[str]:
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
         yield f"{SAME}: not told apart from the best on the same documents"
     lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
-    if needed := [f"{_cut(domain)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
+    if needed := [f"{fmt.short(domain, NAME)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
         yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
@@ -294,10 +294,6 @@ def _looks_otherwise(answer: DraftAnswer, asked: float) -> bool:
         return False
     seems = "GO" if answer.speedup.low >= asked else "NO-GO" if answer.speedup.high < asked else "UNDECIDED"
     return seems != answer.verdict
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _pays_nowhere(report: Report, answer: DraftAnswer) -> str:

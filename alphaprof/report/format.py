@@ -128,6 +128,6 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def short(name: str) -> str:
-    """The beginning of a name that may be longer than anyone wants to read."""
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
+def short(name: str, most: int = NAME) -> str:
+    """The beginning of a name that may be longer than anyone wants to read; `most`: characters."""
+    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
