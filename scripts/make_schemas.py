@@ -33,7 +33,7 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
 from alphaprof.commands.preflight.build import Preflight
 from alphaprof.commands.rollout.build import Rollout
-from alphaprof.commands.trees import TreesReport
+from alphaprof.commands.trees.answer import TreesReport
 from alphaprof.commands.validate.answer import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
 from alphaprof.render.json import Published

@@ -108,7 +108,7 @@ def _others(count: int) -> str:
 
 def _run(report: Report) -> str:
     run = report.run
-    counts = f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'token')}"
+    counts = f"{fmt.many(run.documents, 'doc')}, {fmt.many(run.positions, 'token')}"
     source = f"imported from {run.imported}, " if run.imported else ""
     state = "" if run.complete else " (PARTIAL)"
     model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")

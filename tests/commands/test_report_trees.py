@@ -16,15 +16,9 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from alphaprof.commands.trees import (
-    NODES,
-    TextTrees,
-    TreesReport,
-    TreeTokens,
-    build_trees,
-    read_tree,
-    read_trees,
-)
+from alphaprof.commands.trees.answer import TextTrees, TreesReport, TreeTokens
+from alphaprof.commands.trees.build import NODES, build_trees
+from alphaprof.commands.trees.files import read_tree, read_trees
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run

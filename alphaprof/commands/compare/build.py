@@ -53,10 +53,6 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     gammas = both if gamma is None else [gamma]
     (one, two), rows, unpaired = paired_pools(first, second, list(rules or first.run.rules))
     one, two = ({key: pool for key, pool in one.items() if key in two}, two)
-    differences = tuple(
-        _difference(key, pool, two[key], _tokens(pool, two[key], gammas, confidence), confidence)
-        for key, pool in one.items()
-    )
     return Comparison(
         first=first.label,
         second=second.label,
@@ -71,7 +67,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         agreement="",
         gamma=deciding_gamma(first.run, gammas),
         overall=tuple(_overall(first.run, one, two, gammas, confidence)),
-        differences=differences,
+        differences=tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items()),
     )
 
 
@@ -128,12 +124,8 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
             f"{run.run.path} and {served.run.path} have no text in common with rounds of {rule}: {here}; {there}",
             "import with the --domain names of the profile, and with its sampling settings",
         )
-    tokens = _tokens if paired else _of_two_samples
     one, two = ({key: pools[key] for key in common} for pools in (one, two))
-    differences = [
-        _difference(key, one[key], two[key], tokens(one[key], two[key], [gamma], confidence), confidence, paired)
-        for key in common
-    ]
+    differences = tuple(_difference(key, pool, two[key], [gamma], confidence, paired) for key, pool in one.items())
     documents = [sum(len(pools[key].cluster) for key in common) for pools in (one, two)]
     lone = [len(table) - len(rows[0]) for table in tables] if paired else documents
     return Comparison(
@@ -150,7 +142,7 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
         agreement=_agreement(differences, confidence),
         gamma=gamma,
         overall=tuple(_overall(run.run, one, two, [gamma], confidence)) if paired else (),
-        differences=tuple(differences),
+        differences=differences,
     )
 
 
@@ -323,12 +315,12 @@ def _difference(
     key: tuple[str, ...],
     first: DocumentTotals,
     second: DocumentTotals,
-    tokens: tuple[TokensDifference, ...],
+    gammas: Sequence[int],
     confidence: float,
     paired: bool = True,
 ) -> Difference:
     """The difference on one domain and kind of text. Where an engine served a side, tokens per round alone are known."""
-    rule, sides = parse_rule(key[-1]), (first, second)
+    rule, sides, tokens = parse_rule(key[-1]), (first, second), _tokens if paired else _of_two_samples
     observed = first.observed and second.observed
     sums = [summed(pool) for pool in sides] if observed else []
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sums]
@@ -348,7 +340,7 @@ def _difference(
         first_coverage=coverages[0] if observed else None,
         second_coverage=coverages[1] if observed else None,
         difference=share_difference(sums[0], sums[1], confidence) if one is not None and two is not None else None,
-        tokens_per_round=tokens,
+        tokens_per_round=tokens(first, second, gammas, confidence),
     )
 
 

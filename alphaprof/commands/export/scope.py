@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.commands.export.formats import EXPORTS, RankAcceptance
-from alphaprof.commands.trees import TreeSample, tree_sample
+from alphaprof.commands.trees.sample import TreeSample, tree_sample
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, StepTimes
 from alphaprof.errors import OptionInvalid

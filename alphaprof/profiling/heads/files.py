@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,10 @@ class HeadFiles:
         """Raise `ModelUnloadable` unless the wanted tensors are there, in these shapes and not quantised, and no others
         beside the ignored ones.
         """
-        if missing := sorted(wanted.keys() - self.tensors.keys()):
-            raise self.refused(f"its files lack {_first_three(missing)}", COMPLETE)
-        if unused := sorted(self.tensors.keys() - wanted.keys() - set(ignored)):
-            raise self.refused(f"its files hold tensors that its config does not use: {_first_three(unused)}", COMPLETE)
+        if missing := wanted.keys() - self.tensors.keys():
+            raise self.refused(f"its files lack {first_three(missing)}", COMPLETE)
+        if unused := self.tensors.keys() - wanted.keys() - set(ignored):
+            raise self.refused(f"its files hold tensors that its config does not use: {first_three(unused)}", COMPLETE)
         for name, shape in wanted.items():
             stored = self.tensors[name]
             if stored.dtype not in FLOATS:
@@ -128,5 +128,6 @@ def _stored(paths: list[Path], called: str) -> dict[str, Stored]:
     return tensors
 
 
-def _first_three(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def first_three(names: Collection[str]) -> str:
+    """The first of some names in their order, and how many more there are."""
+    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

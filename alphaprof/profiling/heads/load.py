@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from alphaprof.config.options import ModelOptions
+from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
@@ -42,14 +43,14 @@ def load_eagle3(
     words["layers"] = _described(head)
     words["embedding"], words["LM head"] = _whose(network.embed_tokens), _whose(network.lm_head)
     return HeadDraft(
-        name,
-        network,
-        target,
-        draft.kind,
-        draft.model,
-        "eagle3",
+        name=name,
+        network=network,
+        target=target,
+        kind=draft.kind,
+        reference=draft.model,
+        method="eagle3",
         algorithm="EAGLE3",
-        depths=draft.depths or max(options.gammas),
+        depths=depths_of(head.files.name, draft.depths, options.gammas, network.most),
         context=head.context,
         ranks_by_depth=draft.ranks_by_depth,
         reading=words,
@@ -93,14 +94,14 @@ def load_eagle1(
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     return HeadDraft(
-        name,
-        network,
-        target,
-        draft.kind,
-        draft.model,
-        "eagle",
+        name=name,
+        network=network,
+        target=target,
+        kind=draft.kind,
+        reference=draft.model,
+        method="eagle",
         algorithm="EAGLE",
-        depths=draft.depths or max(options.gammas),
+        depths=depths_of(head.files.name, draft.depths, options.gammas, network.most),
         context=head.context,
         ranks_by_depth=draft.ranks_by_depth,
         reading={

@@ -17,7 +17,7 @@ from alphaprof.config.options import MtpDraft
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.files import FLOATS
+from alphaprof.profiling.heads.files import FLOATS, first_three
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.models.checkpoint import INDEX, WEIGHTS
 from alphaprof.profiling.models.hub import first_line, folder_of
@@ -281,8 +281,8 @@ def _require_complete(called: str, loaded: Any) -> None:
     }
     for what, names in faults.items():
         if names:
-            shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise ModelUnloadable(f"{called}: the checkpoint {what} weights of MTP modules: {shown}", PUBLISHED)
+            message = f"{called}: the checkpoint {what} weights of MTP modules: {first_three(names)}"
+            raise ModelUnloadable(message, PUBLISHED)
 
 
 def _window(config: Any) -> int | None:
