@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 def profile(
     profile_file: ProfileFile,
-    out: Annotated[
-        str | None, Option(help="Directory of the run; new, or with --resume the interrupted one.")
-    ] = None,
+    out: Annotated[str | None, Option(help="Directory of the run; new, or with --resume the interrupted one.")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
     limit: Annotated[int | None, Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[

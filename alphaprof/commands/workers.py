@@ -1,6 +1,4 @@
-"""`alphaprof profile --workers N`: N processes on this machine, each with a part of the work and, where there are some, a GPU
-of its own.
-"""
+"""`alphaprof profile --workers N`: N processes on this machine, each with a part of the work and, if there are some, a GPU."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ class _Worker:
 
     def start(self) -> None:
         """Start it, for the first time or again."""
-        self.said = None if self.number == 0 else TemporaryFile()
-        self.process = subprocess.Popen(
+        self.said = None if self.number == 0 else TemporaryFile()  # noqa: SIM115 - it is read after the process ended
+        self.process = subprocess.Popen(  # noqa: S603 - this program, with the user's own arguments
             self.command, env=dict(self.environment), stdout=subprocess.DEVNULL, stderr=self.said
         )
 
@@ -59,11 +57,9 @@ def work_together(arguments: Sequence[str], count: int, say: Callable[[str], Non
     with _ending(workers):
         for worker in workers:
             worker.start()
-        while running := [worker for worker in workers if worker.process is not None]:
-            for worker in running:
-                assert worker.process is not None
-                code = worker.process.poll()
-                if code is None:
+        while running := [(worker, worker.process) for worker in workers if worker.process is not None]:
+            for worker, process in running:
+                if (code := process.poll()) is None:
                     continue
                 worker.process = None
                 if code < 0 and worker.again > 0:
@@ -84,7 +80,13 @@ def visible_gpus() -> list[str]:
     if (given := os.environ.get(VISIBLE)) is not None:
         return [name.strip() for name in given.split(",") if name.strip()]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
         return [str(number) for number, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
     return []
 

@@ -149,7 +149,8 @@ class ExecutionOptions(Options):
     """How the work of a run is done; what is measured does not depend on it."""
 
     threads: Whole | Literal["auto"] = Field(
-        AUTO,
+        "auto",
+        ge=1,
         description="threads of a CPU that every process of a run computes with: numbers depend on them; auto: as torch "
         "chooses, and 1 with --workers or --part",
     )

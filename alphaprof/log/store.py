@@ -147,7 +147,7 @@ class Run:
         if self.manifest.status == "complete":
             return
         commits = self.commits()
-        shards, files = [], {name: file for name, file in self.manifest.files.items() if not _is_logged(name)}
+        shards, files = list[Shard](), {name: file for name, file in self.manifest.files.items() if not _is_logged(name)}
         while (commit := commits.get(len(shards))) is not None:
             shards.append(commit.shard)
             files |= commit.files

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.files import of_rule
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
+from alphaprof.log.tables import of_rule
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.replay import RoundCounts

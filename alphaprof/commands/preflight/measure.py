@@ -27,7 +27,7 @@ from alphaprof.commands.preflight.trial import bos_of, differing_specials, first
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.place import place_of
+from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.store import require_new
 from alphaprof.profiling.heads.wiring import Trials, Warnings, check_wiring
 from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
@@ -57,7 +57,7 @@ class _Refusals(list[Refusal]):
             self.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
 
 
-def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
+def preflight(options: ProfileOptions, out: str | None, progress: Progress) -> PreflightFacts:
     """Load what a run into `out` (None: not said where) would load, look at its data, and run it in small.
 
     Errors that would stop the run are kept in `PreflightFacts.refusals`. Raises those that leave nothing to look at: a
@@ -67,10 +67,10 @@ def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> 
         return _preflight(options, out, progress)
 
 
-def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
+def _preflight(options: ProfileOptions, out: str | None, progress: Progress) -> PreflightFacts:
     refusals = _Refusals()
     if out is not None:
-        with refusals.kept("disk", str(out)):
+        with refusals.kept("disk", out):
             require_new(place_of(out))
     require_model(options.target, "target")
     progress.say(f"loading {options.target.model}")
@@ -188,8 +188,8 @@ def _data(
     return sources, documents
 
 
-def _free(out: Path | None) -> int | None:
+def _free(out: str | None) -> int | None:
     """Bytes free where the run will be written; None: no place was named."""
-    if out is None:
+    if out is None or not isinstance(place_of(out), LocalPlace):
         return None
-    return shutil.disk_usage(next(place for place in (out, *out.absolute().parents) if place.exists())).free
+    return shutil.disk_usage(next(place for place in (Path(out), *Path(out).absolute().parents) if place.exists())).free

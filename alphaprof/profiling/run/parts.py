@@ -75,7 +75,7 @@ def wait_until_begun(place: Place, part: Part, say: Callable[[str], None]) -> No
     if not place.has(MANIFEST):
         say(f"part {part} waits until part 0 has read the prompts and timed the steps")
     while not place.has(MANIFEST):
-        if names != seen:
+        if (names := place.names("")) != seen:
             seen, since = names, time.monotonic()
         if time.monotonic() - since > PATIENCE:
             raise RunUnreadable(

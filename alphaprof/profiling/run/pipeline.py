@@ -195,7 +195,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
     run, staged = plan.run, plan.run.manifest.staged
     run.register(plan.target.facts().device, _environment(plan.target.device))
     progress.start("profiling", sum(staged), "documents")
-    there = run.commits().keys()
+    there = set(run.commits())
     progress.advance(sum(staged[index] for index in there))
     elsewhere = [False]  # another process works on the same shards: this one begins at the other end
 
@@ -214,7 +214,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
                 writer.wait()  # what is asked next reads every shard so far
                 if part.index == 0:
                     enough, asked = _settled(run, settled, asked, progress)
-            committed = run.commits().keys()
+            committed = set(run.commits())
             progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
             there |= committed
             lacking = [index for index in range(len(staged)) if part.has(index) and index not in taken | there]

@@ -23,8 +23,8 @@ def stage(plan: Plan, progress: Progress) -> None:
         run.write_prompts(prompt_table(documents), len(staged))
         staged.append(len(documents))
         progress.advance(len(documents))
-    left_out = {"skipped": dict(plan.documents.skipped), "truncated": dict(plan.documents.truncated)}
-    run.manifest = dataclasses.replace(run.manifest, staged=tuple(staged), **left_out)
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    run.manifest = dataclasses.replace(run.manifest, staged=tuple(staged), skipped=skipped, truncated=truncated)
 
 
 class Staged:
