@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MANIFEST, PROFILE = "manifest.json", "profile.json"
 FORMAT = "alphaprof-run"
+NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
 COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
 VERSION = 5
 LONG = ("shard", "shards", "staged", "files")  # what there is of every shard
@@ -121,6 +122,17 @@ class Worker:
     since: str
     device: str
     environment: Environment
+
+    def differs_from(self, manifest: Manifest) -> list[str]:
+        """In what this process computes otherwise than the one that began a run, in words: its rows could differ."""
+        began = manifest.environment
+        found = [] if self.device == manifest.target.device else [f"device {self.device}, not {manifest.target.device}"]
+        if self.device == "cpu" and self.environment["torch_threads"] != began["torch_threads"]:
+            found.append(f"{self.environment['torch_threads']} threads, not {began['torch_threads']}")
+        for name in NUMERIC:
+            here, there = (each["packages"].get(name) for each in (self.environment, began))
+            found += [f"{name} {here}, not {there}"] if here != there else []
+        return found
 
     def to_json(self) -> str:
         """The text of the file."""

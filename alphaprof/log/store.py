@@ -181,8 +181,7 @@ class Run:
         for draft, table in (totals or {}).items():
             name = f"totals/draft={draft}/{part}"
             files[name] = self._write(name, totals_content(table, self.totals_columns, name))
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        commit = Commit(shard, files, self.worker, seconds, now)
+        commit = Commit(shard, files, self.worker, seconds, _now())
         named = commit_name(shard.index)
         if self.place.put_new(named, commit.to_json().encode()) and not self.is_finished():
             self._commits[named] = commit
@@ -193,10 +192,12 @@ class Run:
             self.place.remove(named)  # of a shard that the run was finished without
         return False
 
-    def register(self, device: str, environment: Environment) -> None:
+    def me(self, device: str, environment: Environment) -> Worker:
+        """The worker of the run that this process is."""
+        return Worker(platform.node(), os.getpid(), _now(), device, environment)
+
+    def register(self, worker: Worker) -> None:
         """Say who this process is, before its first shard."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        worker = Worker(platform.node(), os.getpid(), now, device, environment)
         self.place.put(f"workers/{self.worker}.json", worker.to_json().encode())
 
     def workers(self) -> dict[str, Worker]:
@@ -496,6 +497,10 @@ class Run:
             shown = f"{self.path}/{name} has {tokens} positions, and the manifest says {self.manifest.positions}"
             raise RunUnreadable(shown, AGAIN_BY_RESUME)
         return self._rows(documents, self.manifest.documents, name)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _is_logged(name: str) -> bool:

@@ -27,10 +27,27 @@ def finish(run: Run, shards: int | None = None) -> None:
             f"{run.path} lacks {len(missing)} of {wanted} shards ({', '.join(map(str, missing[:5]))} ...)",
             "alphaprof profile with --resume measures them",
         )
-    run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:wanted])
+    run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:wanted], warnings=_with_mixture(run))
     _join(run)
     if set(run.manifest.files) - set(run.place.names("")):  # another process has finished it too, and removed some of these
         _join(run)
+
+
+def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
+    """The warnings of a run, with one where its processes do not compute alike. Raises `RunMismatch` where its profile does
+    not allow that.
+    """
+    if run.manifest.status == "complete":
+        return run.manifest.warnings
+    measured = {commit.worker for commit in run.commits().values()}
+    others = [worker.differs_from(run.manifest) for name, worker in run.workers().items() if name in measured]
+    if not (odd := list(dict.fromkeys(each for found in others for each in found))):
+        return run.manifest.warnings
+    message = f"shards were measured by processes that compute otherwise than the one that began the run: {'; '.join(odd)}"
+    if not run.manifest.config.get("execution", {}).get("mixed_devices"):
+        raise RunMismatch(message, "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true")
+    remedy = "rows may differ in the last digits: measure on equal devices where near-ties matter"
+    return (*run.manifest.warnings, {"code": "mixed_devices", "message": message, "remedy": remedy})
 
 
 def _join(run: Run) -> None:

@@ -175,7 +175,8 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
         finish(run)  # as far as its totals or documents were lost
         return run
     loaded = load(options, progress, run=run)
-    require_same_models(run.manifest, _manifest(loaded))
+    now = _manifest(loaded)
+    require_same_models(run.manifest, now, run.me(now.target.device, now.environment))
     plan = Plan(**vars(loaded), run=run)
     progress.say(f"resuming after {len(run.commits())} complete shards")
     if costs is not None and untimed:
@@ -193,7 +194,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
     are committed finishes it.
     """
     run, staged = plan.run, plan.run.manifest.staged
-    run.register(plan.target.facts().device, _environment(plan.target.device))
+    run.register(run.me(plan.target.facts().device, _environment(plan.target.device)))
     progress.start("profiling", sum(staged), "documents")
     there = set(run.commits())
     progress.advance(sum(staged[index] for index in there))

@@ -12,7 +12,7 @@ from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
-from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts
+from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Worker
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import settled
@@ -108,23 +108,23 @@ def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
         raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 
 
-def require_same_models(before: Manifest, now: Manifest) -> None:
-    """Raise `RunMismatch` unless models, tokenizer and the packages that run them are those of the interrupted run."""
+def require_same_models(before: Manifest, now: Manifest, worker: Worker) -> None:
+    """Raise `RunMismatch` unless models and tokenizer are those of a run that goes on, and its processes compute alike:
+    `worker` is this one. The profile may allow that they do not.
+    """
+    mixed = now.config["execution"]["mixed_devices"]
+    if not mixed and (found := worker.differs_from(before)):
+        raise RunMismatch(
+            f"this process computes otherwise than the one that began the run ({'; '.join(found)}): its rows could differ",
+            "compute as the run began, profile into a new directory, or accept it: --set execution.mixed_devices=true",
+        )
     earlier = {"target": before.target, **before.drafts}
     for name, facts in {"target": now.target, **now.drafts}.items():
-        if odd := differing(earlier[name], facts):
+        if odd := [field for field in differing(earlier[name], facts) if not (mixed and field == "device")]:
             hint = "put the same model back, or profile into a new directory"
-            raise RunMismatch(f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)", hint)
+            raise RunMismatch(f"{name} is not the model that the run began with ({', '.join(odd)} differ)", hint)
     if before.tokenizer != now.tokenizer:
         raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
-    old_versions, new_versions = (manifest.environment["packages"] for manifest in (before, now))
-    for package in ("torch", "transformers", "numba"):
-        if old_versions[package] != new_versions[package]:
-            raise RunMismatch(
-                f"the run began with {package} {old_versions[package]}, and this is {new_versions[package]}: "
-                "its rows could differ",
-                "install the version of the first call, or profile into a new directory",
-            )
 
 
 def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
