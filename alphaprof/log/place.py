@@ -72,8 +72,14 @@ class LocalPlace:
         """Write a whole file."""
         path = self._folder(name)
         with writing(path):
-            temporary = self._temporary(path, content)
-            temporary.replace(path)
+            for last in (False, True):
+                temporary = self._temporary(path, content)
+                try:
+                    temporary.replace(path)
+                    break
+                except FileNotFoundError:  # whoever finished the run meanwhile has removed what was half written
+                    if last:
+                        raise
             synced(path.parent)
 
     def put_new(self, name: str, content: bytes | pa.Buffer) -> bool:

@@ -1,0 +1,283 @@
+"""Any number of processes on one run, whoever dies when: the same rows as from one process. The failure matrix of
+docs/scale.md, but for object stores and Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from alphaprof.commands.runs import RunStatus
+from alphaprof.config.load import load_profile
+from alphaprof.errors import OptionInvalid, RunExists, RunMismatch, RunUnreadable
+from alphaprof.log.files import shards_of
+from alphaprof.log.manifest import commit_name
+from alphaprof.log.place import place_of
+from alphaprof.log.store import Run
+from alphaprof.profiling.run import parts, pipeline
+from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
+from alphaprof.report.build import build_report, settled
+from alphaprof.totals.finish import finish
+from tests.conftest import slow
+from tests.profiling.test_pipeline import Silent, mixed_file, profile_file
+
+pytestmark = pytest.mark.models
+TABLES = ("positions", "continuations", "totals", "documents", "prompts")
+
+
+def everything(run: Run) -> dict[str, pa.Table]:
+    """Every table of a complete run by folder and shards, but for step times."""
+    tables = {}
+    for name in run.manifest.files:
+        if name.startswith(TABLES):
+            with run.place.open(name) as stream:
+                tables[f"{name.rpartition('/')[0]} {shards_of(name)}"] = pa.parquet.read_table(stream)
+    return tables
+
+
+def require_equal(found: Run, expected: Run) -> None:
+    """Equal tables, an equal report, and nothing else in the folder."""
+    one, other = everything(found), everything(expected)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not one[name].equals(other[name])] == []
+    found.verify()
+    named = set(found.manifest.files) | {commit_name(shard.index) for shard in found.shards}
+    others = {name for name in found.place.names("") if name not in named and not name.startswith("workers/")}
+    assert others == {"manifest.json", "profile.json"}
+    reports = [build_report(run) for run in (found, expected)]
+    assert reports[0].results == reports[1].results
+    assert reports[0].traffic == reports[1].traffic
+
+
+def profiled(path: Path, out: Path, part: Part = parts.WHOLE, **more: Any) -> Run:
+    """A part of a profile, with one thread and roofline costs, so that reports can be compared."""
+    options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
+    return pipeline.profile(options, out, Silent(), part=part, **more)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return profiled(mixed_file(folder, tiny), folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("order", "count"), [([0, 1], 2), ([0, 3, 1, 2], 4), *slow([([0, 2, 1], 3), ([0, 5, 4, 3, 2, 1], 6)])]
+)
+def test_parts_in_any_order_make_the_run_of_one_process(
+    alone: Run, order: list[int], count: int, tiny: Path, tmp_path: Path
+) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    for place, index in enumerate(order):
+        run = profiled(path, out, Part(index, count))
+        assert run.manifest.status == ("complete" if place == count - 1 else "running")
+        status = RunStatus.of(run)
+        assert status.committed + len(status.lacking) == status.shards == len(alone.shards)
+        assert len(status.workers) == place + 1
+    require_equal(run, alone)
+    frame = pd.read_parquet(out / "positions")
+    assert len(frame) == sum(shard.positions for shard in run.shards) * 2
+
+
+def test_a_run_that_parts_began_is_finished_by_one_process(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    run = profiled(path, out, Part(0, 4))
+    with pytest.raises(RunMismatch, match="lacks"):
+        finish(Run.open(out))
+    with pytest.raises(RunExists, match="holds a run already"):
+        profiled(path, out)
+    run = profiled(path, out, resume=True)
+    require_equal(run, alone)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    finish(Run.open(out))
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_data_that_change_after_staging_do_not_matter(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    for file in tmp_path.glob("*.jsonl"):
+        file.unlink()
+    require_equal(profiled(path, out, Part(1, 2)), alone)
+
+
+def test_parts_stop_where_one_process_stops(tiny: Path, tmp_path: Path) -> None:
+    """A verdict is asked of prefixes in their order, whoever measured them, and whatever was measured beyond."""
+    drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "ngram": {"kind": "prompt_lookup"}}
+    data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
+    path = profile_file(tmp_path, tiny, drafts=drafts, data=data)
+    given = ["costs={source: none}", "execution.threads=1", "shard_documents=1"]
+    options = load_profile(path, given)
+    enough: list[int] = []
+
+    def after_five(run: Run) -> str | None:
+        enough.append(len(run.shards))
+        return "sure" if len(run.shards) == 5 else None
+
+    whole = pipeline.profile(options, tmp_path / "one", Silent(), settled=after_five)
+    assert enough == [1, 2, 3, 4, 5]
+    for index in (0, 2, 1):
+        run = pipeline.profile(options, tmp_path / "three", Silent(), settled=after_five, part=Part(index, 3))
+    assert len(run.shards) == len(whole.shards) == 5
+    require_equal(run, whole)
+    assert settled(run) is None  # without step times nothing is sure
+
+
+COMMAND = [sys.executable, "-m", "alphaprof", "profile"]
+ALONE = ["--set", "costs={source: none}", "--set", "execution.threads=1"]
+
+
+def started(path: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    """`alphaprof profile` as a process of its own, which leads its group."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*COMMAND, str(path), "--out", str(out), *ALONE, *more], env=environment, **pipes)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a process said, once it has ended well."""
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def children(process: subprocess.Popen[str]) -> Sequence[int]:
+    """Numbers of the processes that it has started."""
+    with contextlib.suppress(OSError):
+        return [int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return []
+
+
+def test_two_processes_on_one_run_from_the_start_end_well(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    for process in [started(path, out, "--resume"), started(path, out, "--resume")]:
+        ended(process)
+    require_equal(Run.open(out), alone)
+
+
+def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    process = started(path, out, "--workers", "2")
+    while not (out / "commits").is_dir() and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(children(process)[1], signal.SIGKILL)
+    assert "is started again" in ended(process)
+    run = Run.open(out)
+    require_equal(run, alone)
+    measured = {commit.worker for commit in run.commits().values()}
+    assert len(measured) > 1
+    assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}
+
+
+@pytest.mark.slow
+def test_random_kills_lose_nothing(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", random.Random(5)
+    kills = 0
+    while kills < 5:
+        process = started(path, out, "--workers", "2", "--resume")
+        time.sleep(draw.uniform(2, 9))
+        for number in draw.sample([*children(process), process.pid], 1):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+                kills += 1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=draw.uniform(1, 20))
+        for number in children(process):
+            os.kill(number, signal.SIGTERM)
+        process.terminate()
+        process.communicate()
+    ended(started(path, out, "--resume"))
+    require_equal(Run.open(out), alone)
+
+
+def test_another_profile_is_refused_even_while_the_first_still_loads(tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    with started(path, out) as process:
+        while not (out / "profile.json").exists():
+            time.sleep(0.005)
+        with pytest.raises(RunExists, match="begun with another profile"):
+            pipeline.profile(load_profile(path, ["gammas=[1]"]), out, Silent(), resume=True)
+        process.send_signal(signal.SIGKILL)
+    assert (out / "profile.json").exists()
+
+
+def test_a_part_that_waits_for_staging_that_died_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PATIENCE", 0.05)
+    monkeypatch.setattr(parts, "LOOK", 0.01)
+    said: list[str] = []
+    with pytest.raises(RunUnreadable, match="part 0 of .* has written nothing") as caught:
+        wait_until_begun(place_of(tmp_path / "run"), Part(1, 2), said.append)
+    assert "--part 0/2" in caught.value.hint
+    assert said == ["part 1/2 waits until part 0 has read the prompts and timed the steps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("0/1", {}, (0, 1)),
+        ("3/64", {}, (3, 64)),
+        ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_TASK_MIN": "1"}, (2, 8)),
+        ("auto", {"JOB_COMPLETION_INDEX": "5", "ALPHAPROF_PARTS": "6"}, (5, 6)),
+        ("auto", {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "4"}, (1, 4)),
+        ("auto", {"RANK": "7", "WORLD_SIZE": "8"}, (7, 8)),
+    ],
+)
+def test_a_part_is_what_an_option_or_a_scheduler_says(
+    text: str, environment: dict[str, str], expected: tuple[int, int]
+) -> None:
+    assert part_of(text, environment) == Part(*expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        *((text, {}) for text in ("4/4", "-1/4", "1", "a/b", "0/0", "1/2/3", "auto")),
+        ("auto", {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_COUNT": "8"}),
+        ("auto", {"JOB_COMPLETION_INDEX": "5"}),
+        ("auto", {"RANK": "x", "WORLD_SIZE": "8"}),
+    ],
+)
+def test_what_is_no_part_is_refused(text: str, environment: dict[str, str]) -> None:
+    with pytest.raises(OptionInvalid):
+        part_of(text, environment)
+
+
+def test_a_process_that_computes_otherwise_is_refused_unless_the_profile_allows_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    monkeypatch.setitem(pipeline._environment.__globals__, "version", lambda name: "9.9")
+    with pytest.raises(RunMismatch, match=r"torch 9\.9, not"):
+        profiled(path, out, Part(1, 2))
+    options = load_profile(path, ["costs={source: none}", "execution={threads: 1, mixed_devices: true}"])
+    run = pipeline.profile(options, out, Silent(), part=Part(1, 2))
+    assert run.manifest.status == "complete"
+    (warning,) = [each for each in run.manifest.warnings if each["code"] == "mixed_devices"]
+    assert "torch 9.9, not" in warning["message"]
+    assert any(note.code == "mixed_devices" for note in build_report(run).notes)
+
+
+def test_the_status_of_a_run_is_json_too(alone: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    from alphaprof.cli.app import app
+
+    with contextlib.suppress(SystemExit):
+        app(["runs", "status", str(alone.path), "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["format"], found["complete"], found["committed"]) == ("alphaprof-status", True, len(alone.shards))
+    assert [worker["shards"] for worker in found["workers"]] == [len(alone.shards)]
