@@ -109,7 +109,8 @@ class Run:
 
     A file is written once and never again: its name says which process measured it, or what is in it. A commit is written
     last, by one process alone, and names the files of a shard; so any number of processes may write a run.
-    `damaged`: files whose content was worked out again, since they could not be read.
+    `damaged`: files whose content was worked out again, since they could not be read; `refused`: commits of this process
+    that came later than another's.
     """
 
     def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
@@ -117,6 +118,7 @@ class Run:
         self.manifest = manifest
         self.worker = secrets.token_hex(4)  # tells the files of this process apart from those of others
         self.damaged: set[str] = set()
+        self.refused = 0
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
         self._recording = Lock()
@@ -186,6 +188,7 @@ class Run:
         if self.place.put_new(named, commit.to_json().encode()) and not self.is_finished():
             self._commits[named] = commit
             return True
+        self.refused += 1
         for name in files:
             self.place.remove(name)
         if self.is_finished() and (late := read_commit(self.place, named)) is not None and late.worker == self.worker:
@@ -419,13 +422,16 @@ class Run:
 
     def damaged_shards(self) -> list[int]:
         """Shards that are committed and whose texts or positions are not what was written: small files are compared whole,
-        others by their size and footer; the ids of the texts by what the commit says of them.
+        others by their size and footer.
         """
-        odd = set()
-        for name in self.manifest.files:
+        files = self.manifest.files | {
+            name: file for commit in self.commits().values() for name, file in commit.files.items()
+        }
+        everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set()
+        for name in files:
             if name.partition("/")[0] in ("positions", "continuations") and (shards := shards_of(name)) is not None:
                 try:
-                    with self._opened(name, AGAIN_BY_RESUME):
+                    with everything._opened(name, AGAIN_BY_RESUME):
                         pass
                 except RunUnreadable:
                     odd.add(shards[0])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
@@ -186,15 +186,14 @@ def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run,
 
 @pytest.mark.slow
 def test_random_kills_lose_nothing(alone: Run, tiny: Path, tmp_path: Path) -> None:
-    path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", random.Random(5)
+    path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", np.random.default_rng(5)
     kills = 0
     while kills < 5:
         process = started(path, out, "--workers", "2", "--resume")
         time.sleep(draw.uniform(2, 9))
-        for number in draw.sample([*children(process), process.pid], 1):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-                kills += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(draw.choice([*children(process), process.pid])), signal.SIGKILL)
+            kills += 1
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=draw.uniform(1, 20))
         for number in children(process):
@@ -220,7 +219,7 @@ def test_a_part_that_waits_for_staging_that_died_says_so(tmp_path: Path, monkeyp
     monkeypatch.setattr(parts, "PATIENCE", 0.05)
     monkeypatch.setattr(parts, "LOOK", 0.01)
     said: list[str] = []
-    with pytest.raises(RunUnreadable, match="part 0 of .* has written nothing") as caught:
+    with pytest.raises(RunUnreadable, match=r"part 0 of .* has written nothing") as caught:
         wait_until_begun(place_of(tmp_path / "run"), Part(1, 2), said.append)
     assert "--part 0/2" in caught.value.hint
     assert said == ["part 1/2 waits until part 0 has read the prompts and timed the steps"]

@@ -198,10 +198,6 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
     progress.start("profiling", sum(staged), "documents")
     there = set(run.commits())
     progress.advance(sum(staged[index] for index in there))
-    elsewhere = [False]  # another process works on the same shards: this one begins at the other end
-
-    def refused() -> None:
-        elsewhere[0] = True
 
     def advance(steps: float, positions: int) -> None:
         writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
@@ -221,9 +217,9 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
             lacking = [index for index in range(len(staged)) if part.has(index) and index not in taken | there]
             if enough is not None or not lacking:
                 break
-            index = lacking[-1 if elsewhere[0] else 0]
+            index = lacking[-1 if run.refused else 0]  # where another process works on the same ones, from the other end
             taken.add(index)
-            writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance, refused))
+            writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance))
     if not run.is_finished() and enough is None and len(run.commits()) < len(staged):
         run.refresh()
         progress.say(f"part {part} is done; others measure {len(staged) - len(run.commits())} shards still")
@@ -232,7 +228,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         run.manifest = read_manifest(run.place)
     else:
         if settled is not None and enough is None:
-            enough, _ = _settled(run, settled, 0, progress)
+            enough, _ = _settled(run, settled, asked, progress)
         progress.say("adding up totals")
         finish(run, enough)
     if summary := padding_summary(run.shards):

@@ -82,11 +82,9 @@ class Plan(Loaded):
     run: Run
 
 
-def measure_shard(
-    plan: Plan, index: int, documents: Sequence[Document], advance: Advance, refused: Callable[[], None] = lambda: None
-) -> Work:
+def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Work:
     """Generate and score one shard; the work that writes it, totals included. `advance`: called after each batch (see
-    `Progress.advance`); `refused`: where another process has committed the shard meanwhile.
+    `Progress.advance`).
     """
     began = time.monotonic()
     continuations, read, halved = _continuations(plan, documents, advance)
@@ -123,8 +121,7 @@ def measure_shard(
             flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
             positions[draft] = position_table(continuations, arrays, run.log_of(draft), draft, phases, **flags)
         totals = {draft: shard_totals(run, draft, table, texts) for draft, table in positions.items()}
-        if not run.commit(facts, positions, texts, totals, seconds):
-            refused()
+        run.commit(facts, positions, texts, totals, seconds)
 
     return write
 
