@@ -41,6 +41,7 @@ PATIENCE = timedelta(seconds=90)  # how long a store that fails is asked again, 
 ATTEMPTS = 8  # the same for what pyarrow reads: half a minute
 SILENCE = timedelta(minutes=5)  # the longest that one request may take, its content included
 WRITER = "attempt"  # metadata of what `put_new` wrote: whose it is
+ASKING: set[int] = set()  # processes that have asked an object store; after a fork the child would wait for ever
 MEND = "check that disk or mount, and give read access to it"
 KEYS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary ones, AWS_SESSION_TOKEN",
@@ -437,6 +438,9 @@ class ObjectPlace:
         """Raise an error of a kind, or `FileNotFoundError` for a missing object that is to be read. `missing`: it may be."""
         from obstore.exceptions import BaseError
 
+        ASKING.add(os.getpid())
+        if len(ASKING) > 1:
+            raise RuntimeError("obstore does not survive a fork: start processes by spawn")
         if name:
             _require_inside(self, name)
         try:

@@ -773,6 +773,22 @@ def test_a_region_that_is_none_is_refused(gate: Gate, monkeypatch: pytest.Monkey
 
 
 @on_servers
+def test_a_forked_process_is_told_to_be_spawned(gate: Gate, remote: Place) -> None:
+    """It would wait for threads that it does not have."""
+    remote.put(COMMIT, b"{}")
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    signal.alarm(60)
+    try:
+        remote.read(COMMIT)
+    except RuntimeError as error:
+        os._exit("by spawn" not in str(error))
+    finally:
+        os._exit(1)
+
+
+@on_servers
 def test_places_of_other_clouds_are_made_by_the_same_library(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of them: they are not tested."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
