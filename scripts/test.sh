@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install, lint, check types and run tests. Under eight minutes on two quiet cores, the installation apart.
-#   --all    the slow tests too: what a change must pass, and what continuous integration runs
+#   --all    the slow tests too, and those of object stores: what a change must pass, and what continuous integration runs
 #   --quick  what shows most mistakes within 90 seconds: structure, rules, profile files, and what lies between the models and the reports
 # Other arguments go to pytest, e.g. tests/theory.
 set -euo pipefail
@@ -33,13 +33,13 @@ echo "== tests"
 case $mode in
   --all) chosen=() ;;
   --quick)
-    chosen=(-m "not models and not demo_model and not slow")
+    chosen=(-m "not models and not demo_model and not slow and not cluster")
     case " $*" in
       *" tests/"*) ;;
       *) set -- "$@" tests/test_{architecture,rules}.py tests/{config,costs,log,theory,totals} ;;
     esac
     ;;
-  *) chosen=(-m "not slow") ;;
+  *) chosen=(-m "not slow and not cluster") ;;
 esac
 # Two processes of one thread each: threads of torch that compete for processors take many times as long.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -40,6 +40,7 @@ HOMES = {
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
+    "obstore": ("log/place.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.
 ORDER = (

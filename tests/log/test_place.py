@@ -1,0 +1,797 @@
+"""Where the files of a run lie: nothing is there by half, a name is taken once, and what fails says so without a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import io
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
+from alphaprof.log import place as place_module
+from alphaprof.log.files import WRITTEN
+from alphaprof.log.place import LocalPlace, Place, place_of, require_put_if_absent
+
+PART = "positions/draft=a/part-00001.1f2e3d4c.parquet"
+COMMIT = "commits/00001.json"
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalPlace:
+    place = LocalPlace(tmp_path / "run")
+    place.make()
+    return place
+
+
+def everything(place: LocalPlace) -> list[str]:
+    """Names of all files, hidden ones too."""
+    return sorted(path.relative_to(place.path).as_posix() for path in place.path.rglob("*") if path.is_file())
+
+
+def test_a_folder_keeps_whole_files_by_name(local: LocalPlace) -> None:
+    assert not local.exists()
+    local.put(PART, pa.py_buffer(b"positions"))
+    local.put("manifest.json", b"{}")
+    local.put("manifest.json", memoryview(b"{...}"))
+    assert local.exists()
+    assert local.read("manifest.json") == b"{...}"
+    assert local.names("") == {"manifest.json": 5, PART: 9}
+    assert local.names("positions") == local.names("positions/") == local.names("positions/draft=a") == {PART: 9}
+    assert local.names("position") == local.names("manifest.json") == local.names("totals") == {}
+    local.remove(PART)
+    local.remove(PART)
+    local.remove("totals/draft=a/part-00000.parquet")
+    assert everything(local) == ["manifest.json"]
+    for read in (local.read, local.open):
+        with pytest.raises(FileNotFoundError):
+            read(PART)
+
+
+def test_hidden_files_are_neither_listed_nor_counted(local: LocalPlace) -> None:
+    local.put(".owner-000001.json", b"{}")
+    (local.path / ".nfs").mkdir()
+    (local.path / ".nfs" / "part-00001.parquet").touch()
+    assert local.names("") == {}
+    assert not local.exists()
+
+
+def test_something_lies_where_a_file_is_and_nothing_where_no_folder_is(tmp_path: Path) -> None:
+    assert not place_of(tmp_path / "none").exists()
+    assert place_of(tmp_path / "none").names("") == {}
+    (tmp_path / "file").touch()
+    assert place_of(tmp_path / "file").exists()
+
+
+def test_a_name_is_taken_once(local: LocalPlace) -> None:
+    assert local.put_new(COMMIT, b"first")
+    assert not local.put_new(COMMIT, b"first")
+    assert not local.put_new(COMMIT, b"second")
+    assert local.read(COMMIT) == b"first"
+    assert everything(local) == [COMMIT]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_threads_that_want_one_name_one_gets_it(local: LocalPlace, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+    for number in range(20):
+        start = threading.Barrier(4)
+        contents = [bytes([writer]) * 100_000 for writer in range(4)]
+
+        def write(content: bytes, name: str = f"commits/{number:05d}.json", start: threading.Barrier = start) -> bool:
+            start.wait()
+            return local.put_new(name, content)
+
+        with ThreadPoolExecutor(4) as pool:
+            taken = list(pool.map(write, contents))
+        assert sum(taken) == 1
+        assert local.read(f"commits/{number:05d}.json") == contents[taken.index(True)]
+    assert len(everything(local)) == 20
+
+
+def take(folder: Path, writer: int, start: Any, taken: Any) -> None:
+    place = place_of(folder)
+    for number in range(40):
+        start.wait(60)
+        taken.put((number, writer, place.put_new(f"commits/{number:05d}.json", bytes([writer]) * 100_000)))
+
+
+def test_of_processes_that_want_one_name_one_gets_it(local: LocalPlace) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, taken = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=take, args=(local.path, writer, start, taken)) for writer in (1, 2)]
+    for process in processes:
+        process.start()
+    answers = [taken.get(timeout=120) for _ in range(80)]
+    for process in processes:
+        process.join()
+    winners = {number: writer for number, writer, won in answers if won}
+    assert sum(won for *_, won in answers) == 40
+    assert all(local.read(f"commits/{number:05d}.json") == bytes([winner]) * 100_000 for number, winner in winners.items())
+    assert len(everything(local)) == 40
+
+
+def refusing(number: int) -> Callable[..., None]:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from alphaprof.log.place import place_of
+
+def stop(_):
+    print("writing", flush=True)
+    time.sleep(600)
+
+os.fsync = stop
+getattr(place_of(Path(sys.argv[1])), sys.argv[2])("commits/00001.json", b"later")
+"""
+
+
+@pytest.mark.parametrize("verb", ["put", "put_new"])
+def test_a_process_killed_while_it_writes_leaves_nothing_to_see(local: LocalPlace, verb: str) -> None:
+    local.put("commits/00000.json", b"earlier")
+    if verb == "put":
+        local.put(COMMIT, b"earlier")
+    before = local.names("")
+    command = [sys.executable, "-c", KILLED, str(local.path), verb]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGKILL)
+    assert local.names("") == before
+    (left,) = set(everything(local)) - set(before)
+    assert WRITTEN.fullmatch(Path(left).name)
+    if verb == "put_new":
+        assert local.put_new(COMMIT, b"again")
+
+
+def test_file_and_folders_are_on_the_disk_before_a_write_returns(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    link, replace = os.link, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: steps.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    monkeypatch.setattr(os, "link", lambda one, other: steps.append("linked") or link(one, other))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Path, "replace", lambda one, other: steps.append("replaced") or replace(one, other))  # type: ignore[func-returns-value]
+    local.put_new(COMMIT, b"{}")
+    folder, temporary, *rest = steps
+    assert [folder, *rest] == ["run", "linked", "commits"]  # the new folder's entry first
+    assert WRITTEN.fullmatch(temporary)
+    steps.clear()
+    local.put(COMMIT, b"{}")
+    temporary, *rest = steps
+    assert WRITTEN.fullmatch(temporary)
+    assert rest == ["replaced", "commits"]
+
+
+@pytest.mark.parametrize("verb", ["put", "put_new"])
+def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalPlace, verb: str) -> None:
+    local.path.rename(local.path.with_name("elsewhere"))
+    for name in (COMMIT, "manifest.json"):
+        with pytest.raises(DiskFull, match="run was deleted or renamed while it was written") as caught:
+            getattr(local, verb)(name, b"{}")
+        assert "--resume" in caught.value.hint
+    assert not local.path.exists()
+
+
+@pytest.mark.parametrize("verb", ["put", "put_new"])
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EROFS, "correct the permissions"), (errno.ENOSPC, "free space"), (errno.EIO, "check that disk or mount")],
+)
+def test_what_the_system_refuses_is_said_and_leaves_nothing(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, verb: str, number: int, hint: str
+) -> None:
+    local.put("commits/00000.json", b"{}")
+    monkeypatch.setattr(os, "fsync", refusing(number))
+    with pytest.raises(DiskFull, match=re.escape(f"cannot write {local.path / COMMIT}: {os.strerror(number)}")) as caught:
+        getattr(local, verb)(COMMIT, b"{}")
+    assert hint in caught.value.hint
+    assert everything(local) == ["commits/00000.json"]
+
+
+def test_without_hard_links_a_name_is_still_taken_once(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+    assert local.put_new(COMMIT, b"first")
+    assert not local.put_new(COMMIT, b"second")
+    assert local.read(COMMIT) == b"first"
+    synced: list[Any] = []
+
+    def fail_at_the_second(_: Any) -> None:
+        synced.append(None)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail_at_the_second)
+    with pytest.raises(DiskFull, match="No space left"):
+        local.put_new("commits/00002.json", b"{}")
+    assert everything(local) == [COMMIT]
+
+
+def test_a_link_whose_answer_was_lost_is_known_again(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client that asks again is told that the name exists."""
+    link = os.link
+
+    def link_twice(one: Path, other: Path) -> None:
+        link(one, other)
+        link(one, other)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    assert local.put_new(COMMIT, b"first")
+    assert not local.put_new(COMMIT, b"first")
+
+
+@pytest.mark.parametrize("name", ["../other", "a/../../b", "/etc/passwd", "", "a//b", "a/", "./a", "a\nb", "..", "a/.."])
+def test_a_name_never_leads_out_of_the_run(local: LocalPlace, name: str) -> None:
+    (local.path.parent / "other").write_text("kept")
+    verbs: list[Callable[[str], Any]] = [local.read, local.open, local.remove]
+    for verb in (*verbs, lambda name: local.put(name, b""), lambda name: local.put_new(name, b"")):
+        with pytest.raises(RunUnreadable, match="none of its own"):
+            verb(name)
+    if name not in ("", "a/"):
+        with pytest.raises(RunUnreadable, match="none of its own"):
+            local.names(name)
+    assert everything(local) == []
+
+
+def test_what_cannot_be_read_says_so(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (local.path / "manifest.json").mkdir()
+    for read in (local.read, local.open):
+        with pytest.raises(RunUnreadable, match=r"manifest\.json"):
+            read("manifest.json")
+    monkeypatch.setattr(os, "scandir", refusing(errno.EACCES))
+    monkeypatch.setattr(os, "listdir", refusing(errno.EACCES))
+    for listing in (lambda: local.names("positions"), local.exists):
+        with pytest.raises(RunUnreadable, match="cannot be read: Permission denied") as caught:
+            listing()
+        assert "read access" in caught.value.hint
+
+
+def parquet(rows: int = 50_000) -> tuple[pa.Table, bytes]:
+    rng = np.random.default_rng(0)
+    table = pa.table({name: rng.random(rows) for name in "abcdefgh"})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=rows // 5)
+    return table, sink.getvalue()
+
+
+def test_a_parquet_file_is_read_by_column(local: LocalPlace) -> None:
+    table, content = parquet(1000)
+    local.put(PART, content)
+    with local.open(PART) as file:
+        assert pq.ParquetFile(file).read(["c"]).equals(table.select(["c"]))
+
+
+def test_where_a_run_lies_is_told_by_its_address(tmp_path: Path) -> None:
+    assert place_of("runs/s3") == place_of(Path("runs/s3")) == LocalPlace(Path("runs/s3"))
+    assert place_of(tmp_path).shown == str(tmp_path)
+    assert place_of("s3:/bucket") == LocalPlace(Path("s3:/bucket"))  # a folder of that name
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("https://host/run", "https:// is no place for a run"),
+        ("file:///tmp/run", "file:// is no place for a run"),
+        ("hf://datasets/run", "hf:// is no place for a run"),
+        ("s3://", "not s3://BUCKET/FOLDER"),
+        ("s3:///run", "not s3://BUCKET/FOLDER"),
+        ("s3://bucket/a//b", "not s3://BUCKET/FOLDER"),
+        ("s3://bucket/../b", "not s3://BUCKET/FOLDER"),
+        ("s3://bucket/ä", "not s3://BUCKET/FOLDER"),
+        ("s3://bucket/a b", "not s3://BUCKET/FOLDER"),
+        ("s3://bucket/a%20b", "not s3://BUCKET/FOLDER"),
+        ("s3://KEYNAME:sesame@bucket/run", "is a bucket and folders in it, nothing more"),
+        ("s3://bucket/run?secret_key=sesame", "is a bucket and folders in it, nothing more"),
+    ],
+)
+def test_an_address_that_is_none_says_what_one_looks_like(address: str, said: str) -> None:
+    with pytest.raises(OptionInvalid, match=re.escape(said)) as caught:
+        place_of(address)
+    assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_without_the_package_the_line_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_module, "find_spec", lambda _: None)
+    with pytest.raises(ExtraMissing, match="s3://bucket/run needs the package obstore") as caught:
+        place_of("s3://bucket/run")
+    assert caught.value.hint.startswith("pip install")
+
+
+def test_the_library_is_not_loaded_for_a_folder() -> None:
+    code = "import sys; from alphaprof.log.place import place_of; place_of('x').exists(); print([*sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert "'alphaprof.log.place'" in loaded
+    assert "obstore" not in loaded
+
+
+class Careless(LocalPlace):
+    """A place that ignores the condition, as some servers that speak like S3 do."""
+
+    def put_new(self, name: str, content: Any) -> bool:
+        self.put(name, content)
+        return True
+
+
+def test_a_store_that_ignores_put_if_absent_is_caught(local: LocalPlace) -> None:
+    require_put_if_absent(local)
+    with pytest.raises(DiskFull, match="ignores put-if-absent"):
+        require_put_if_absent(Careless(local.path))
+    assert everything(local) == []
+
+
+# Object stores: a server that is not ours, and a gate before it that counts, and fails when it is told to.
+
+
+@dataclass
+class Gate:
+    """What the gate did: (method, path, status) of every request, and bytes of content that it sent on to the client.
+
+    `faults`: what to do with requests to come, by method: a status to answer without asking the server, or "lost": ask the
+    server, and answer 503. `body`: of the answers that it makes. `deaf`: leave out the condition of put-if-absent.
+    """
+
+    url: str
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
+    sent: int = 0
+    faults: dict[str, list[int | str]] = field(default_factory=dict)
+    always: int | None = None
+    body: bytes = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    deaf: bool = False
+
+
+def handler(gate: Gate, server: tuple[str, int]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def answer(self) -> None:
+            content = self.rfile.read(int(self.headers.get("content-length", 0)))
+            fault = gate.always or next(iter(gate.faults.get(self.command, [])), None)
+            if gate.faults.get(self.command):
+                gate.faults[self.command].pop(0)
+            if isinstance(fault, int):
+                self.reply(fault, {}, gate.body)
+                return
+            connection = http.client.HTTPConnection(*server)
+            headers = {
+                key: value for key, value in self.headers.items() if not (gate.deaf and key.lower() == "if-none-match")
+            }
+            connection.request(self.command, self.path, content, headers)
+            response = connection.getresponse()
+            body = response.read()
+            if fault == "lost":
+                self.reply(503, {}, gate.body)
+            else:
+                self.reply(response.status, dict(response.getheaders()), body)
+            connection.close()
+
+        def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            gate.asked.append((self.command, self.path, status))
+            gate.sent += len(body)
+            self.send_response(status)
+            length = headers.get("Content-Length", str(len(body))) if self.command == "HEAD" else str(len(body))
+            kept = {key: value for key, value in headers.items() if key.lower() not in ("content-length", "connection")}
+            for key, value in {**kept, "Content-Length": length}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
+
+    return Handler
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, int]]:
+    for package in ("obstore", "moto", "flask_cors"):
+        pytest.importorskip(package)
+    from moto.server import ThreadedMotoServer
+
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    yield moto.get_host_and_port()
+    moto.stop()
+
+
+def tell(server: tuple[str, int], method: str, path: str, body: str = "") -> bytes:
+    connection = http.client.HTTPConnection(*server)
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    content = response.read()
+    assert response.status == 200, content
+    connection.close()
+    return content
+
+
+@pytest.fixture
+def gate(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A gate before an empty server with one bucket, to which the environment leads."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    made = Gate("")
+    forward = ThreadingHTTPServer(("127.0.0.1", 0), handler(made, server))
+    made.url = f"http://127.0.0.1:{forward.server_port}"
+    threading.Thread(target=forward.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    for name, value in {
+        "ENDPOINT_URL": made.url,
+        "REGION": "us-east-1",
+        "ACCESS_KEY_ID": "AKIDKEY",
+        "SECRET_ACCESS_KEY": "sesame",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr(place_module, "PATIENCE", timedelta(seconds=2))
+    monkeypatch.setattr(place_module, "ATTEMPTS", 2)
+    tell(server, "POST", "/moto-api/reset")
+    tell(server, "PUT", "/bucket")
+    yield made
+    forward.shutdown()
+    forward.server_close()
+
+
+def on_servers(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.cluster(pytest.mark.loopback(test))
+
+
+def said(error: AlphaprofError) -> str:
+    """What is printed, which is two lines without a secret."""
+    text = f"{error.message}\n{error.hint}"
+    assert text.count("\n") == 1
+    assert not re.search(r"AKID|sesame|Signature=|127\.0\.0\.1", text)
+    return text
+
+
+@pytest.fixture
+def remote(gate: Gate) -> Place:
+    return place_of("s3://bucket/runs/r1")
+
+
+@on_servers
+def test_an_object_store_keeps_whole_files_by_name(gate: Gate, remote: Place) -> None:
+    remote.make()
+    assert not remote.exists()
+    remote.put(PART, pa.py_buffer(b"positions"))
+    remote.put("manifest.json", b"{}")
+    remote.put("manifest.json", memoryview(b"{...}"))
+    remote.put("empty", b"")
+    place_of("s3://bucket/runs/r10").put("manifest.json", b"of another run")
+    assert remote.exists()
+    assert remote.read("manifest.json") == b"{...}"
+    assert remote.names("") == {"empty": 0, "manifest.json": 5, PART: 9}
+    assert remote.names("positions") == remote.names("positions/") == remote.names("positions/draft=a") == {PART: 9}
+    assert remote.names("position") == remote.names("manifest.json") == remote.names("totals") == {}
+    remote.remove(PART)
+    remote.remove(PART)
+    assert sorted(remote.names("")) == ["empty", "manifest.json"]
+    for read in (remote.read, remote.open):
+        with pytest.raises(FileNotFoundError, match="s3://bucket/runs/r1/positions"):
+            read(PART)
+    with pytest.raises(RunUnreadable, match="none of its own"):
+        remote.read("../r10/manifest.json")
+
+
+@on_servers
+def test_one_address_has_several_spellings(gate: Gate) -> None:
+    place = place_of("S3://bucket/runs/r1/")
+    assert place == place_of("s3://bucket/runs/r1") == place_of(Path("s3://bucket/runs/r1"))
+    assert place.shown == "s3://bucket/runs/r1"
+    place_of("s3://bucket").put("a/b", b"at the root")
+    assert place_of("s3://bucket").names("a") == {"a/b": 11}
+    assert place_of("s3://bucket").open("a/b").read() == b"at the root"
+    assert place_of("s3://bucket").shown == "s3://bucket"
+    odd = place_of("s3://bucket/a.b=c+d@e!(f)'g-h_i")
+    odd.put("x", b"found by both libraries")
+    assert odd.open("x").read() == odd.read("x") == b"found by both libraries"
+
+
+@on_servers
+def test_a_large_file_is_one_request(gate: Gate, remote: Place) -> None:
+    """Parts of an upload that was given up would lie, and cost, where no listing shows them."""
+    content = bytes(12_000_000)
+    remote.put(PART, content)
+    assert remote.put_new(COMMIT, content)
+    assert [(method, status) for method, *_, status in gate.asked] == [("PUT", 200)] * 2
+    assert remote.names("") == {COMMIT: 12_000_000, PART: 12_000_000}
+
+
+@on_servers
+def test_a_name_in_an_object_store_is_taken_once(gate: Gate, remote: Place) -> None:
+    assert remote.put_new(COMMIT, b"first")
+    assert not remote.put_new(COMMIT, b"first")
+    assert not place_of("s3://bucket/runs/r1").put_new(COMMIT, b"second")
+    assert remote.read(COMMIT) == b"first"
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda writer: remote.put_new("commits/00002.json", bytes([writer])), range(4)))
+    assert sum(taken) == 1
+    assert remote.read("commits/00002.json") == bytes([taken.index(True)])
+    require_put_if_absent(remote)
+    assert sorted(remote.names("")) == [COMMIT, "commits/00002.json"]
+
+
+@on_servers
+def test_a_write_whose_answer_was_lost_is_known_again(gate: Gate, remote: Place) -> None:
+    gate.faults["PUT"] = ["lost"]
+    assert remote.put_new(COMMIT, b"mine")
+    assert [status for method, _, status in gate.asked if method == "PUT"] == [503, 412]
+    gate.faults["PUT"] = ["lost"]
+    assert not remote.put_new(COMMIT, b"mine")
+
+
+@on_servers
+def test_a_conflict_that_left_nothing_is_asked_again(gate: Gate, remote: Place) -> None:
+    gate.faults["PUT"] = [409]
+    gate.body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
+    assert remote.put_new(COMMIT, b"mine")
+    gate.faults["PUT"] = [409] * 2
+    with pytest.raises(DiskFull, match="comes and goes"):
+        remote.put_new("commits/00002.json", b"mine")
+
+
+@on_servers
+def test_a_server_that_ignores_the_condition_is_caught(gate: Gate, remote: Place) -> None:
+    gate.deaf = True
+    with pytest.raises(DiskFull, match="s3://bucket/runs/r1 ignores put-if-absent") as caught:
+        require_put_if_absent(remote)
+    assert "one process" in said(caught.value)
+    assert remote.names("") == {}
+
+
+@on_servers
+def test_more_files_are_listed_than_one_answer_holds(gate: Gate, server: tuple[str, int], remote: Place) -> None:
+    for number in range(1100):
+        tell(server, "PUT", f"/bucket/runs/r1/commits/{number:05d}.json", "{}")
+    assert remote.names("commits") == {f"commits/{number:05d}.json": 2 for number in range(1100)}
+    assert len([path for method, path, _ in gate.asked if method == "GET"]) == 2
+
+
+@on_servers
+def test_columns_are_fetched_and_not_the_file(gate: Gate, remote: Place) -> None:
+    table, content = parquet()
+    remote.put(PART, content)
+    gate.sent = 0
+    with remote.open(PART) as file:
+        assert pq.ParquetFile(file).read(["c"]).equals(table.select(["c"]))
+    assert len(content) / 8 < gate.sent < len(content) / 6  # one column of eight, and the footer
+    gate.sent = 0
+    with remote.open(PART) as file:
+        assert pq.ParquetFile(file).read_row_group(3, ["c"]).num_rows == 10_000
+    assert len(content) / 40 < gate.sent < len(content) / 15
+
+
+@on_servers
+def test_an_exception_before_the_request_leaves_no_object(gate: Gate, remote: Place) -> None:
+    """Content is made before it is sent: no stream could be closed over half of a table."""
+    table, _ = parquet(1000)
+    with contextlib.suppress(ZeroDivisionError):
+        sink = io.BytesIO()
+        with pq.ParquetWriter(sink, table.schema) as writer:
+            writer.write_table(table)
+            remote.put(PART, memoryview(bytes(1 // 0)))
+    assert remote.names("") == {}
+
+
+VERBS: dict[str, Callable[[Place], Any]] = {
+    "put": lambda place: place.put(COMMIT, b"{}"),
+    "put_new": lambda place: place.put_new(COMMIT, b"{}"),
+    "remove": lambda place: place.remove(COMMIT),
+    "read": lambda place: place.read(COMMIT),
+    "open": lambda place: place.open(COMMIT),
+    "names": lambda place: place.names("commits"),
+    "exists": lambda place: place.exists(),
+}
+
+
+def failing(place: Place, verb: str) -> str:
+    kind = DiskFull if verb in ("put", "put_new", "remove") else RunUnreadable
+    with pytest.raises(kind) as caught:
+        VERBS[verb](place)
+    assert type(caught.value) is kind
+    assert place.shown in caught.value.message
+    return said(caught.value)
+
+
+@on_servers
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_bucket_that_does_not_exist_is_named(gate: Gate, verb: str) -> None:
+    place = place_of("s3://missing/runs/r1")
+    if verb == "open":  # the answer to HEAD has no body that could tell
+        with pytest.raises(FileNotFoundError):
+            place.open(COMMIT)
+        return
+    assert "there is no bucket missing\ncreate it" in failing(place, verb)
+
+
+@pytest.fixture
+def strict(server: tuple[str, int], gate: Gate) -> Iterator[Callable[[list[str]], tuple[str, str]]]:
+    """The server checks keys and rights; yields what makes a user who may do something, and returns the user's keys."""
+    import boto3
+
+    iam = boto3.client("iam", endpoint_url=f"http://{server[0]}:{server[1]}", region_name="us-east-1")
+
+    def user(actions: list[str]) -> tuple[str, str]:
+        iam.create_user(UserName="user")
+        allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
+        iam.put_user_policy(UserName="user", PolicyName="policy", PolicyDocument=json.dumps(allowed))
+        key = iam.create_access_key(UserName="user")["AccessKey"]
+        tell(server, "POST", "/moto-api/reset-auth", "0")
+        return key["AccessKeyId"], key["SecretAccessKey"]
+
+    yield user
+    tell(server, "POST", "/moto-api/reset-auth", "inf")
+
+
+@on_servers
+@pytest.mark.parametrize("verb", VERBS)
+def test_credentials_that_nobody_knows_are_not_shown(gate: Gate, strict: Any, remote: Place, verb: str) -> None:
+    strict(["s3:*"])
+    text = failing(remote, verb)
+    assert "access is denied" in text if verb == "open" else "does not know these credentials (InvalidAccessKeyId)" in text
+    assert "check AWS_ACCESS_KEY_ID" in text
+
+
+@on_servers
+def test_a_wrong_secret_is_refused_and_a_right_one_taken(gate: Gate, strict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both libraries: the server works out every signature itself."""
+    key, secret = strict(["s3:*"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    assert "(SignatureDoesNotMatch)" in failing(place_of("s3://bucket/r"), "put")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    place = place_of("s3://bucket/r")
+    assert place.put_new("a=b/c", b"{}")
+    assert place.open("a=b/c").read() == b"{}"
+    assert place.names("") == {"a=b/c": 2}
+
+
+@on_servers
+def test_who_may_only_read_is_told_so(gate: Gate, strict: Any, remote: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote.put("manifest.json", b"{}")
+    key, secret = strict(["s3:GetObject", "s3:ListBucket"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    place = place_of("s3://bucket/runs/r1")
+    assert place.read("manifest.json") == b"{}"
+    assert place.names("") == {"manifest.json": 2}
+    for verb in ("put", "put_new"):
+        assert "access is denied (AccessDenied)\ncheck AWS_ACCESS_KEY_ID" in failing(place, verb)
+
+
+@on_servers
+def test_what_a_store_says_is_not_repeated(gate: Gate, remote: Place) -> None:
+    """S3's own answer to a wrong signature holds the key and what was signed."""
+    gate.always = 403
+    signed = b"<AWSAccessKeyId>AKIDKEY</AWSAccessKeyId><StringToSign>x</StringToSign>"
+    gate.body = b"<Error><Code>SignatureDoesNotMatch</Code>%s</Error>" % signed
+    for verb in VERBS:
+        assert "StringToSign" not in failing(remote, verb)
+
+
+@on_servers
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_store_that_is_busy_is_asked_again(gate: Gate, remote: Place, verb: str) -> None:
+    remote.put(COMMIT, b"{}")
+    if verb == "put_new":
+        remote.remove(COMMIT)
+    method = {"put": "PUT", "put_new": "PUT", "remove": "POST", "open": "HEAD"}.get(verb, "GET")
+    gate.faults[method] = [503]
+    VERBS[verb](remote)
+    assert gate.faults[method] == []
+    assert gate.asked[-1][2] == 200
+
+
+@on_servers
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_store_that_stays_busy_is_given_up(gate: Gate, remote: Place, verb: str) -> None:
+    gate.always = 503
+    text = failing(remote, verb)
+    assert "the store failed, and asking again did not help" in text
+    assert "--resume" in text
+    assert len(gate.asked) > 1
+    gate.always = None
+    assert remote.names("") == {}
+
+
+@on_servers
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_store_that_is_not_there_is_said(gate: Gate, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    text = failing(place_of("s3://bucket/run"), verb)
+    assert "the store cannot be reached\ncheck the network, and AWS_REGION and AWS_ENDPOINT_URL" in text
+
+
+@on_servers
+def test_a_bucket_of_another_region_is_said(gate: Gate, remote: Place) -> None:
+    gate.always, gate.body = 400, b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
+    assert "in another region than us-east-1 (AuthorizationHeaderMalformed)\nset AWS_REGION" in failing(remote, "put")
+
+
+@on_servers
+def test_without_credentials_the_variables_are_named(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(OptionInvalid, match="environment does not say how to reach s3://bucket") as caught:
+        place_of("s3://bucket/run")
+    said(caught.value)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # of the machine that lends some
+    assert "there are no credentials\nset AWS_ACCESS_KEY_ID" in failing(place_of("s3://bucket/run"), "put")
+
+
+@on_servers
+@pytest.mark.parametrize(
+    "value", ["nonsense", "http://", "http://u:sesame@host", "http://[::1", "ftp://host", "http://h:x", "http://a b"]
+)
+def test_an_endpoint_that_is_none_is_refused(gate: Gate, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """obstore would panic."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", value)
+    with pytest.raises(OptionInvalid, match="AWS_ENDPOINT_URL") as caught:
+        place_of("s3://bucket/run")
+    said(caught.value)
+
+
+@on_servers
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+def test_a_line_break_in_a_variable_is_refused(gate: Gate, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "sesame\n")
+    with pytest.raises(OptionInvalid, match=f"{name} holds a character") as caught:
+        place_of("s3://bucket/run")
+    said(caught.value)
+
+
+@on_servers
+def test_a_region_that_is_none_is_refused(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would become a part of the address."""
+    monkeypatch.setenv("AWS_REGION", "eu/west")
+    with pytest.raises(OptionInvalid, match="AWS_REGION is not a region"):
+        place_of("s3://bucket/run")
+
+
+@on_servers
+def test_a_forked_process_is_told_to_be_spawned(gate: Gate, remote: Place) -> None:
+    """It would wait for threads that it does not have."""
+    remote.put(COMMIT, b"{}")
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    signal.alarm(60)
+    try:
+        remote.read(COMMIT)
+    except RuntimeError as error:
+        os._exit("by spawn" not in str(error))
+    finally:
+        os._exit(1)
+
+
+@on_servers
+def test_places_of_other_clouds_are_made_by_the_same_library(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of them: they are not tested."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert place_of("az://container/run").shown == "az://container/run"
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    assert place_of("gs://bucket/run").shown == "gs://bucket/run"
