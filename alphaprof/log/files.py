@@ -21,6 +21,7 @@ from alphaprof.log.manifest import File, Shard
 
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
+WRITTEN = re.compile(r"\.[\w.=-]+\.(parquet|json)\.\d+\.tmp")  # what a file is called while it is written
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.[0-9a-f]{8}\.parquet")
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
 REMEDIES = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from alphaprof.errors import RunExists
 from alphaprof.log.manifest import MANIFEST, PROFILE
-from alphaprof.log.place import Place
+from alphaprof.log.place import Place, require_put_if_absent
 from alphaprof.log.store import remove_unnamed, require_new
 
 FREE = ("decision", "route", "execution")  # what a run may go on with otherwise than it began
@@ -42,17 +42,22 @@ class Beginning:
 
 
 @contextlib.contextmanager
-def joined(place: Place, config: Mapping[str, Any], resume: bool = False, hint: str | None = None) -> Iterator[None]:
+def joined(
+    place: Place, config: Mapping[str, Any], resume: bool = False, hint: str | None = None, several: bool = False
+) -> Iterator[None]:
     """Makes the place of a run where it is missing, and takes it for runs with this profile; processes that have the same
     one share it. Where the block ends before there is a manifest, what nobody can go on with is removed.
 
-    `resume`: go on with a run that has a manifest; `hint`: what to do about one, without. Raises `RunExists` and `DiskFull`.
+    `resume`: go on with a run that has a manifest; `hint`: what to do about one, without; `several`: processes share the
+    work, so that the place must heed put-if-absent. Raises `RunExists` and `DiskFull`.
     """
     mine, begun = Beginning.of(config), False
     made = not place.exists()
     if not (resume and place.has(MANIFEST)):
         require_new(place, *([hint] if hint else []))
         place.make()
+        if several:
+            require_put_if_absent(place)
         begun = place.put_new(PROFILE, (json.dumps(dataclasses.asdict(mine), indent=2) + "\n").encode())
         if not begun:
             _require_same(place, mine)

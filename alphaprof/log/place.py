@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable, shown
-from alphaprof.log.files import reading, synced, writing
+from alphaprof.log.files import WRITTEN, reading, synced, writing
 from alphaprof.version import install_line
 
 Content: TypeAlias = bytes | memoryview | pa.Buffer
@@ -74,6 +74,19 @@ class Place(Protocol):
     def make(self) -> None:
         """Make the run's own folder, with those above it; an object store has none."""
 
+    @property
+    def filesystem(self) -> Any:
+        """A filesystem of pyarrow's whose root is the run, for readers of columns."""
+
+    def discard(self) -> None:
+        """Remove the run's own folder as far as it is empty."""
+
+    def require_writable(self) -> None:
+        """Raise `DiskFull` where it cannot be made or written, as far as that is known before any work."""
+
+    def remove_temporary(self) -> None:
+        """Remove what killed processes left of files that were half written."""
+
     def put(self, name: str, content: Content) -> None:
         """Write a file, in place of an earlier one. It is durable when this returns."""
 
@@ -88,6 +101,9 @@ class Place(Protocol):
 
     def names(self, prefix: str) -> dict[str, int]:
         """The size in bytes of every file below a folder ("": the run's own), by name in order; hidden ones left out."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
 
     def remove(self, name: str) -> None:
         """Remove a file, where it exists."""
@@ -168,11 +184,49 @@ class LocalPlace:
             self.path.mkdir(parents=True, exist_ok=True)
             synced(self.path.parent)
 
+    @property
+    def filesystem(self) -> Any:
+        """Of the folder."""
+        from pyarrow import fs
+
+        return fs.SubTreeFileSystem(str(self.path), fs.LocalFileSystem())
+
+    def discard(self) -> None:
+        """Remove the folder and those in it, as far as they are empty."""
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    def require_there(self) -> None:
+        """Raise `DiskFull` where the folder is gone."""
+        if not os.path.isdir(self.path):
+            raise DiskFull(
+                f"{self.path} was deleted or renamed while it was written",
+                "shards are complete where it is now: a profile goes on there with --resume, or begins again",
+            )
+
+    def require_writable(self) -> None:
+        """Raise `DiskFull` where the folder, or the one that it would be made in, is none or may not be written."""
+        with writing(self.path):
+            parent = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            reason = "is not a directory" if not parent.is_dir() else "is not writable"
+            raise DiskFull(
+                f"cannot write {self.path}: {parent} {reason}", "choose another --out, or correct its permissions"
+            )
+
+    def remove_temporary(self) -> None:
+        """Remove hidden files that `put` and `put_new` write; a process that is at it writes its own again."""
+        for folder, _, files in os.walk(self.path):
+            for name in filter(WRITTEN.fullmatch, files):
+                with contextlib.suppress(OSError):
+                    Path(folder, name).unlink()
+
     def put(self, name: str, content: Content) -> None:
         """Write a file. Raises `DiskFull`."""
         path = self._path(name)
-        with self._writing(path), self._beside(path, content) as temporary:
-            temporary.replace(path)
+        with self._writing(path):
+            self._placed(path, content, Path.replace)
             synced(path.parent)
 
     def put_new(self, name: str, content: Content) -> bool:
@@ -181,7 +235,8 @@ class LocalPlace:
         Without hard links, on FAT for example, its content grows after its name is there.
         """
         path = self._path(name)
-        with self._writing(path), self._beside(path, content) as temporary:
+
+        def link(temporary: Path, path: Path) -> bool:
             try:
                 os.link(temporary, path)
             except FileExistsError:
@@ -189,10 +244,13 @@ class LocalPlace:
             except OSError as error:
                 if error.errno not in NO_LINKS:
                     raise
-                if not _exclusive(path, content):
-                    return False
+                return _exclusive(path, content)
+            return True
+
+        with self._writing(path):
+            written = bool(self._placed(path, content, link))
             synced(path.parent)
-        return True
+        return written
 
     def read(self, name: str) -> bytes:
         """The content of a file. Raises `FileNotFoundError`, and `RunUnreadable`."""
@@ -212,6 +270,12 @@ class LocalPlace:
         folder = self._path(prefix) if prefix else self.path
         with reading(folder, MEND):
             return dict(sorted(_files(folder, f"{prefix}/" if prefix else "")))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name. Raises `RunUnreadable`."""
+        path = self._path(name)
+        with reading(path, MEND):
+            return path.exists()
 
     def remove(self, name: str) -> None:
         """Remove a file. Raises `DiskFull`."""
@@ -240,12 +304,20 @@ class LocalPlace:
             try:
                 yield
             except FileNotFoundError:
-                if os.path.isdir(self.path):
-                    raise
-                raise DiskFull(
-                    f"{self.path} was deleted or renamed while it was written",
-                    "shards are complete where it is now: a profile goes on there with --resume, or begins again",
-                ) from None
+                self.require_there()
+                raise
+
+    def _placed(self, path: Path, content: Content, place: Callable[[Path, Path], object]) -> object:
+        """What `place` makes of a hidden file with the content and of its path; once more where the hidden file was removed
+        meanwhile: whoever finishes a run removes those of others.
+        """
+        try:
+            with self._beside(path, content) as temporary:
+                return place(temporary, path)
+        except FileNotFoundError:
+            self.require_there()
+        with self._beside(path, content) as temporary:
+            return place(temporary, path)
 
     @contextlib.contextmanager
     def _beside(self, path: Path, content: Content) -> Iterator[Path]:
@@ -347,6 +419,25 @@ class ObjectPlace:
     def make(self) -> None:
         """Nothing: an object store has no folders."""
 
+    def discard(self) -> None:
+        """Nothing, likewise."""
+
+    def remove_temporary(self) -> None:
+        """Nothing: an object is there whole or not at all."""
+
+    def require_writable(self) -> None:
+        """Raise `DiskFull` where nothing can be written."""
+        name = f".probe-{secrets.token_hex(8)}"
+        self.put(name, b"")
+        self.remove(name)
+
+    @property
+    def filesystem(self) -> Any:
+        """Of the part of the bucket."""
+        from pyarrow import fs
+
+        return fs.SubTreeFileSystem("/".join(filter(None, (self.bucket, self.prefix))), self._reader)
+
     def put(self, name: str, content: Content) -> None:
         """Write an object by one request. Raises `DiskFull`."""
         import obstore
@@ -398,6 +489,17 @@ class ObjectPlace:
         with self._asking(folder, RunUnreadable):
             found = [item for items in obstore.list(self._store, folder or None) for item in items]
         return dict(sorted((item["path"], item["size"]) for item in found if not _hidden(item["path"])))
+
+    def has(self, name: str) -> bool:
+        """Whether there is an object of that name. Raises `RunUnreadable`."""
+        import obstore
+
+        with self._asking(name, RunUnreadable):
+            try:
+                obstore.head(self._store, name)
+            except FileNotFoundError:
+                return False
+        return True
 
     def remove(self, name: str) -> None:
         """Remove an object. Raises `DiskFull`."""

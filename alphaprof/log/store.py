@@ -61,6 +61,7 @@ from alphaprof.log.schema import (
 from alphaprof.log.tables import rows_of, table_content, totals_content
 
 FOLDERS = (*LOGGED, "documents", "prompts")
+COMMITTED = re.compile(r"commits/\d{5,}\.json")
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
 AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
 TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
@@ -110,7 +111,7 @@ class Run:
     A file is written once and never again: its name says which process measured it, or what is in it. A commit is written
     last, by one process alone, and names the files of a shard; so any number of processes may write a run.
     `damaged`: files whose content was worked out again, since they could not be read; `refused`: commits of this process
-    that came later than another's.
+    that came later than another's; `torn`: shards whose commits cannot be read, which are none for readers.
     """
 
     def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
@@ -119,6 +120,7 @@ class Run:
         self.worker = secrets.token_hex(4)  # tells the files of this process apart from those of others
         self.damaged: set[str] = set()
         self.refused = 0
+        self.torn: set[int] = set()
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
         self._recording = Lock()
@@ -157,10 +159,14 @@ class Run:
 
     def commits(self) -> dict[int, Commit]:
         """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet."""
-        names = sorted(name for name in self.place.names("commits") if name.endswith(".json"))
+        names = sorted(name for name in self.place.names("commits") if COMMITTED.fullmatch(name))
+        self.torn = set()
         for name in names:
-            if name not in self._commits and (commit := read_commit(self.place, name)) is not None:
-                self._commits[name] = commit
+            try:
+                if name not in self._commits and (commit := read_commit(self.place, name)) is not None:
+                    self._commits[name] = commit
+            except RunUnreadable:
+                self.torn.add(int(Path(name).stem))
         return {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
 
     def commit(
@@ -427,7 +433,7 @@ class Run:
         files = self.manifest.files | {
             name: file for commit in self.commits().values() for name, file in commit.files.items()
         }
-        everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set()
+        everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set(self.torn)
         for name in files:
             if name.partition("/")[0] in ("positions", "continuations") and (shards := shards_of(name)) is not None:
                 try:

@@ -70,7 +70,7 @@ def profile(
     place, config = place_of(out), options.model_dump(mode="json")
     if part.index:
         wait_until_begun(place, part, progress.say)
-    with in_memory(), joined(place, config, resume or part != WHOLE):
+    with in_memory(), joined(place, config, resume or part != WHOLE, several=part != WHOLE):
         if place.has(MANIFEST):
             return _resumed(options, Run.open(place), progress, settled, part)
         set_threads(options.execution.threads, alone=part == WHOLE)
