@@ -240,7 +240,10 @@ class Run:
 
     def begin(self) -> bool:
         """Write the manifest of a run that begins; False where another process has written one."""
-        return self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
+        begun = self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
+        if begun and self.manifest.imported is None:
+            self.register(self.me(self.manifest.target.device, self.manifest.environment))
+        return begun
 
     def write_prompts(self, table: pa.Table, index: int) -> None:
         """Write the documents of a shard as they are to be measured; the next manifest names them."""

@@ -165,7 +165,6 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
         hint = "finish it without, or choose another --out"
         raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
     _adopt_decision(run, options, progress)
-    set_threads(run.manifest.environment["torch_threads"])
     if damaged := run.damaged_shards():
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
         reopen(run, damaged)
@@ -174,10 +173,7 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
         progress.say(f"{run.path} is complete already")
         finish(run)  # as far as its totals or documents were lost
         return run
-    loaded = load(options, progress, run=run)
-    now = _manifest(loaded)
-    require_same_models(run.manifest, now, run.me(now.target.device, now.environment))
-    plan = Plan(**vars(loaded), run=run)
+    plan = join(options, run, progress)
     progress.say(f"resuming after {len(run.commits())} complete shards")
     if costs is not None and untimed:
         _measure_latency(plan, costs, progress)
@@ -189,12 +185,24 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
     return run
 
 
+def join(options: ProfileOptions, run: Run, progress: Progress) -> Plan:
+    """What a process needs that measures shards of a run which has begun, with the options of that run. Raises `RunMismatch`
+    where its models are others, or it computes otherwise.
+    """
+    set_threads(run.manifest.environment["torch_threads"])
+    loaded = load(options, progress, run=run)
+    now = _manifest(loaded)
+    worker = run.me(now.target.device, now.environment)
+    require_same_models(run.manifest, now, worker)
+    run.register(worker)
+    return Plan(**vars(loaded), run=run)
+
+
 def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: Part = WHOLE) -> None:
     """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; whoever finds that all
     are committed finishes it.
     """
     run, staged = plan.run, plan.run.manifest.staged
-    run.register(run.me(plan.target.facts().device, _environment(plan.target.device)))
     progress.start("profiling", sum(staged), "documents")
     there = set(run.commits())
     progress.advance(sum(staged[index] for index in there))
