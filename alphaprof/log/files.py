@@ -23,6 +23,7 @@ DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of 
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
 WRITTEN = re.compile(r"\.[\w.=-]+\.(parquet|json)\.\d+\.tmp")  # what a file is called while it is written
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.[0-9a-f]{8}\.parquet")
+SHORT = 16  # characters of the digest of a footer
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space; a profile goes on with --resume"),
@@ -72,7 +73,8 @@ def reading(path: Path | str, hint: str) -> Iterator[None]:
 def file_of(content: bytes | pa.Buffer) -> File:
     """What identifies a file with this content."""
     view = memoryview(content)
-    return File(len(view), _digest(view[-_footer_bytes(view[-8:], len(view)) :]), _digest(view))
+    footer = _digest(view[-_footer_bytes(view[-8:], len(view)) :])
+    return File(len(view), footer[:SHORT], _digest(view))
 
 
 def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole: bool) -> None:
@@ -86,7 +88,7 @@ def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole
         same = _digest(stream.read_at(size, 0)) == file.whole
     else:
         length = _footer_bytes(stream.read_at(min(size, 8), max(0, size - 8)), size)
-        same = _digest(stream.read_at(length, size - length)) == file.footer
+        same = _digest(stream.read_at(length, size - length))[:SHORT] == file.footer
     if not same:
         raise RunUnreadable(f"{shown} is damaged: its content is not what was written", hint)
 

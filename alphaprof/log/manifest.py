@@ -79,7 +79,7 @@ class File:
 
 @dataclass(frozen=True)
 class Shard:
-    """One complete shard: `digest` is the SHA-256 over the token ids of its documents as they were read.
+    """One complete shard: `digest` is of the token ids of its documents as they were read (SHA-256, 128 bits).
 
     Of the scoring batches as planned (before any was halved) `scored_tokens` of texts, which every model reads once, and
     `scored_padding` beside them; of generation the same of prompts. An imported run has none of these four.
@@ -339,9 +339,11 @@ def _signed(data: dict[str, Any]) -> str:
     for name, value in data.items():
         text = json.dumps(value, indent=2, allow_nan=False).replace("\n", "\n  ")
         if name in LONG and value:
-            keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+            keys = [f"{json.dumps(key)}:" for key in value] if isinstance(value, dict) else [""] * len(value)
             items = value.values() if isinstance(value, dict) else value
-            lines = [f"    {key}{json.dumps(item, allow_nan=False)}" for key, item in zip(keys, items, strict=True)]
+            lines = [
+                key + json.dumps(item, separators=(",", ":"), allow_nan=False) for key, item in zip(keys, items, strict=True)
+            ]
             begin, end = "{}" if isinstance(value, dict) else "[]"
             text = "\n".join([begin, ",\n".join(lines), f"  {end}"])
         texts.append(f"  {json.dumps(name)}: {text}")
@@ -349,9 +351,11 @@ def _signed(data: dict[str, Any]) -> str:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """SHA-256 over the content of a manifest or a commit, its own "digest" left out; order and white space do not matter."""
+    """SHA-256 over the content of a manifest or a commit, the first 128 bits. Its own "digest" is left out; order and white
+    space do not matter.
+    """
     content = {name: value for name, value in data.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def read_manifest(place: Place) -> Manifest:

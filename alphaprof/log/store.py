@@ -189,7 +189,7 @@ class Run:
         for draft, table in (totals or {}).items():
             name = f"totals/draft={draft}/{part}"
             files[name] = self._write(name, totals_content(table, self.totals_columns, name))
-        commit = Commit(shard, files, self.worker, seconds, _now())
+        commit = Commit(shard, files, self.worker, round(seconds, 3), _now())
         named = commit_name(shard.index)
         if self.place.put_new(named, commit.to_json().encode()) and not self.is_finished():
             self._commits[named] = commit
