@@ -202,6 +202,13 @@ def signed(run: Run) -> Run:
     return Run.open(run.path)
 
 
+def flipped(path: Path, bit: int) -> bytes:
+    """The content of a file with one bit changed."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    return bytes(content)
+
+
 def stored_totals(run: Run, draft: str) -> pd.DataFrame:
     """The totals of a draft as they are stored, with lists of the counts by depth under one name a gamma."""
     table = pa.concat_tables([run.totals(part) for part in run.totals_parts(draft)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ import pyarrow.fs as pafs
 from alphaprof.errors import DiskFull
 from alphaprof.log.files import synced, writing
 
-TEMPORARY = ".tmp"
+TEMPORARY = re.compile(r"\.[\w.-]+\.(parquet|json)\.[0-9a-f]{8}\.tmp")  # what a file is called while it is written
 
 
 class Place(Protocol):
@@ -91,7 +92,7 @@ class LocalPlace:
         return True
 
     def _temporary(self, path: Path, content: bytes | pa.Buffer) -> Path:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_bytes(content)
             synced(temporary)
@@ -138,7 +139,7 @@ class LocalPlace:
 
     def has(self, name: str) -> bool:
         """Whether there is a file of that name."""
-        return (self.path / name).exists()
+        return os.path.exists(self.path / name)  # unlike Path's, also where a name is too long
 
     def remove(self, name: str) -> None:
         """Remove a file."""
@@ -147,7 +148,7 @@ class LocalPlace:
 
     def exists(self) -> bool:
         """Whether the folder is there."""
-        return self.path.exists()
+        return os.path.exists(self.path)
 
     def make(self) -> None:
         """Make it."""
@@ -172,9 +173,10 @@ class LocalPlace:
 
     def remove_temporary(self) -> None:
         """Remove half-written files."""
-        for path in self.path.rglob(f".*{TEMPORARY}"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        for path in self.path.rglob(".*"):
+            if TEMPORARY.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def place_of(where: str | Path) -> Place:
