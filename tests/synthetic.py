@@ -190,7 +190,7 @@ def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mappin
         run.place.put(name, content)
         files[name] = file_of(content)
     run.manifest = dataclasses.replace(run.manifest, files=files)
-    shutil.rmtree(run.path / "commits")  # which speak of the files before
+    shutil.rmtree(run.path / "commits", ignore_errors=True)  # which speak of the files before
     finish(run)
     return run
 
