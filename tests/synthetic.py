@@ -190,7 +190,7 @@ def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mappin
         run.place.put(name, content)
         files[name] = file_of(content)
     run.manifest = dataclasses.replace(run.manifest, files=files)
-    shutil.rmtree(run.path / "commits")  # which speak of the files before
+    shutil.rmtree(run.path / "commits", ignore_errors=True)  # which speak of the files before
     finish(run)
     return run
 
@@ -200,6 +200,13 @@ def signed(run: Run) -> Run:
     files = {name: file_of((run.path / name).read_bytes()) for name in run.manifest.files if (run.path / name).exists()}
     run.write_manifest(dataclasses.replace(run.manifest, files=files))
     return Run.open(run.path)
+
+
+def flipped(path: Path, bit: int) -> bytes:
+    """The content of a file with one bit changed."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    return bytes(content)
 
 
 def stored_totals(run: Run, draft: str) -> pd.DataFrame:

@@ -43,4 +43,5 @@ def clean(run: RunPlace) -> None:
     before = len(opened.place.names(""))
     named = {name for commit in opened.commits().values() for name in commit.files}
     remove_unnamed(opened.place, {*opened.manifest.files, *named})
+    opened.place.remove_temporary()  # a living process would miss its own
     print(f"{run}: {before - len(opened.place.names(''))} files removed", file=sys.stdout)

@@ -148,9 +148,8 @@ class DecisionOptions(Options):
 class ExecutionOptions(Options):
     """How the work of a run is done; what is measured does not depend on it."""
 
-    threads: Whole | Literal["auto"] = Field(
+    threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        ge=1,
         description="threads of a CPU that every process of a run computes with: numbers depend on them; auto: as torch "
         "chooses, and 1 with --workers or --part",
     )

@@ -80,9 +80,10 @@ def _require_same(place: Place, mine: Beginning) -> None:
         return
     except (OSError, ValueError, TypeError):
         theirs = None
-    if theirs is None or theirs.digest != mine.digest:
-        who = theirs or "an unidentified process"
+    if theirs is None:  # somebody's own file of that name
+        raise RunExists(f"{place.shown} exists and is not empty", "choose a new directory for --out")
+    if theirs.digest != mine.digest:
         raise RunExists(
-            f"{place.shown} was begun with another profile ({who})",
-            f"choose another --out; if that process has ended, delete {place.shown}/{PROFILE}",
+            f"{place.shown} was begun with another profile ({theirs})",
+            f"choose another --out; if that process has ended, delete {place.shown}",
         )

@@ -419,7 +419,7 @@ def _read(place: Place, name: str, kind: str) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
-        hint = "give read access to it" if isinstance(error, OSError) else "profile again into a new directory"
+        hint = "give read access to it" if isinstance(error, OSError) else _mended(name)
         raise RunUnreadable(f"{where} cannot be read: {reason}", hint) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
         hint = "use the alphaprof that wrote it, or profile again"
@@ -437,8 +437,14 @@ def _undamaged(place: Place, name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        where, hint = f"{place.shown}/{name}", "put the original back, or profile again"
-        raise RunUnreadable(f"{where} is damaged: {str(error)[:150]}", hint) from None
+        raise RunUnreadable(f"{place.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
+
+
+def _mended(name: str) -> str:
+    """What to do about a damaged file; of commits and workers there are many."""
+    if name == MANIFEST:
+        return "put the original back, or profile again into a new directory"
+    return "put the original back, or delete it: alphaprof profile with --resume goes on without it"
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

@@ -275,7 +275,7 @@ class LocalPlace:
         """Whether there is a file of that name. Raises `RunUnreadable`."""
         path = self._path(name)
         with reading(path, MEND):
-            return path.exists()
+            return os.path.exists(path)  # unlike Path.exists, also where a name is too long
 
     def remove(self, name: str) -> None:
         """Remove a file. Raises `DiskFull`."""

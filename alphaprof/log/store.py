@@ -91,7 +91,6 @@ def remove_unnamed(place: Place, named: Collection[str]) -> None:
         ours = folder.partition("/")[0] in FOLDERS and shards_of(file) is not None
         if (ours or (not folder and TIMES.fullmatch(file))) and name not in named:
             place.remove(name)
-    place.remove_temporary()
 
 
 @contextlib.contextmanager
@@ -159,7 +158,7 @@ class Run:
 
     def commits(self) -> dict[int, Commit]:
         """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet."""
-        names = sorted(name for name in self.place.names("commits") if COMMITTED.fullmatch(name))
+        names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
         self.torn = set()
         for name in names:
             try:
@@ -167,7 +166,8 @@ class Run:
                     self._commits[name] = commit
             except RunUnreadable:
                 self.torn.add(int(Path(name).stem))
-        return {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
+        found = {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
+        return dict(sorted(found.items()))
 
     def commit(
         self,
@@ -177,8 +177,8 @@ class Run:
         totals: Mapping[str, pa.Table] | None = None,
         seconds: float = 0.0,
     ) -> bool:
-        """Write a shard, tables by draft, and commit it. False where another process was faster: what this one wrote is
-        removed then. Raises `DiskFull`.
+        """Write a shard, tables by draft, and commit it. False where another process was faster, or has finished the run
+        without this shard: what this one wrote is removed then. Raises `DiskFull`.
         """
         part, files = part_name(shard.index, shard.index, self.worker), dict[str, File]()
         for draft, table in positions.items():
@@ -191,14 +191,14 @@ class Run:
             files[name] = self._write(name, totals_content(table, self.totals_columns, name))
         commit = Commit(shard, files, self.worker, round(seconds, 3), _now())
         named = commit_name(shard.index)
-        if self.place.put_new(named, commit.to_json().encode()) and not self.is_finished():
-            self._commits[named] = commit
-            return True
+        if mine := self.place.put_new(named, commit.to_json().encode()):
+            now = read_manifest(self.place)
+            if now.status == "running" or shard.index < len(now.shards):  # it may be the last one, and joined by now
+                self._commits[named] = commit
+                return True
         self.refused += 1
-        for name in files:
+        for name in [named] * mine + list(files):
             self.place.remove(name)
-        if self.is_finished() and (late := read_commit(self.place, named)) is not None and late.worker == self.worker:
-            self.place.remove(named)  # of a shard that the run was finished without
         return False
 
     def me(self, device: str, environment: Environment) -> Worker:
@@ -239,7 +239,13 @@ class Run:
         self.place.put(MANIFEST, (manifest.to_json() + "\n").encode())
 
     def begin(self) -> bool:
-        """Write the manifest of a run that begins; False where another process has written one."""
+        """Write the manifest of a run that begins; False where another process has written one. Raises `RunExists` where one
+        that began the same run has failed, and taken away files that this manifest names.
+        """
+        names = self.place.names("")
+        if MANIFEST not in names and not self.manifest.files.keys() <= names.keys():
+            who = "another process, which began the same run and failed, has removed"
+            raise RunExists(f"{who} files of {self.path}", "the same command again begins anew")
         begun = self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
         if begun and self.manifest.imported is None:
             self.register(self.me(self.manifest.target.device, self.manifest.environment))
@@ -391,7 +397,8 @@ class Run:
 
     def _parts(self, folder: str) -> list[str]:
         """The files in a folder that the manifest names, in the order of their shards."""
-        return sorted(name for name in self.manifest.files if name.rpartition("/")[0] == folder)
+        names = (name for name in self.manifest.files if name.rpartition("/")[0] == folder)
+        return sorted(names, key=lambda name: (shards_of(name) or (-1, -1), name))
 
     def totals_parts(self, draft: str) -> list[TotalsPart]:
         """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is

@@ -19,15 +19,17 @@ def finish(run: Run, shards: int | None = None) -> None:
     run, where a verdict was sure before the others were measured. Raises `RunMismatch` where some are not measured yet.
     """
     run.refresh()
-    wanted = len(run.manifest.staged) if shards is None else shards
-    if len(run.shards) < wanted:
+    if shards is None:
+        shards = len(run.manifest.staged) if run.manifest.status == "running" else len(run.shards)
+    if len(run.shards) < shards:
         commits = run.commits()
-        missing = [index for index in range(wanted) if index not in commits]
+        missing = [index for index in range(shards) if index not in commits]
+        named = ", ".join([*map(str, missing[:5]), *["..."] * (len(missing) > 5)])
         raise RunMismatch(
-            f"{run.path} lacks {len(missing)} of {wanted} shards ({', '.join(map(str, missing[:5]))} ...)",
+            f"{run.path} lacks {len(missing)} of {shards} shards ({named})",
             "alphaprof profile with --resume measures them",
         )
-    run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:wanted], warnings=_with_mixture(run))
+    run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:shards], warnings=_with_mixture(run))
     _join(run)
     if set(run.manifest.files) - set(run.place.names("")):  # another process has finished it too, and removed some of these
         _join(run)

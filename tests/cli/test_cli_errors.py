@@ -21,6 +21,7 @@ import yaml
 from alphaprof.cli import answering, app, common
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
+from alphaprof.log.manifest import VERSION
 from alphaprof.render import answer
 from alphaprof.render import report as rendered
 from alphaprof.report import build
@@ -190,12 +191,13 @@ def test_resuming_in_a_directory_of_other_things_is_refused(tmp_path: Path) -> N
     assert [path.name for path in (folder / "run").iterdir()] == ["notes.txt"]
 
 
+OTHER = f"is not version {VERSION} of an alphaprof run"
 MANIFESTS: dict[str, tuple[str | None, str]] = {
     "none": (None, "holds no run"),
     "no JSON": ("{", "manifest.json cannot be read"),
-    "of something else": (json.dumps({"format": "other"}), "is not version 4 of an alphaprof run"),
-    "of the future": (json.dumps({"format": "alphaprof-run", "version": 99}), "is not version 4 of an alphaprof run"),
-    "damaged": (json.dumps({"format": "alphaprof-run", "version": 4}), "is damaged"),
+    "of something else": (json.dumps({"format": "other"}), OTHER),
+    "of the future": (json.dumps({"format": "alphaprof-run", "version": 99}), OTHER),
+    "damaged": (json.dumps({"format": "alphaprof-run", "version": VERSION}), "is damaged"),
 }
 
 

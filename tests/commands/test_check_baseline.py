@@ -22,8 +22,8 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
-from alphaprof.totals.files import write_totals
-from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
+from alphaprof.totals.finish import finish
+from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
 WIDE = ("--margin", "1")  # whatever alpha is, it is not lower by more
@@ -206,8 +206,7 @@ def reversed_run(run: Run, folder: Path) -> Run:
     numbers = run.documents()["document"].to_numpy()[::-1]
     tables = {"positions": [run.positions("small", shard.index) for shard in run.shards]}
     tables["continuations"] = [run.continuations(shard.index) for shard in run.shards]
-    copy = Run(folder, dataclasses.replace(run.manifest, shards=(), status="running"))
-    shards = []
+    copy = interrupted(run, folder, 0)
     for index, chosen in enumerate(np.array_split(numbers, len(run.shards) + 1)):
         parts = {}
         for name, table in tables.items():
@@ -215,14 +214,10 @@ def reversed_run(run: Run, folder: Path) -> Run:
             frame = pd.concat([frame[frame["document"] == number] for number in chosen])
             frame["document"] = len(numbers) - 1 - frame["document"]
             parts[name] = pa.Table.from_pandas(frame, schema=table[0].schema, preserve_index=False)
-        copy.write_positions(parts["positions"], index, "small")
-        copy.write_continuations(parts["continuations"], index)
         positions = len(parts["positions"])
-        shards.append(dataclasses.replace(run.shards[0], index=index, documents=len(chosen), positions=positions))
-    copy.write_manifest(dataclasses.replace(copy.manifest, shards=tuple(shards)))
-    copy.write_documents()
-    copy.write_manifest(dataclasses.replace(copy.manifest, status="complete"))
-    write_totals(copy)
+        shard = dataclasses.replace(run.shards[0], index=index, documents=len(chosen), positions=positions)
+        assert copy.commit(shard, {"small": parts["positions"]}, parts["continuations"])
+    finish(copy, len(run.shards) + 1)
     return Run.open(folder)
 
 

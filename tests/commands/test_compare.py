@@ -27,7 +27,7 @@ from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import Interval, ratio
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference, weighted_inverse_difference
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 Array = np.ndarray[Any, Any]
 DOMAINS = {"code": Domain(documents=20), "chat": Domain(documents=14, alpha=0.4)}
@@ -305,7 +305,7 @@ def test_runs_without_a_common_prompt_are_refused(tmp_path: Path, run: Run) -> N
 
 
 def test_an_interrupted_run_is_named(tmp_path: Path, run: Run) -> None:
-    part = changed(run, tmp_path / "part", status="running")
+    part = interrupted(run, tmp_path / "part")
     result = compare(RunDraft(run, "small"), RunDraft(part, "large"))
     assert result.interrupted == (f"{part.path}:large",)
     assert "interrupted run" in answer_text(result, "terminal", to_file=True)

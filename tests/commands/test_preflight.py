@@ -40,7 +40,6 @@ from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ColumnMissing
-from alphaprof.log.store import table_bytes, write_table
 from alphaprof.profiling.models.drafts import DraftModel, layer_skip
 from alphaprof.profiling.models.load import load_model
 from alphaprof.profiling.scoring.scorer import Scorer
@@ -50,7 +49,7 @@ from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from scripts.gpu.setting import random_head
 from tests.profiling.test_pipeline import Silent, profile_file
-from tests.synthetic import Recipe, facts, write_run
+from tests.synthetic import facts
 from tests.tiny import llama, tokenizer
 
 FINE = "none of which stops the run. Nothing was written."
@@ -804,6 +803,7 @@ def test_a_template_that_is_missing_stops_the_run_after_everything_was_listed(
     words.save_pretrained(ordinary.parent / "target")
     out = ordinary.parent / "model"
     (out / "mine").mkdir(parents=True)
+    (out / "mine" / "notes.txt").touch()
     code, text, errors = command(monkeypatch, capsys, ordinary, "--dry-run", "--format", "json", "--out", out)
     stopping = [(check["name"], check["subject"]) for check in json.loads(text)["checks"] if check["stops"]]
     assert stopping == [("chat template", "long.jsonl"), ("disk", str(out))]
@@ -832,10 +832,3 @@ def test_options_that_contradict_each_other_are_refused(
     assert (code, text) == (2, "")
     assert words in errors
     assert len(errors.splitlines()) == 2
-
-
-def test_a_table_has_the_size_of_its_file(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(drafts={"small": 0.0}))
-    table = run.positions("small", 0)
-    write_table(tmp_path / "table.parquet", table, run.log_rules.columns)
-    assert table_bytes(table, run.log_rules.columns) == (tmp_path / "table.parquet").stat().st_size

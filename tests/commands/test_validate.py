@@ -308,7 +308,8 @@ def test_step_times_with_an_error_widen_the_interval(tmp_path: Path) -> None:
 def test_what_was_not_predicted_has_no_outcome(tmp_path: Path) -> None:
     run_ = synthetic(tmp_path)
     measured = timed(run_, 1.0)
-    (run_.path / "latency.parquet").unlink()
+    (times,) = run_.path.glob("latency.*")
+    times.unlink()
     found = build_validation(run_, measured, 9.0, kept=True)
     assert (found.outcome, found.wall, found.cpu) == (None, None, None)
     assert answer_text(found, "terminal").startswith("NOT PREDICTED")

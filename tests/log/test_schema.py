@@ -14,13 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.manifest import File, Manifest, Shard, digest_of, read_manifest
+from alphaprof.log.manifest import VERSION, File, Manifest, Shard, digest_of, read_manifest
+from alphaprof.log.place import place_of
 from alphaprof.log.schema import (
     CERTIFICATE_COLUMNS,
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
     POSITION_COLUMNS,
+    PROMPT_COLUMNS,
     SCHEMA_VERSION,
     Column,
     LogRules,
@@ -28,7 +30,6 @@ from alphaprof.log.schema import (
     totals_columns,
     violations,
 )
-from alphaprof.log.store import write_table
 from alphaprof.rules import DEFAULT_RULES
 from tests.synthetic import Domain, Recipe, draft_facts, facts, write_run
 
@@ -41,6 +42,7 @@ TABLES = {
     "documents": DOCUMENT_COLUMNS,
     "continuations": CONTINUATION_COLUMNS,
     "latency": LATENCY_COLUMNS,
+    "prompts": PROMPT_COLUMNS,
 }
 COLUMNS = [pytest.param(column, id=f"{table}-{column.name}") for table, columns in TABLES.items() for column in columns]
 
@@ -125,13 +127,13 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("table", "part"),
     [
-        ("positions", "positions/draft=small/part-00000.parquet"),
-        ("positions", "positions/draft=lookup/part-00000.parquet"),
+        ("positions", "positions/draft=small/part-00000.*.parquet"),
+        ("positions", "positions/draft=lookup/part-00000.*.parquet"),
         ("totals", "totals/draft=small/part-*.parquet"),
         ("totals", "totals/draft=lookup/part-*.parquet"),
-        ("continuations", "continuations/part-00000.parquet"),
-        ("documents", "documents.parquet"),
-        ("latency", "latency.parquet"),
+        ("continuations", "continuations/part-00000.*.parquet"),
+        ("documents", "documents/part-*.parquet"),
+        ("latency", "latency.*.parquet"),
     ],
 )
 def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> None:
@@ -144,7 +146,7 @@ def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> N
 
 
 def test_a_log_says_which_draft_and_rules_it_holds_and_what_their_columns_mean(run_path: Path) -> None:
-    schema = pq.ParquetFile(run_path / "positions/draft=lookup/part-00000.parquet").schema_arrow
+    schema = pq.ParquetFile(next(run_path.glob("positions/draft=lookup/part-00000.*"))).schema_arrow
     notes = {key.decode(): json.loads(value) for key, value in schema.metadata.items() if key != b"ARROW:schema"}
     assert (notes["draft"], notes["rules"]) == ("lookup", list(RULES))
     kinds = {"accept": HELD.accepted, "emitted": HELD.emitted, "threshold": HELD.certified}
@@ -213,16 +215,12 @@ def test_other_columns_and_types_are_violations(table: pa.Table, said: str) -> N
     assert violations(table, [SHARE]) == [said]
 
 
-def test_a_table_that_contradicts_its_declaration_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "shares.parquet"
-    with pytest.raises(ValueError, match="share holds NaN"):
-        write_table(path, pa.table({"share": pa.array([math.nan], pa.float32())}), [SHARE])
-    assert list(tmp_path.iterdir()) == []
+DOCUMENTS, TIMES = "documents/part-00000-00001.0123abcd.parquet", "latency.0123abcd.parquet"
 
 
 def manifest() -> Manifest:
     return Manifest(
-        status="running",
+        status="complete",
         alphaprof="0.1.0",
         created="2026-01-01T00:00:00+00:00",
         config={
@@ -238,7 +236,8 @@ def manifest() -> Manifest:
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
         shards=(Shard(0, 4, 100, "ab", 1), Shard(1, 3, 50, "cd")),
-        files={"documents.parquet": File(7, "ab", "cd")},
+        staged=(4, 3),
+        files={DOCUMENTS: File(7, "ab", "cd"), TIMES: File(8, "ef", "01")},
         skipped={"too long": 2},
         truncated={"responses cut": 1},
         warnings=({"code": "a", "message": "b", "remedy": "c"},),
@@ -256,24 +255,37 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], object], signed: boo
 
 def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest().to_json())
-    assert read_manifest(tmp_path) == manifest()
+    assert read_manifest(place_of(tmp_path)) == manifest()
     assert (manifest().documents, manifest().positions) == (7, 150)
 
 
+def test_the_manifest_of_a_run_that_goes_on_leaves_shards_to_their_commits(tmp_path: Path) -> None:
+    """Else it would be written for every one of them, and grow."""
+    running = dataclasses.replace(manifest(), status="running")
+    (tmp_path / "manifest.json").write_text(running.to_json())
+    found = read_manifest(place_of(tmp_path))
+    assert found == dataclasses.replace(running, shards=(), files={TIMES: running.files[TIMES]})
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "null", '{"format": "alphaprof-run"}', '{"format": "alphaprof-run", "version": 1}', "\xff\xfe"]
+    "text",
+    [
+        *("", "[]", "{}", "null", "\xff\xfe"),
+        '{"format": "alphaprof-run"}',
+        f'{{"format": "alphaprof-run", "version": {VERSION - 1}}}',
+    ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunUnreadable):
-        read_manifest(tmp_path)
+        read_manifest(place_of(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5_000 + "}"])
 def test_json_that_python_cannot_read_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(RunUnreadable, match="cannot be read: it is not JSON") as caught:
-        read_manifest(tmp_path)
+        read_manifest(place_of(tmp_path))
     assert len(caught.value.message) < 200 + len(str(tmp_path))
 
 
@@ -281,10 +293,10 @@ def test_an_edited_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
     """What it says may be possible all the same. Order and white space are not its content."""
     edited(tmp_path, lambda data: data["shards"][0].update(documents=5), signed=False)
     with pytest.raises(RunUnreadable, match="is damaged: its content is not what its digest says"):
-        read_manifest(tmp_path)
+        read_manifest(place_of(tmp_path))
     data = json.loads(manifest().to_json())
     (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(data.items()))))
-    assert read_manifest(tmp_path) == manifest()
+    assert read_manifest(place_of(tmp_path)) == manifest()
 
 
 FIELDS = [item.name for item in dataclasses.fields(Manifest)]
@@ -296,7 +308,7 @@ BROKEN = [(name, 7) for name in FIELDS] + [(name, None) for name in FIELDS if na
 def test_a_damaged_manifest_is_refused(tmp_path: Path, name: str, broken: Any) -> None:
     edited(tmp_path, lambda data: data.update({name: broken}))
     with pytest.raises(RunUnreadable, match=f"damaged: the manifest.{name} is {json.dumps(broken)}"):
-        read_manifest(tmp_path)
+        read_manifest(place_of(tmp_path))
 
 
 DEEP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -320,8 +332,8 @@ DEEP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "half a warning": (lambda data: data["warnings"][0].pop("remedy"), "a warning is not code, message and remedy"),
     "no gammas": (lambda data: data["config"].pop("gammas"), "its profile has not the fields of Profile: gammas"),
     "gammas as text": (lambda data: data["config"].update(gammas=["1"]), r'its profile.gammas\[0\] is "1"'),
-    "a file elsewhere": (lambda data: data["files"].update({"../x": data["files"]["documents.parquet"]}), "outside the run"),
-    "a file without size": (lambda data: data["files"]["documents.parquet"].pop("size"), "not the fields of File: size"),
+    "a file elsewhere": (lambda data: data["files"].update({"../x": data["files"][DOCUMENTS]}), "outside the run"),
+    "a file without size": (lambda data: data["files"][DOCUMENTS].pop("size"), "not the fields of File: size"),
 }
 
 
@@ -330,17 +342,17 @@ def test_every_level_of_a_manifest_is_read_with_its_type(tmp_path: Path, case: s
     change, message = DEEP[case]
     edited(tmp_path, change)
     with pytest.raises(RunUnreadable, match=message):
-        read_manifest(tmp_path)
+        read_manifest(place_of(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["status", "config", "target", "drafts", "shards", "environment"])
 def test_an_incomplete_manifest_is_refused(tmp_path: Path, name: str) -> None:
     edited(tmp_path, lambda data: data.pop(name))
     with pytest.raises(RunUnreadable, match=f"damaged: the manifest has not the fields of Manifest: {name}"):
-        read_manifest(tmp_path)
+        read_manifest(place_of(tmp_path))
 
 
 def test_no_run_at_all_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(RunUnreadable, match=r"no manifest\.json") as caught:
-        read_manifest(tmp_path / "nothing")
+        read_manifest(place_of(tmp_path / "nothing"))
     assert "profile --out" in caught.value.hint

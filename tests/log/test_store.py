@@ -5,58 +5,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import multiprocessing
+import json
 import os
-import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from alphaprof.log.claim import Owner, claimed
 
-from alphaprof.errors import DiskFull, RunExists, RunUnreadable
-from alphaprof.log import claim as claim_module
-from alphaprof.log import files, store
-from alphaprof.log.files import replacing
+from alphaprof.errors import DiskFull, RunUnreadable
+from alphaprof.log import files
+from alphaprof.log.manifest import VERSION
+from alphaprof.log.place import place_of
 from alphaprof.log.schema import Column
-from alphaprof.log.store import Run, begin, require_writable, write_table
+from alphaprof.log.store import Run, require_new
+from alphaprof.log.tables import table_content
 from alphaprof.report.build import build_report
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals, write_totals
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.finish import finish
 from scripts.bench_log import bytes_per_position
-from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
+from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
 
 COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with replacing(path) as temporary:
-        temporary.write_text("first")
-        assert not path.exists()
-        assert temporary.name.startswith(".")
-    with pytest.raises(DiskFull, match="No such file"), replacing(path) as temporary:
-        temporary.with_name("other").rename(path)  # fails before anything was written
-    assert path.read_text() == "first"
-    assert [item.name for item in path.parent.iterdir()] == ["file"]
-
-
-def test_a_file_is_on_the_disk_before_it_takes_its_place_and_its_folder_after_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file after its rename could otherwise be empty where the power went."""
-    steps: list[str] = []
-    replace = Path.replace
-    monkeypatch.setattr(os, "fsync", lambda number: steps.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
-    monkeypatch.setattr(Path, "replace", lambda one, other: steps.append("replaced") or replace(one, other))
-    with replacing(tmp_path / "file") as temporary:
-        temporary.write_text("whole")
-    assert steps == [temporary.name, "replaced", tmp_path.name]
 
 
 REMEDIES = {
@@ -71,35 +46,67 @@ REMEDIES = {
 }
 
 
-@pytest.mark.parametrize("code", REMEDIES, ids=errno.errorcode.get)
-def test_a_full_disk_is_an_error_that_keeps_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    path = tmp_path / "table.parquet"
-    write_table(path, pa.table({"share": pa.array([0.5], pa.float32())}), COLUMNS)
-    before = path.read_bytes()
+def refusing(code: int) -> Callable[..., None]:
+    """What a system says that cannot write."""
 
-    def full(*_: object, **__: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(store.pq, "write_table", full)
-    with pytest.raises(DiskFull, match=rf"cannot write .*table\.parquet: {os.strerror(code)}") as caught:
-        write_table(path, pa.table({"share": pa.array([0.25], pa.float32())}), COLUMNS)
+    return refused
+
+
+@pytest.mark.parametrize("code", REMEDIES, ids=errno.errorcode.get)
+def test_a_disk_that_cannot_be_written_is_an_error_that_keeps_what_was_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Nothing of the shard is committed then, and the run goes on with it later."""
+    going = interrupted(run, tmp_path / "going", 1)
+    before = contents(going)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refusing(code))
+        with pytest.raises(DiskFull, match=rf"cannot write .*going.*: {os.strerror(code)}") as caught:
+            commit_again(going, run, 1)
     assert REMEDIES[code] in caught.value.hint
-    assert path.read_bytes() == before
+    assert contents(going) == before
+    assert commit_again(going, run, 1)
+    assert len(Run.open(going.path).shards) == 2
 
 
-def test_a_table_that_contradicts_its_declaration_is_a_bug_and_is_not_written(tmp_path: Path) -> None:
+def commit_again(going: Run, source: Run, index: int) -> bool:
+    """Commit a shard of a run with what another one holds of it."""
+    logs = {draft: source.positions(draft, index) for draft in source.manifest.drafts}
+    return going.commit(source.shards[index], logs, source.continuations(index))
+
+
+def test_the_files_of_a_shard_are_on_the_disk_before_its_commit(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is synced and has its name before the next begins, and so has its folder: where the power goes, a commit never
+    names a file that is empty.
+    """
+    going, steps = interrupted(run, tmp_path / "going", 1), list[str]()
+    replace, link = Path.replace, os.link
+    monkeypatch.setattr(os, "fsync", lambda number: steps.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    monkeypatch.setattr(Path, "replace", lambda one, other: steps.append("named") or replace(one, other))
+    monkeypatch.setattr(os, "link", lambda one, other: steps.append("named") or link(one, other))
+    assert commit_again(going, run, 1)
+    part = f".part-00001.{going.worker}.parquet."
+    for step, expected in zip(steps, [part, "named", "draft=small", part, "named", "continuations"], strict=False):
+        assert step.startswith(expected)
+    assert steps[6].startswith(".00001.json.")
+    assert steps[7:] == ["named", "commits"]
+
+
+def test_a_table_that_contradicts_its_declaration_is_a_bug() -> None:
     with pytest.raises(ValueError, match=r"share holds 1\.5, above 1"):
-        write_table(tmp_path / "t.parquet", pa.table({"share": pa.array([1.5], pa.float32())}), COLUMNS)
-    assert list(tmp_path.iterdir()) == []
+        table_content(pa.table({"share": pa.array([1.5], pa.float32())}), COLUMNS)
 
 
 def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskFull, match="is not a directory"):
-        require_writable(tmp_path / "file" / "run")
-    require_writable(tmp_path / "new" / "run")
+        require_new(place_of(tmp_path / "file" / "run"))
+    require_new(place_of(tmp_path / "new" / "run"))
     assert not (tmp_path / "new").exists()
 
 
@@ -108,9 +115,9 @@ def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None
     [
         (None, "holds no run"),
         ("{", "cannot be read"),
-        ("[]", "is not version 4"),
-        ('{"format": "alphaprof-run", "version": 1}', "is not version 4"),
-        ('{"format": "alphaprof-run", "version": 4}', "is damaged"),
+        ("[]", f"is not version {VERSION}"),
+        ('{"format": "alphaprof-run", "version": 4}', f"is not version {VERSION}"),
+        (f'{{"format": "alphaprof-run", "version": {VERSION}}}', "is damaged"),
     ],
 )
 def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None, message: str) -> None:
@@ -120,42 +127,17 @@ def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None
         Run.open(tmp_path)
 
 
-def test_a_shard_that_a_killed_process_had_not_finished_is_removed(tmp_path: Path) -> None:
-    """Of a run that goes on: other readers of its folders would see documents that the manifest does not name."""
-    recipe = Recipe(drafts={"a": 0.0, "b": 0.1}, shard_documents=2)
-    run = write_run(tmp_path / "run", recipe)
-    assert len(run.shards) > 2
-    before = contents(run)
-    run.remove_leftovers()
-    assert contents(run) == before
-    going = interrupted(run, tmp_path / "going", 2)
-    (going.path / "positions" / "draft=b" / "part-00002.parquet").unlink()
-    (going.path / "continuations" / "part-00002.parquet").unlink()
-    (going.path / "positions" / ".part-00003.parquet.1.tmp").touch()
-    going.remove_leftovers()
-    left = ["part-00000.parquet", "part-00001.parquet"]
-    for folder in ("positions/draft=a", "positions/draft=b", "continuations"):
-        assert sorted(path.name for path in (going.path / folder).iterdir()) == left
-    assert not list(going.path.rglob(".*"))
-
-
 @pytest.mark.parametrize("damage", [b"", None], ids=["empty", "one bit"])
 def test_damaged_totals_count_as_missing_where_there_is_a_log(run: Run, damage: bytes | None) -> None:
     (totals,) = run.totals_parts("small")
-    totals.path.write_bytes(flipped(totals.path, 8 * 50) if damage is None else damage)
+    path = run.path / totals.name
+    path.write_bytes(flipped(path, 8 * 50) if damage is None else damage)
     assert run.totals_parts("small") == []
-    assert run.damaged == {"totals/draft=small/part-00000-00001.parquet"}
+    assert run.damaged == {totals.name}
     shutil.rmtree(run.path / "positions")
-    with pytest.raises(RunUnreadable, match=r"part-00000-00001\.parquet is damaged") as caught:
+    with pytest.raises(RunUnreadable, match=r"part-00000-00001\.\w+\.parquet is damaged") as caught:
         run.totals_parts("small")
     assert caught.value.hint == "copy it again from the run that has the position log"
-
-
-def flipped(path: Path, bit: int) -> bytes:
-    """The content of a file with one bit changed."""
-    content = bytearray(path.read_bytes())
-    content[bit // 8] ^= 1 << bit % 8
-    return bytes(content)
 
 
 STORY = Domain(documents=2, temperature=0.7, continuation="sampled")
@@ -168,22 +150,31 @@ def run(tmp_path: Path) -> Run:
 
 def test_what_was_not_computed_or_measured_is_none(tmp_path: Path, run: Run) -> None:
     assert len(run.totals_parts("small")) == 1
-    run.totals_parts("small")[0].path.unlink()
+    (run.path / run.totals_parts("small")[0].name).unlink()
     assert run.totals_parts("small") == []
     assert write_run(tmp_path / "untimed", Recipe(latency=False)).latency() is None
 
 
-def test_documents_are_those_of_complete_shards_with_their_settings(run: Run) -> None:
-    """The rows of documents.parquet; greedy text has no sampling settings."""
+def test_documents_are_those_of_complete_shards_with_their_settings(run: Run, tmp_path: Path) -> None:
+    """The rows of the documents folder; greedy text has no sampling settings."""
     table = run.documents()
-    assert table.to_pylist() == pq.ParquetFile(run.path / "documents.parquet").read().to_pylist()
+    assert table.to_pylist() == pq.read_table(run.path / "documents").to_pylist()
     assert table["temperature"].to_pylist() == [None, 0.7, None, 0.7, None]
-    run.write_manifest(dataclasses.replace(run.manifest, status="running", shards=run.shards[:1]))
-    assert len(Run.open(run.path).documents()) == 4
+    assert len(interrupted(run, tmp_path / "going", 1).documents()) == 4
 
 
-LOG = ["positions/draft=small/part-00001.parquet", "continuations/part-00001.parquet"]
-MADE_AGAIN = ["totals/draft=small/part-00000-00001.parquet", "documents.parquet"]
+LOG = {"positions": "positions/draft=small/part-00001.*", "continuations": "continuations/part-00001.*"}
+TIMES = {"latency": "latency.*.parquet"}
+MADE_AGAIN = {"totals": "totals/draft=small/part-*", "documents": "documents/part-*"}
+FILES = {**LOG, **TIMES, **MADE_AGAIN}
+
+
+def file_in(run: Run, kind: str) -> Path:
+    """The one file of a kind."""
+    (path,) = run.path.glob(FILES[kind])
+    return path
+
+
 DAMAGE = {
     "empty": lambda path: path.write_bytes(b""),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -203,42 +194,43 @@ def read_all(run: Run) -> list[object]:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", [*LOG, "latency.parquet"])
-def test_a_damaged_file_is_named_with_a_next_step(run: Run, name: str, damage: str) -> None:
+@pytest.mark.parametrize("kind", [*LOG, *TIMES])
+def test_a_damaged_file_is_named_with_a_next_step(run: Run, kind: str, damage: str) -> None:
     """Step times that somebody deleted are a run without step times."""
-    path = run.path / name
+    path = file_in(run, kind)
     DAMAGE[damage](path)
-    if (name, damage) == ("latency.parquet", "missing"):
+    if (kind, damage) == ("latency", "missing"):
         assert run.latency() is None
         return
     with pytest.raises(RunUnreadable, match=rf"{path.name} (is damaged|cannot be read)") as caught:
         read_all(run)
-    steps = {"positions": "--reuse-continuations keeps the text", "continuations": "into a new directory"}
-    assert steps.get(name.partition("/")[0], "--resume times the steps again") in caught.value.hint
+    assert ("--resume times the steps again" if kind == "latency" else "--resume measures it again") in caught.value.hint
+    assert run.damaged_shards() == ([] if kind == "latency" else [1])
     with pytest.raises(RunUnreadable, match=path.name):
         run.verify()
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", MADE_AGAIN)
-def test_what_the_log_can_tell_is_worked_out_again(run: Run, name: str, damage: str) -> None:
-    expected = read_all(run)
-    DAMAGE[damage](run.path / name)
+@pytest.mark.parametrize("kind", MADE_AGAIN)
+def test_what_the_log_can_tell_is_worked_out_again(run: Run, kind: str, damage: str) -> None:
+    """And written by `finish`, under the name that it had: the content is the same."""
+    expected, before, path = read_all(run), contents(run), file_in(run, kind)
+    DAMAGE[damage](path)
     again = Run.open(run.path)
     assert read_all(again) == expected
-    assert again.damaged == ({name} if damage != "missing" or name == "documents.parquet" else set())
-    with pytest.raises(RunUnreadable, match=Path(name).name) as caught:
+    assert again.damaged == ({str(path.relative_to(run.path))} if damage != "missing" or kind == "documents" else set())
+    with pytest.raises(RunUnreadable, match=path.name) as caught:
         again.verify()
     assert caught.value.hint == "alphaprof profile with --resume makes it again"
-    again.mend_documents()
-    write_totals(again)
+    finish(again)
     Run.open(run.path).verify()
+    assert contents(run) == before
 
 
 def test_a_bit_in_a_file_that_is_too_large_to_be_read_whole_is_found_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the footer's digest, or by the checksum of its page: whatever bit it is but for the headers of pages."""
     monkeypatch.setattr(files, "SMALL", 0)
-    path = run.path / LOG[0]
+    path = file_in(run, "positions")
     expected, content = run.positions("small", 1), path.read_bytes()
     rng = np.random.default_rng(0)
     silent = 0
@@ -251,16 +243,17 @@ def test_a_bit_in_a_file_that_is_too_large_to_be_read_whole_is_found_too(run: Ru
 
 
 def test_shards_that_changed_places_are_found(run: Run) -> None:
-    first, second = (run.part("positions", index, "small") for index in (0, 1))
+    first, second = (run.path / run.name_of("positions/draft=small", index) for index in (0, 1))
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
     with pytest.raises(RunUnreadable, match="is damaged"):
         run.positions("small", 0)
+    assert run.damaged_shards() == [0, 1]
 
 
 def test_a_manifest_that_speaks_of_other_documents_is_found(run: Run) -> None:
-    """Numbers of documents and positions, as two processes that wrote one directory would leave them."""
+    """Numbers of documents and positions."""
     first = dataclasses.replace(run.shards[0], documents=3)
     with pytest.raises(RunUnreadable, match="has 4 rows, and the manifest says 3"):
         Run(run.path, dataclasses.replace(run.manifest, shards=(first, *run.shards[1:]))).documents()
@@ -279,20 +272,53 @@ def test_a_copy_without_its_log_is_verified_as_what_it_is(run: Run) -> None:
     run.verify()
     shutil.rmtree(run.path / "continuations")
     run.verify()
-    (run.path / MADE_AGAIN[0]).write_bytes(b"")
+    file_in(run, "totals").write_bytes(b"")
     with pytest.raises(RunUnreadable) as caught:
         run.verify()
     assert caught.value.hint == "copy it again from the run that has the position log"
 
 
-def test_a_damaged_shard_of_a_partial_run_is_found_before_others_are_measured(run: Run, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_has_the_shards_that_are_committed_without_a_gap(run: Run, tmp_path: Path) -> None:
+    """In whatever order they come; each is read as soon as those before it are there."""
+    run = write_run(tmp_path / "many", dataclasses.replace(MANY, shard_documents=2))
+    going = interrupted(run, tmp_path / "going", 1)
+    for index, there in ((3, 1), (2, 1), (1, 4)):
+        assert commit_again(going, run, index)
+        opened = Run.open(going.path)
+        assert (len(opened.shards), set(opened.commits())) == (there, {0, *range(index, 4)})
+        assert opened.documents().equals(run.documents().slice(0, 2 * there))
+    assert [opened.positions("small", index) for index in range(4)] == [run.positions("small", index) for index in range(4)]
+    going.refresh()
+    assert going.manifest == opened.manifest
+
+
+MANY = Recipe(domains={"code": Domain(documents=8)})
+
+
+def test_commits_of_more_than_a_hundred_thousand_shards_are_in_order(tmp_path: Path) -> None:
+    """Their names do not sort as their numbers do."""
+    run = interrupted(write_run(tmp_path / "run"), tmp_path / "going", 1)
+    (commit,) = run.commits().values()
+    for index in (99_999, 100_000):
+        later = dataclasses.replace(commit, shard=dataclasses.replace(commit.shard, index=index))
+        run.place.put_new(f"commits/{index:05d}.json", later.to_json().encode())
+    assert list(Run.open(run.path).commits()) == [0, 99_999, 100_000]
+    files = dict.fromkeys([f"documents/part-{index:05d}.abcdef01.parquet" for index in (100_000, 99_999)])
+    assert Run(run.path, dataclasses.replace(run.manifest, files=files))._parts("documents") == list(files)[::-1]
+
+
+@pytest.mark.parametrize("damage", ["half", "another shard's", "edited"])
+def test_a_damaged_commit_is_named_with_a_next_step(run: Run, tmp_path: Path, damage: str) -> None:
     going = interrupted(run, tmp_path / "going")
-    going.require_log()
-    DAMAGE["half"](going.part("positions", 0, "small"))
-    for read in (going.require_log, lambda: going.positions("small", 0), going.verify):
-        with pytest.raises(RunUnreadable) as caught:
-            read()
-        assert caught.value.hint == "profile again into a new directory"
+    path, text = going.path / "commits" / "00001.json", (going.path / "commits" / "00001.json").read_text()
+    data = json.loads(text) | {"seconds": 1.0}
+    other = (going.path / "commits" / "00000.json").read_text()
+    path.write_text({"half": text[: len(text) // 2], "another shard's": other, "edited": json.dumps(data)}[damage])
+    with pytest.raises(RunUnreadable, match=r"commits/00001\.json (is damaged|cannot be read)") as caught:
+        Run.open(going.path)
+    assert "delete it: alphaprof profile with --resume goes on without it" in caught.value.hint
+    path.unlink()
+    assert len(Run.open(going.path).shards) == 1
 
 
 def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None:
@@ -302,7 +328,7 @@ def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None
     assert Run(run.path, dataclasses.replace(run.manifest, files=named)).totals_parts("small") == []
     with pytest.raises(RunUnreadable, match="not one of the files"):
         Run(run.path, dataclasses.replace(run.manifest, files={})).continuations(0)
-    assert totals.path.exists()
+    assert (run.path / totals.name).exists()
 
 
 RICH = Recipe(domains={"story": STORY}, rules=("strict", "multi_draft_2"), certificates=True)
@@ -326,221 +352,16 @@ def test_a_log_of_an_earlier_profile_is_read_as_what_it_holds(tmp_path: Path) ->
     assert Run.open(run.path).positions("small", 0).column_names[-2:] == ["accept_strict", "accept_multi_draft_2"]
 
 
-CONFIG: dict[str, object] = {"target": "a"}
-
-
-def test_a_directory_has_one_owner(tmp_path: Path) -> None:
-    """Another process is refused while it lives, whatever it asks for, and told who it is; afterwards nothing is left."""
-    out = tmp_path / "new" / "run"
-    with claimed(out, CONFIG) as claim:
-        for config, profile in ((CONFIG, "this profile"), ({"target": "b"}, "another profile")):
-            for resume in (False, True):
-                with (
-                    pytest.raises(
-                        RunExists, match=rf"is being written with {profile} \(process {os.getpid()} on "
-                    ) as caught,
-                    claimed(out, config, resume),
-                ):
-                    pass
-                assert caught.value.hint == "choose another --out, or wait"
-        claim.require()
-    assert not out.exists()
-    assert (tmp_path / "new").exists()
-
-
-def test_what_a_killed_process_left_is_taken_over_by_one(tmp_path: Path) -> None:
-    """Files without a manifest, as an import leaves them, are removed; a manifest stays."""
-    process = multiprocessing.get_context("fork").Process(target=abandon, args=(tmp_path / "run",))
-    process.start()
-    process.join()
-    (tmp_path / "run" / "totals" / "half").unlink()
-    with claimed(tmp_path / "run", CONFIG) as claim:
-        assert (claim.number, claim.owner.begun) == (2, True)
-        begin(claim)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == [claim.path.name]
-        (tmp_path / "run" / "manifest.json").touch()
-        with pytest.raises(RunExists, match="holds a run already"):
-            begin(claim)
-
-
-def test_a_directory_that_is_made_again_has_another_owner(tmp_path: Path) -> None:
-    """The first one, whose directory was removed, writes nothing there and takes nothing away."""
-    out = tmp_path / "run"
-    before = claimed(out, CONFIG)
-    first = before.__enter__()
-    begin(first)
-    shutil.rmtree(out)
-    with claimed(out, {"target": "b"}) as second:
-        begin(second)
-        (out / "documents.parquet").touch()
-        with pytest.raises(RunExists, match=r"another process writes .* now"):
-            first.require()
-        before.__exit__(None, None, None)
-        second.require()
-        assert (out / "documents.parquet").exists()
-
-
-def test_one_directory_under_two_names_has_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with claimed(Path("run"), CONFIG), pytest.raises(RunExists), claimed(tmp_path / "run", CONFIG):
-        pass
-
-
-ELSEWHERE = {"a dead process": ({"ticks": 1}, False), "a child of init": ({"process": 1, "ticks": None}, True)}
-
-
-@pytest.mark.parametrize(("facts", "alive"), ELSEWHERE.values(), ids=list(ELSEWHERE))
-def test_a_process_lives_where_the_system_says_so(facts: dict[str, Any], alive: bool) -> None:
-    assert dataclasses.replace(Owner.this(""), **facts).alive is alive
-
-
-def test_a_process_that_may_not_be_looked_at_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another user, where processes of others are hidden."""
-
-    def refused(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "kill", refused)
-    monkeypatch.setattr(claim_module, "_ticks", lambda process: 5 if process == os.getpid() else None)
-    assert dataclasses.replace(Owner.this(""), process=os.getpid() + 1).alive is True
-    monkeypatch.setattr(claim_module, "_ticks", lambda process: 5 if process == os.getpid() else -1)  # a zombie
-    assert dataclasses.replace(Owner.this(""), process=os.getpid() + 1).alive is False
-
-
-def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
-    """A directory of the user's own keeps whatever it holds, even files that are called like ours."""
-    mine = tmp_path / "mine" / "totals" / "notes.txt"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
-    for _ in range(2):
-        with claimed(mine.parent.parent, CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):
-            begin(claim)
-    process = multiprocessing.get_context("fork").Process(target=abandon, args=(tmp_path / "mine", False))
-    process.start()
-    process.join()
-    with claimed(tmp_path / "mine", CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):
-        begin(claim)
-    assert [path.name for path in mine.parent.parent.iterdir()] == ["totals"]
-    assert mine.read_text() == "mine"
-
-
-def test_what_a_user_puts_beside_a_killed_run_stays(tmp_path: Path) -> None:
-    """Also a profile whose manifest was moved away: its shards are hours of work."""
-    out = tmp_path / "run"
-    process = multiprocessing.get_context("fork").Process(target=abandon, args=(out,))
-    process.start()
-    process.join()
-    mine = ["train.parquet", ".draft.tmp", "totals/thesis.txt", "totals/draft=engine/part-00000.parquet.bak"]
-    for name in mine:
-        (out / name).write_text("mine")
-    with claimed(out, CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):
-        begin(claim)
-    left = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    assert left == sorted([*mine, "totals/half"])
-    (out / "positions").mkdir()
-    (out / "documents.parquet").touch()
-    with claimed(out, CONFIG) as claim:
-        claim.owner = dataclasses.replace(claim.owner, begun=True)
-        claim.clear()
-    assert (out / "documents.parquet").exists()
-
-
-def test_a_failed_import_or_profile_leaves_nothing_without_a_manifest(tmp_path: Path) -> None:
-    with claimed(tmp_path / "run", CONFIG) as claim:
-        begin(claim)
-        (tmp_path / "run" / "totals").mkdir()
-        (tmp_path / "run" / "documents.parquet").touch()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_claim_that_could_not_be_given_back_does_not_lock_its_own_process_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch, claimed(tmp_path / "run", CONFIG) as claim:
-        begin(claim)
-        (tmp_path / "run" / "documents.parquet").touch()
-        patch.setattr(Path, "unlink", refused)
-    assert claim.path.exists()
-    with claimed(tmp_path / "run", CONFIG) as again:
-        begin(again)
-    assert not (tmp_path / "run" / "documents.parquet").exists()
-
-
-def abandon(out: Path, begun: bool = True) -> None:
-    """Claim a directory and end like a process that is killed."""
-    kept = claimed(out, CONFIG)
-    claim = kept.__enter__()
-    if not begun:
-        (out / "..owner-000001.json.7.tmp").touch()  # killed while it noted that it began
-        os._exit(9)
-    begin(claim)
-    (out / "totals" / "draft=engine").mkdir(parents=True)
-    (out / "totals" / "half").touch()
-    for name in ("documents.parquet", ".manifest.json.7.tmp", "totals/draft=engine/part-00000.parquet"):
-        (out / name).touch()
-    os._exit(9)
-
-
-def test_an_owner_on_another_machine_may_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only --resume takes its directory over; and what it still writes then is refused."""
-    with monkeypatch.context() as patch:
-        patch.setattr(claim_module, "_machine", lambda: "elsewhere")
-        before = claimed(tmp_path / "run", CONFIG)
-        first = before.__enter__()
-    with pytest.raises(RunExists) as caught, claimed(tmp_path / "run", CONFIG):
-        pass
-    path = tmp_path / "run" / ".owner-000001.json"
-    assert caught.value.hint == f"choose another --out; if that process has ended, add --resume, or delete {path}"
-    with pytest.raises(RunExists, match="may still be written") as caught, claimed(tmp_path / "run", None):
-        pass
-    assert caught.value.hint == f"choose another --out; if that process has ended, delete {path}"
-    said: list[str] = []
-    with claimed(tmp_path / "run", CONFIG, resume=True, say=said.append):
-        assert said == [f"taking {tmp_path / 'run'} over from process {os.getpid()} on {platform.node()}, {said[0][-31:]}"]
-        with pytest.raises(RunExists, match=r"another process writes .* now"):
-            first.require()
-        before.__exit__(None, None, None)
-        assert len(list((tmp_path / "run").iterdir())) == 1
-
-
 @pytest.mark.parametrize("loss", ["deleted", "renamed"])
-def test_a_directory_that_is_gone_ends_the_run_at_the_next_write(tmp_path: Path, loss: str) -> None:
+def test_a_directory_that_is_gone_ends_the_run_at_the_next_write(run: Run, tmp_path: Path, loss: str) -> None:
     """It is not made again, half empty."""
-    source, out = write_run(tmp_path / "source"), tmp_path / "run"
-    with claimed(out, CONFIG) as claim:
-        run = Run(out, source.manifest, claim)
-        run.write_positions(source.positions("small", 0), 0, "small")
-        shutil.rmtree(out) if loss == "deleted" else out.rename(tmp_path / "elsewhere")
-        for write in (lambda: run.write_positions(source.positions("small", 0), 0, "small"), run.write_documents):
-            with pytest.raises(DiskFull, match="was deleted or renamed while it was written"):
-                write()
+    going = interrupted(run, tmp_path / "going", 1)
+    shutil.rmtree(going.path) if loss == "deleted" else going.path.rename(tmp_path / "elsewhere")
+    writes = (lambda: commit_again(going, run, 1), lambda: going.write_manifest(going.manifest), going.require_there)
+    for write in writes:
         with pytest.raises(DiskFull, match="was deleted or renamed while it was written"):
-            run.write_manifest(run.manifest)
-    assert not out.exists()
-
-
-def test_a_directory_that_may_not_be_written_is_refused_in_our_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    run = write_run(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", refused)
-        with pytest.raises(DiskFull, match="Read-only file system"), claimed(run.path, CONFIG, resume=True):
-            pass
-    with monkeypatch.context() as patch:  # a folder that may be written and not be listed
-        patch.setattr(os, "listdir", refused)
-        with pytest.raises(DiskFull, match="Read-only file system"), claimed(run.path, CONFIG, resume=True):
-            pass
-    monkeypatch.setattr(Path, "unlink", refused)
-    (run.path / ".manifest.json.1.tmp").write_text("")
-    with pytest.raises(DiskFull, match="Read-only file system"):
-        run.remove_leftovers()
+            write()
+    assert not going.path.exists()
 
 
 def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_path: Path) -> None:

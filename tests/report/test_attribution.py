@@ -20,7 +20,7 @@ from alphaprof.report.sections.attribution import CAUSES, Attribution
 from alphaprof.theory.bounds import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.reporting import HOSTILE, as_json, as_terminal, expected_rounds_of, log_of, only, reported, runs_of
-from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, rewritten, write_run
+from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, replaced, rewritten, write_run
 
 NOISE = 0.125
 MARKER = 5  # a special token that ends no text
@@ -105,7 +105,7 @@ def by_hand(path: Path, **decision: Any) -> Run:
     for name, tokens in ids.items():
         place = table.column_names.index(name)
         table = table.set_column(place, table.schema.field(name), pa.array([tokens], table.schema.field(name).type))
-    run.write_continuations(table, 0)
+    run = replaced(run, {}, {0: table})
 
     def causes(rows: pd.DataFrame) -> None:
         rows["token"] = rows["target_top"] = np.arange(100, 112)

@@ -109,7 +109,7 @@ def test_documents_without_step_times_are_ranked_by_tokens_per_round(tmp_path: P
 
 def test_a_document_can_be_found_again_in_the_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe())
-    documents = pd.read_parquet(run.path / "documents.parquet").set_index("document")
+    documents = pd.read_parquet(run.path / "documents").set_index("document")
     for item in reported(tmp_path / "again", Recipe()).documents:
         row = documents.loc[item.document]
         assert (row["domain"], row["source_row"], row["prompt_hash"]) == (item.domain, item.source_row, item.prompt_hash)

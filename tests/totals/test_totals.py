@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.files import write_part
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
+from alphaprof.log.tables import totals_content
 from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
 from alphaprof.totals.count import Shape, TotalsRequest, columns_of, counts, table_of, trace_of
 from alphaprof.totals.files import read_totals
@@ -631,17 +631,19 @@ def test_totals_whose_row_groups_mix_rules_are_refused(tmp_path: Path) -> None:
     """Rows of a rule are found by the statistics of row groups: others could be read as its own."""
     run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=["strict", "additive:0.2"]))
     (part,) = run.totals_parts("small")
-    pq.write_table(pq.ParquetFile(part.path).read(), part.path)
-    with pytest.raises(RunUnreadable, match="not what alphaprof writes"):
-        signed(run).totals_parts("small")[0].read(["strict"])
+    pq.write_table(pq.ParquetFile(run.path / part.name).read(), run.path / part.name)
+    with pytest.raises(RunUnreadable, match="not grouped by rule, as alphaprof writes them"):
+        signed(run).totals(part, ["strict"])
 
 
 def poison(run: Run, draft: str) -> Run:
     """Put a mark into the stored totals that no computation gives."""
-    for path in (part.path for part in run.totals_parts(draft)):
-        table = pq.ParquetFile(path).read()
+    for part in run.totals_parts(draft):
+        table = run.totals(part)
         place = table.schema.get_field_index("accepted")
-        write_part(path, table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table))))
+        table = table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table)))
+        columns = [dataclasses.replace(column, low=None) for column in run.totals_columns]
+        (run.path / part.name).write_bytes(totals_content(table, columns, part.name))
     return signed(run)
 
 

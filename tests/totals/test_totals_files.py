@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 import sys
@@ -15,11 +14,13 @@ import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.files import TotalsPart, part_name, parts_in, ranges, readable
+from alphaprof.log.files import TotalsPart, part_name, ranges, readable, shards_of
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
+from alphaprof.log.tables import rows_of, totals_content
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import DraftTotals, read_totals, write_totals
+from alphaprof.totals.files import DraftTotals, read_totals, shard_totals
+from alphaprof.totals.finish import finish
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -37,8 +38,9 @@ def run(tmp_path: Path) -> Run:
     return write_run(tmp_path / "run", RECIPE)
 
 
-def names(run: Run) -> list[str]:
-    return sorted(path.name for path in (run.path / "totals" / "draft=small").iterdir())
+def covered(run: Run) -> list[tuple[int, int] | None]:
+    """The shards that the files in the folder cover, whether a manifest names them or not."""
+    return sorted(shards_of(path.name) or (-1, -1) for path in (run.path / "totals" / "draft=small").iterdir())
 
 
 def shards(count: int, documents: int) -> list[Shard]:
@@ -50,109 +52,102 @@ def rows(table: pa.Table) -> list[dict]:
 
 
 def test_ranges_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full files whether or not the run goes on; the rest joined once it is complete."""
+    """Full files, and the rest."""
     monkeypatch.setattr(files, "ENOUGH", 6)
-    assert list(ranges(shards(8, 2), complete=True)) == [(0, 2), (3, 5), (6, 7)]
-    assert list(ranges(shards(8, 2), complete=False)) == [(0, 2), (3, 5), (6, 6), (7, 7)]
-    assert list(ranges(shards(6, 2), complete=True)) == [(0, 2), (3, 5)]
-    assert list(ranges([], complete=True)) == []
+    assert list(ranges(shards(8, 2))) == [(0, 2), (3, 5), (6, 7)]
+    assert list(ranges(shards(6, 2))) == [(0, 2), (3, 5)]
+    assert list(ranges([])) == []
 
 
 def test_a_shard_is_read_once() -> None:
     """A file that another one covers, or that reaches beyond complete shards, is left alone."""
     covering = [(0, 2), (0, 0), (1, 1), (3, 9), (3, 3), (4, 4)]
-    found = [TotalsPart(Path(part_name(*pair)), *pair) for pair in covering]
+    found = [TotalsPart(part_name(*pair, "0123abcd"), *pair) for pair in covering]
     assert [(part.first, part.last) for part in readable(found, 5)] == [(0, 2), (3, 3), (4, 4)]
 
 
-def test_names_say_which_shards_they_cover(tmp_path: Path) -> None:
-    for name in ("part-00003.parquet", "part-00000-00002.parquet", ".part-00004.parquet.1.tmp", "part-123456.parquet"):
-        (tmp_path / name).touch()
-    assert [(part.first, part.last) for part in parts_in(tmp_path)] == [(0, 2), (3, 3), (123456, 123456)]
-    assert parts_in(tmp_path / "nothing") == []
+def test_names_say_which_shards_they_cover() -> None:
+    names = ("part-00003.0123abcd.parquet", "part-00000-00002.0123abcd.parquet", "part-123456.0123abcd.parquet")
+    assert [shards_of(f"totals/draft=small/{name}") for name in names] == [(3, 3), (0, 2), (123456, 123456)]
+    foreign = ("part-00003.parquet", ".part-00004.0123abcd.parquet", "part-00003.0123abcd.parquet.bak", "part-3.json")
+    assert [shards_of(name) for name in foreign] == [None] * 4
 
 
-def test_a_run_that_goes_on_has_its_totals_joined_in_the_end(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are those of a run that was computed at once, row by row, and pandas reads the folder."""
-    monkeypatch.setattr(files, "ENOUGH", 6)
-    going = interrupted(run, tmp_path / "going", 4)
-    write_totals(going)
-    assert names(going) == ["part-00000-00002.parquet", "part-00003.parquet"]
-    going.write_manifest(dataclasses.replace(going.manifest, shards=run.shards[:6]))
-    write_totals(going)
-    assert names(going) == ["part-00000-00002.parquet", "part-00003-00005.parquet"]
-    going.write_manifest(dataclasses.replace(going.manifest, shards=run.shards))
-    write_totals(going)
-    assert names(going)[2:] == ["part-00006-00008.parquet", "part-00009.parquet"]
-    going.write_manifest(dataclasses.replace(going.manifest, status="complete"))
-    monkeypatch.setattr(files, "ENOUGH", 8)  # of another version: what overlaps is replaced
-    write_totals(going)
-    assert names(going) == ["part-00000-00003.parquet", "part-00004-00007.parquet", "part-00008-00009.parquet"]
+def test_totals_are_joined_in_files_of_enough_documents(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same rows however they are cut, and pandas reads the folder."""
     request = TotalsRequest(RULES, run.gammas)
-    assert rows(read_totals(going, "small", request)) == rows(read_totals(run, "small", request))
-    assert len(pd.read_parquet(going.path / "totals")) == 20 * len(RULES)
-
-
-def test_what_is_left_of_a_joined_file_is_not_read_twice(run: Run) -> None:
-    request = TotalsRequest(RULES, run.gammas)
-    expected = read_totals(run, "small", request)
-    (part,) = run.totals_parts("small")
-    shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
-    assert read_totals(run, "small", request).equals(expected)
-
-
-def test_what_a_joined_file_covers_is_gone_after_the_next_look(run: Run) -> None:
-    """Killed between the rename and the removals: other readers of the folder would see documents twice."""
-    (part,) = run.totals_parts("small")
-    before = part.path.read_bytes()
-    shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
-    write_totals(run)
-    assert (names(run), part.path.read_bytes()) == ([part.path.name], before)
+    going = interrupted(run, tmp_path / "going")
+    cuts = {6: [(0, 2), (3, 5), (6, 8), (9, 9)], 8: [(0, 3), (4, 7), (8, 9)]}  # the latter of another version
+    for enough, expected in cuts.items():
+        monkeypatch.setattr(files, "ENOUGH", enough)
+        finish(going)
+        assert covered(going) == expected
+        assert rows(read_totals(going, "small", request)) == rows(read_totals(run, "small", request))
+        assert len(pd.read_parquet(going.path / "totals")) == 20 * len(RULES)
 
 
 def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run, tmp_path: Path) -> None:
-    """By a process that goes on with the run: those that the report knew of are gone."""
+    """By a process that finishes the run: those of each shard, that the report knew of, are gone."""
     request = TotalsRequest(RULES, run.gammas)
     expected = rows(read_totals(run, "small", request))
-    going = interrupted(run, tmp_path / "going")
-    write_totals(going)
+    going = with_totals_of_shards(run, tmp_path / "going")
     held = DraftTotals(going, "small")
     assert len(held.parts) == 10
-    write_totals(Run(going.path, dataclasses.replace(going.manifest, status="complete")))
-    assert names(going) == ["part-00000-00009.parquet"]
+    finish(Run.open(going.path))
+    assert covered(going) == [(0, 9)]
     shutil.rmtree(going.path / "positions")
     assert rows(pa.concat_tables(held.read(request, None, list))) == expected
-    (going.path / "totals" / "draft=small" / names(going)[0]).write_bytes(b"")
+    (part,) = Run.open(going.path).totals_parts("small")
+    (going.path / part.name).write_bytes(b"")
     with pytest.raises(RunUnreadable):
-        DraftTotals(going, "small").read(request, None, list)
+        DraftTotals(Run.open(going.path), "small").read(request, None, list)
+
+
+def with_totals_of_shards(run: Run, folder: Path) -> Run:
+    """The run while it goes on, all of its shards committed by one that adds up each shard's totals."""
+    going = interrupted(run, folder, 0)
+    for shard in run.shards:
+        positions, texts = run.positions("small", shard.index), run.continuations(shard.index)
+        assert going.commit(shard, {"small": positions}, texts, {"small": shard_totals(going, "small", positions, texts)})
+    return Run.open(folder)
+
+
+def test_totals_of_shards_are_joined_without_a_look_at_the_log(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the file that is worked out from the log, to the last bit."""
+    going = with_totals_of_shards(run, tmp_path / "going")
+    assert [(part.first, part.last) for part in going.totals_parts("small")] == [(index, index) for index in range(10)]
+    monkeypatch.setattr(Run, "positions", lambda *_: pytest.fail("reads the log"))
+    finish(going)
+    (name,) = (part.name for part in run.totals_parts("small"))
+    assert (going.path / name).read_bytes() == (run.path / name).read_bytes()
 
 
 def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(run: Run) -> None:
     (part,) = run.totals_parts("small")
-    before = part.read()
-    part.path.write_bytes(part.path.read_bytes()[:-1])
+    before = run.totals(part)
+    (run.path / part.name).write_bytes((run.path / part.name).read_bytes()[:-1])
     assert rows(read_totals(run, "small", TotalsRequest(RULES, run.gammas))) == rows(before)
-    assert run.damaged == {"totals/draft=small/part-00000-00009.parquet"}
+    assert run.damaged == {part.name}
     again = Run.open(run.path)
-    write_totals(again)
-    (part,) = again.totals_parts("small")
-    assert (part.read().equals(before), again.damaged) == (True, set())
+    finish(again)
+    assert [again.totals(part).equals(before) for part in again.totals_parts("small")] == [True]
+    assert again.damaged == set()
     Run.open(run.path).verify()
 
 
-def test_a_file_without_rows_is_written_and_read(run: Run, tmp_path: Path) -> None:
+def test_a_file_without_rows_is_written_and_read(run: Run) -> None:
     (part,) = run.totals_parts("small")
-    empty = part.read().slice(0, 0)
-    files.write_part(tmp_path / part_name(0, 0), empty)
-    assert TotalsPart(tmp_path / part_name(0, 0), 0, 0).read(["strict"]).equals(empty)
+    empty = run.totals(part).slice(0, 0)
+    content = totals_content(empty, run.totals_columns, "totals")
+    assert rows_of(pq.ParquetFile(pa.BufferReader(content)), ["strict"]).equals(empty)
 
 
 def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:
     """A row group a rule; each rule's documents ascend, stored or not."""
     (part,) = run.totals_parts("small")
-    file = pq.ParquetFile(part.path)
+    file = pq.ParquetFile(run.path / part.name)
     assert [set(file.read_row_group(group)["rule"].to_pylist()) for group in range(3)] == [{rule} for rule in RULES]
     found = read_totals(run, "small", TotalsRequest(["lossless", "top_m_3"], run.gammas), ["document", "rule", "rounds_2"])
     assert found.column_names == ["document", "rule", "rounds_2"]

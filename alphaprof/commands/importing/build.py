@@ -20,9 +20,9 @@ from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.log.joining import joined
-from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard
+from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard, read_manifest
 from alphaprof.log.place import place_of
-from alphaprof.log.store import Run
+from alphaprof.log.store import Run, remove_unnamed
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
@@ -87,7 +87,8 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     """
     _require_names(asked)
     place, read = place_of(out), Read()
-    with joined(place, {"import": [str(path) for path in asked.files], "draft": asked.draft}, hint="choose another --out"):
+    config = vars(asked) | {"engine": asked.engine.name, "files": [str(path) for path in asked.files]}
+    with joined(place, config, hint="choose another --out"):
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
         if not read.requests:
@@ -99,7 +100,9 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         run = Run(place, manifest)
         run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
         run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
-        if not run.begin():
+        first = run.begin()
+        remove_unnamed(place, read_manifest(place).files)  # what killed imports left, of files as they were then
+        if not first:
             raise RunExists(f"{out} holds a run already", "choose another --out")
         return run
 

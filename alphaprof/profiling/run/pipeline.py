@@ -138,6 +138,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     with in_memory(), joined(place, options.model_dump(mode="json")):
         plan = _begun(options, place, progress)
         _measure_latency(plan, costs, progress)
+        plan.run.begin()
     if plan.run.latency() is None:
         warning = plan.run.manifest.warnings[-1]
         raise StepsNotTimed(warning["message"], warning["remedy"])

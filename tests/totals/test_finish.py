@@ -1,0 +1,219 @@
+"""The end of a run that any number of processes wrote: whoever finishes it, and however often, it is the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from alphaprof.errors import RunMismatch, RunUnreadable
+from alphaprof.log.manifest import Worker
+from alphaprof.log.store import Run
+from alphaprof.totals.files import shard_totals
+from alphaprof.totals.finish import finish, reopen
+from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
+
+RECIPE = Recipe(domains={"code": Domain(documents=12, shortest=4, longest=8)}, shard_documents=2)  # six shards
+MINE = ("notes.txt", "positions/thesis.parquet", "totals/draft=small/part-00000.parquet.bak")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return write_run(tmp_path / "run", RECIPE)
+
+
+@pytest.fixture
+def going(run: Run, tmp_path: Path) -> Run:
+    """The same with all shards committed, and not finished."""
+    return interrupted(run, tmp_path / "going")
+
+
+def commit_again(going: Run, source: Run, index: int) -> bool:
+    """Commit a shard with what another run holds of it, totals included."""
+    positions, texts = source.positions("small", index), source.continuations(index)
+    totals = {"small": shard_totals(going, "small", positions, texts)}
+    return going.commit(source.shards[index], {"small": positions}, texts, totals)
+
+
+def data_of(run: Run) -> dict[str, bytes]:
+    """What readers of its folders see."""
+    return {name: content for name, content in contents(run).items() if name.endswith(".parquet")}
+
+
+def test_a_run_that_is_finished_twice_or_by_two_at_once_is_the_same(run: Run, going: Run) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(finish, [Run.open(going.path) for _ in range(4)]))
+    assert Run.open(going.path).manifest == run.manifest
+    before = contents(going)
+    assert data_of(going) == data_of(run)
+    finish(Run.open(going.path))
+    finish(going)
+    assert contents(going) == before
+
+
+@pytest.mark.parametrize(("lost", "words"), [((3,), r"1 of 6 shards \(3\)"), ((0, 5), r"2 of 6 shards \(0, 5\)")])
+def test_a_run_with_gaps_is_not_finished(going: Run, lost: tuple[int, ...], words: str) -> None:
+    for index in lost:
+        going.withdraw(index)
+    before = contents(going)
+    with pytest.raises(RunMismatch, match=f"lacks {words}") as caught:
+        finish(going)
+    assert "--resume measures them" in caught.value.hint
+    assert contents(going) == before
+
+
+def test_many_gaps_are_not_all_named(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunMismatch, match=r"lacks 6 of 6 shards \(0, 1, 2, 3, 4, \.\.\.\)"):
+        finish(interrupted(run, tmp_path / "none", 0))
+
+
+def test_what_no_commit_names_is_removed_in_the_end_and_what_is_not_ours_stays(run: Run, going: Run) -> None:
+    """Files of killed processes; until then `positions()` is the door to the log."""
+    for folder in ("positions/draft=small", "continuations", "prompts"):
+        (going.path / folder).mkdir(exist_ok=True)
+        (going.path / folder / "part-00001.0badcafe.parquet").write_bytes(b"half")
+    for name in MINE:
+        (going.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (going.path / name).write_text("mine")
+    finish(going)
+    left = set(contents(going)) - set(going.manifest.files)
+    assert {name for name in left if not name.startswith("commits/")} == {"manifest.json", *MINE}
+    (going.path / "positions" / "thesis.parquet").unlink()
+    assert len(pd.read_parquet(going.path / "positions")) == run.manifest.positions
+
+
+def test_a_shard_that_two_processes_measure_is_committed_by_one(run: Run, tmp_path: Path) -> None:
+    """The other one takes back what it wrote, and nothing else."""
+    first = interrupted(run, tmp_path / "going", 1)
+    second = Run.open(first.path)
+    assert commit_again(first, run, 1)
+    before = contents(first)
+    assert not commit_again(second, run, 1)
+    assert contents(first) == before
+    assert {commit.worker for commit in second.commits().values()} >= {first.worker}
+
+
+def test_a_run_that_needs_fewer_shards_is_finished_without_the_others(run: Run, going: Run) -> None:
+    """Also without those that come later; and finishing it again asks for no more."""
+    late = Run.open(going.path)
+    late.withdraw(5)
+    finish(going, 3)
+    assert (going.manifest.status, len(going.shards), len(going.documents())) == ("complete", 3, 6)
+    before = contents(going)
+    assert not commit_again(late, run, 5)
+    assert contents(going) == before
+    finish(Run.open(going.path))
+    assert contents(going) == before
+    Run.open(going.path).verify()
+    assert len(pd.read_parquet(going.path / "positions")) == going.manifest.positions
+    assert sorted(going.commits()) == [0, 1, 2]
+
+
+def test_the_last_shard_stays_where_another_process_finishes_the_run_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the commit and the next step of the process that measured it."""
+    last, other = interrupted(run, tmp_path / "going", 5), Run(tmp_path / "going", run.manifest)
+    put_new = last.place.put_new
+
+    def and_finished(name: str, content: Any) -> bool:
+        try:
+            return put_new(name, content)
+        finally:
+            other.manifest = Run.open(other.place).manifest
+            finish(other)
+
+    monkeypatch.setattr(last.place, "put_new", and_finished)
+    assert commit_again(last, run, 5)
+    assert len(Run.open(last.path).shards) == 6
+    Run.open(last.path).verify()
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_damaged_shard_is_measured_again_and_no_other(run: Run, going: Run, complete: bool) -> None:
+    """One that lacks a file, and one with another content: the run is running again until both are committed anew."""
+    if complete:
+        finish(going)
+    (going.path / going.name_of("continuations", 1)).unlink()
+    path = going.path / going.name_of("positions/draft=small", 4)
+    path.write_bytes(flipped(path, 8 * 40))
+    opened = Run.open(going.path)
+    assert opened.damaged_shards() == [1, 4]
+    reopen(opened, [1, 4])
+    again = Run.open(going.path)
+    assert (again.manifest.status, len(again.shards), sorted(again.commits())) == ("running", 1, [0, 2, 3, 5])
+    with pytest.raises(RunMismatch, match=r"lacks 2 of 6 shards \(1, 4\)"):
+        finish(again)
+    assert all(commit_again(again, run, index) for index in (1, 4))
+    finish(again)
+    again = Run.open(going.path)
+    again.verify()
+    assert again.damaged_shards() == []
+    for index in range(6):
+        assert again.positions("small", index).equals(run.positions("small", index))
+    names = {name for name in run.manifest.files if name.startswith(("totals/", "documents/"))}
+    assert {name: data_of(again)[name] for name in names} == {name: data_of(run)[name] for name in names}
+    assert len(pd.read_parquet(going.path / "positions")) == run.manifest.positions
+
+
+def measured_by(run: Run, device: str, **environment: Any) -> Worker:
+    """Register a process that computes otherwise as the one that measured the run."""
+    worker = run.me(device, run.manifest.environment | environment)
+    run.worker = next(iter(run.commits().values())).worker
+    run.register(worker)
+    return worker
+
+
+ODD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "threads": ("cpu", {"torch_threads": 2}, "2 threads, not 1"),
+    "device": ("NVIDIA H200", {"torch_threads": 2}, "device NVIDIA H200, not cpu"),
+    "version": ("cpu", {"packages": {"transformers": "5.18.0"}}, "transformers 5.18.0, not 5.17.0"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_processes_that_compute_otherwise_are_refused_or_noted(run: Run, going: Run, case: str) -> None:
+    """As the profile says; every report of the run has the note then."""
+    device, environment, words = ODD[case]
+    measured_by(going, device, **environment)
+    with pytest.raises(RunMismatch, match=f"processes that compute otherwise .*: {words}$") as caught:
+        finish(going)
+    assert "--set execution.mixed_devices=true" in caught.value.hint
+    assert Run.open(going.path).manifest.status == "running"
+    mixed = going.manifest.config | {"execution": {"mixed_devices": True}}
+    going.write_manifest(dataclasses.replace(going.manifest, config=mixed))
+    finish(going)
+    finish(Run.open(going.path))
+    (warning,) = Run.open(going.path).manifest.warnings
+    assert (warning["code"], words in warning["message"]) == ("mixed_devices", True)
+
+
+def test_a_process_that_computes_alike_or_measured_nothing_is_no_mixture(run: Run, going: Run) -> None:
+    idle = Run.open(going.path)
+    idle.register(idle.me("cuda", idle.manifest.environment))
+    measured_by(going, "cpu", cores=64, device_memory=1)
+    finish(going)
+    assert going.manifest.warnings == run.manifest.warnings
+
+
+def test_an_imported_run_has_no_staged_shards_and_keeps_all_that_it_has(run: Run) -> None:
+    run.write_manifest(dataclasses.replace(run.manifest, staged=()))
+    before = contents(run)
+    finish(Run.open(run.path))
+    assert contents(run) == before
+
+
+def test_a_file_of_a_worker_that_is_damaged_is_named(going: Run) -> None:
+    measured_by(going, "cpu")
+    (path,) = (going.path / "workers").iterdir()
+    path.write_bytes(flipped(path, 8 * 60))
+    with pytest.raises(RunUnreadable, match=r"workers/\w+\.json"):
+        finish(going)
+    shutil.rmtree(path.parent)
+    finish(going)
+    assert Run.open(going.path).manifest.status == "complete"
