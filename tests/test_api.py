@@ -159,7 +159,7 @@ def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, 
     """By the checksum of its page, since of a large log only some columns are read."""
     copy = tmp_path / "copy"
     shutil.copytree(stored.path, copy)
-    path = copy / "positions" / "draft=small" / "part-00000.parquet"
+    path = copy / stored.name_of("positions/draft=small", 0)
     content = bytearray(path.read_bytes())
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     content[column.data_page_offset + column.total_compressed_size - 20] ^= 1

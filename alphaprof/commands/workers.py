@@ -1,4 +1,4 @@
-"""`alphaprof profile --workers N`: N processes on one machine, each with a part of the work and, if there are some, a GPU."""
+"""`alphaprof profile --workers N`: N processes on one machine, each with a part of the work and, if it can, a GPU."""
 
 from __future__ import annotations
 

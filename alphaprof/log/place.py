@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -72,23 +73,32 @@ class LocalPlace:
         """Write a whole file."""
         path = self._folder(name)
         with writing(path):
-            temporary = self._temporary(path, content)
-            temporary.replace(path)
-            synced(path.parent)
+            self._placed(path, content, Path.replace)
 
     def put_new(self, name: str, content: bytes | pa.Buffer) -> bool:
         """Write a whole file unless there is one."""
         path = self._folder(name)
         with writing(path):
-            temporary = self._temporary(path, content)
             try:
-                os.link(temporary, path)
+                self._placed(path, content, os.link)
             except FileExistsError:
                 return False
-            finally:
-                temporary.unlink(missing_ok=True)
-            synced(path.parent)
         return True
+
+    def _placed(self, path: Path, content: bytes | pa.Buffer, place: Callable[[Path, Path], object]) -> None:
+        """Write a file beside a path, and have it take its place; again where a process that cleans up has taken it away."""
+        for last in (False, False, True):
+            try:
+                temporary = self._temporary(path, content)
+                try:
+                    place(temporary, path)
+                finally:
+                    temporary.unlink(missing_ok=True)
+                synced(path.parent)
+                return
+            except FileNotFoundError:
+                if last or not path.parent.is_dir():
+                    raise
 
     def _temporary(self, path: Path, content: bytes | pa.Buffer) -> Path:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")

@@ -233,6 +233,18 @@ class Run:
         """Write the manifest of a run that begins; False where another process has written one."""
         return self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
 
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Removes what this process has written, and no other one, where the block ends and the run is not its own."""
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # nothing may hide what ended the block
+                named = read_manifest(self.place).files if self.place.has(MANIFEST) else {}
+                for name in self.manifest.files:
+                    if name not in named:
+                        self.place.remove(name)
+
     def write_prompts(self, table: pa.Table, index: int) -> None:
         """Write the documents of a shard as they are to be measured; the next manifest names them."""
         name = f"prompts/{part_name(index, index, self.worker)}"
@@ -421,11 +433,14 @@ class Run:
         """Shards that are committed and whose texts or positions are not what was written: small files are compared whole,
         others by their size and footer; the ids of the texts by what the commit says of them.
         """
-        odd = set()
-        for name in self.manifest.files:
+        odd, files = set(), dict(self.manifest.files)
+        for commit in self.commits().values() if self.manifest.status == "running" else ():  # behind a gap as well
+            files |= commit.files
+        everything = self.view(dataclasses.replace(self.manifest, files=files))
+        for name in files:
             if name.partition("/")[0] in ("positions", "continuations") and (shards := shards_of(name)) is not None:
                 try:
-                    with self._opened(name, AGAIN_BY_RESUME):
+                    with everything._opened(name, AGAIN_BY_RESUME):
                         pass
                 except RunUnreadable:
                     odd.add(shards[0])

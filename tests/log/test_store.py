@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from alphaprof.log.claim import Owner, claimed
 
 from alphaprof.errors import DiskFull, RunExists, RunUnreadable
 from alphaprof.log import claim as claim_module
 from alphaprof.log import files, store
-from alphaprof.log.claim import Owner, claimed
 from alphaprof.log.files import replacing
 from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, begin, require_writable, write_table

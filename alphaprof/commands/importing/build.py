@@ -97,10 +97,11 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _manifest(asked, read)
         run = Run(place, manifest)
-        run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
-        run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
-        if not run.begin():
-            raise RunExists(f"{out} holds a run already", "choose another --out")
+        with run.beginning():
+            run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
+            run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
+            if not run.begin():
+                raise RunExists(f"{out} holds a run already", "choose another --out")
         return run
 
 
