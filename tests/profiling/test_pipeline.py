@@ -491,7 +491,7 @@ def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs
     assert there == [
         (False, False, " holds a run already"),
         (True, False, " holds a run already"),
-        (True, True, " was made with another profile (gammas changed)"),
+        (True, True, " was made with another profile (data, gammas changed)"),
     ]
     require_same_tables(out, finished)
 
