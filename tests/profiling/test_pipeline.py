@@ -560,10 +560,10 @@ def damage(file: Path, how: str) -> None:
     ],
 )
 def test_damaged_shards_are_measured_again_and_no_other_ones(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
 ) -> None:
     """They are found before any model is loaded, beyond a gap too; their rows are what they were."""
-    path, out, measured = profile_file(tmp_path, tiny), tmp_path / "run", list[int]()
+    out, measured = tmp_path / "run", list[int]()
     if complete:
         shutil.copytree(finished.path, out)
     else:
@@ -583,7 +583,7 @@ def test_damaged_shards_are_measured_again_and_no_other_ones(
 
     monkeypatch.setattr(pipeline, "measure_shard", counting)
     monkeypatch.setattr(pipeline, "load", loading)
-    run_profile(path, out, resume=True)
+    run_profile(finished.path.parent / "profile.yaml", out, resume=True)
     assert measured == ([0, 2] if complete else [0, 1, 2])
     require_same_tables(out, finished)
     assert not any((out / name).exists() for name in names)

@@ -12,6 +12,7 @@ from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
+from alphaprof.log.joining import FREE
 from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Worker
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
@@ -103,7 +104,7 @@ def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
     before, now = earlier.manifest.config, options.model_dump(mode="json")
-    if changed := [key for key in now if key not in ("decision", "route") and before.get(key) != now[key]]:
+    if changed := [key for key in now if key not in FREE and before.get(key) != now[key]]:
         hint = "resume with the profile and options of the first call, or choose another --out"
         raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 
