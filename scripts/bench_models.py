@@ -7,10 +7,10 @@ CPU time, else, and where there is a GPU, time by the clock.
 logits at the scored positions, BARE_ROWS at a time, and nothing made of them; of a head the pass of each depth. A draft that
 skips layers runs whole in both; what it saves where it goes on from the target's hidden states is `sharing`.
 
-`run`: all that `alphaprof profile` does once models are loaded, but for step times: texts, scoring, the log on disk; and
-totals of all rules at every gamma. `assisted`: Hugging Face assisted generation with the first draft model, one run a gamma,
-which gives the rounds of one rule. `alone`: one prompt at a time, writing the target's greedy text and reading it with the
-draft for its top token. Each of the last three once, after a short text to warm up.
+`run`: all that `alphaprof profile` does once models are loaded, but for step times: prompts on disk; texts, scoring, the log
+on disk, and totals of all rules at every gamma. `assisted`: Hugging Face assisted generation with the first draft model, one
+run a gamma, which gives the rounds of one rule. `alone`: one prompt at a time, writing the target's greedy text and reading
+it with the draft for its top token. Each of the last three once, after a short text to warm up.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ import torch
 from transformers.utils import logging
 
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.log.claim import claimed
+from alphaprof.log.place import place_of
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.run.staging import stage
 from alphaprof.profiling.scoring.scorer import Layout, Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.totals.files import write_totals
 from scripts.gpu.setting import random_head
 from scripts.gpu.speed import bare, in_turn, ratios
 
@@ -153,11 +153,15 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
 
 
 def run_figures(bench: Bench, progress: Progress) -> Figures:
-    """Seconds and tokens a second of a run on disk and of its totals."""
-    options = bench.loaded.options
-    with tempfile.TemporaryDirectory() as folder, claimed(Path(folder) / "run", options.model_dump(mode="json")) as claim:
-        plan = pipeline._open(options, claim, progress)
-        spent = {"run": seconds(lambda: pipeline._fill(plan, progress)), "totals": seconds(lambda: write_totals(plan.run))}
+    """Seconds and tokens a second of a run on disk, its totals included."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = pipeline._begun(bench.loaded.options, place_of(folder), progress)
+
+        def work() -> None:
+            plan.run.begin()
+            pipeline._work(plan, progress)
+
+        spent = {"prompts": seconds(lambda: stage(plan, progress)), "run": seconds(work)}
         tokens = plan.run.manifest.positions
     return {"tokens": tokens, "seconds": spent, "tokens_per_second": tokens / sum(spent.values())}
 

@@ -525,12 +525,12 @@ def requests(folder: Path) -> Iterator[Case]:
 # --- disks that fail ----------------------------------------------------------------------------------------------------
 
 ERRORS = ("EIO", "ESTALE", "EACCES", "EBUSY", "EFBIG", "ENOSPC", "EDQUOT", "EROFS", "ENAMETOOLONG")
-READING = ("stat", "scandir", "listdir", "read", "read_row_groups", "read_metadata")  # of these the first three alone
+READING = ("stat", "scandir", "listdir", "read", "read_row_groups")  # of these the first three alone
 WRITE = (io, "write")  # the method of files that `io.open` has opened
-CALLS: list[tuple[Any, str]] = [(builtins, "open"), (io, "open"), WRITE, (pq, "read_metadata")]
+CALLS: list[tuple[Any, str]] = [(builtins, "open"), (io, "open"), WRITE]
 CALLS += [(os, name) for name in ("open", "replace", "rename", "link", "fsync", "mkdir", "rmdir", "unlink", "stat")]
 CALLS += [(os, name) for name in ("scandir", "listdir")]
-CALLS += [(pq.ParquetWriter, "write_table"), (pq.ParquetFile, "read"), (pq.ParquetFile, "read_row_groups")]
+CALLS += [(pq.ParquetFile, "read"), (pq.ParquetFile, "read_row_groups")]
 
 
 @dataclass

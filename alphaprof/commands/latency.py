@@ -38,7 +38,7 @@ class Latency:
     device: str
     threads: int | None  # of torch; None: the device is no CPU
     engine: str
-    steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of latency.parquet
+    steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of a run's step times
 
     @classmethod
     def of(cls, run: Run) -> Latency:

@@ -239,17 +239,23 @@ class Run:
         self.place.put(MANIFEST, (manifest.to_json() + "\n").encode())
 
     def begin(self) -> bool:
-        """Write the manifest of a run that begins; False where another process has written one. Raises `RunExists` where one
-        that began the same run has failed, and taken away files that this manifest names.
-        """
-        names = self.place.names("")
-        if MANIFEST not in names and not self.manifest.files.keys() <= names.keys():
-            who = "another process, which began the same run and failed, has removed"
-            raise RunExists(f"{who} files of {self.path}", "the same command again begins anew")
+        """Write the manifest of a run that begins; False where another process has written one."""
         begun = self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
         if begun and self.manifest.imported is None:
             self.register(self.me(self.manifest.target.device, self.manifest.environment))
         return begun
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Removes what this process has written, and no other one, where the block ends and the run is not its own."""
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # nothing may hide what ended the block
+                named = read_manifest(self.place).files if self.place.has(MANIFEST) else {}
+                for name in self.manifest.files:
+                    if name not in named:
+                        self.place.remove(name)
 
     def write_prompts(self, table: pa.Table, index: int) -> None:
         """Write the documents of a shard as they are to be measured; the next manifest names them."""
@@ -440,9 +446,9 @@ class Run:
         """Shards that are committed and whose texts or positions are not what was written: small files are compared whole,
         others by their size and footer.
         """
-        files = self.manifest.files | {
-            name: file for commit in self.commits().values() for name, file in commit.files.items()
-        }
+        files = dict(self.manifest.files)
+        for commit in self.commits().values() if self.manifest.status == "running" else ():  # behind a gap as well
+            files |= commit.files
         everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set(self.torn)
         for name in files:
             if name.partition("/")[0] in ("positions", "continuations") and (shards := shards_of(name)) is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from alphaprof.errors import RunMismatch
+from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.files import ranges, shards_of
-from alphaprof.log.manifest import commit_name
+from alphaprof.log.manifest import commit_name, read_manifest
 from alphaprof.log.store import Run, remove_unnamed
 from alphaprof.totals.files import join_totals
 
@@ -30,8 +30,14 @@ def finish(run: Run, shards: int | None = None) -> None:
             "alphaprof profile with --resume measures them",
         )
     run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:shards], warnings=_with_mixture(run))
-    _join(run)
-    if set(run.manifest.files) - set(run.place.names("")):  # another process has finished it too, and removed some of these
+    try:
+        _join(run)
+    except RunUnreadable:  # another process has finished it meanwhile, and removed what it has joined
+        now = read_manifest(run.place)
+        if run.manifest.status == "complete" or now.status != "complete":
+            raise
+        run.manifest = now
+    if set(run.manifest.files) - set(run.place.names("")):  # the same, and some of these are gone
         _join(run)
 
 
@@ -43,13 +49,14 @@ def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
         return run.manifest.warnings
     measured = {commit.worker for commit in run.commits().values()}
     others = [worker.differs_from(run.manifest) for name, worker in run.workers().items() if name in measured]
+    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] != "mixed_devices")
     if not (odd := list(dict.fromkeys(each for found in others for each in found))):
-        return run.manifest.warnings
+        return earlier
     message = f"shards were measured by processes that compute otherwise than the one that began the run: {'; '.join(odd)}"
     if not run.manifest.config.get("execution", {}).get("mixed_devices"):
         raise RunMismatch(message, "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true")
     remedy = "rows may differ in the last digits: measure on equal devices where near-ties matter"
-    return (*run.manifest.warnings, {"code": "mixed_devices", "message": message, "remedy": remedy})
+    return (*earlier, {"code": "mixed_devices", "message": message, "remedy": remedy})
 
 
 def _join(run: Run) -> None:

@@ -4,7 +4,6 @@ decoding in 16 bits against its replay, and a profile that was killed and resume
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import math
@@ -519,9 +518,9 @@ def resume(setting: Setting) -> Iterator[Line]:
         yield Line(f"the run could not be killed in time: it ended with {code} after {done} shards", ok=False)
         return
     run_profile(setting, killed.name, setting.device, resume=True)
-    tables = [
-        {str(path.relative_to(run)): pq.ParquetFile(path).read() for path in sorted(run.rglob("*.parquet"))}
-        for run in (whole, killed)
+    tables = [  # by what their names say beside who wrote them
+        {str(path.relative_to(run).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in found}
+        for run, found in ((run, sorted(run.rglob("*.parquet"))) for run in (whole, killed))
     ]
     same = tables[0].keys() == tables[1].keys()
     other = [name for name, table in tables[0].items() if same and not table.equals(tables[1][name])]
@@ -545,10 +544,8 @@ def kill_after_a_shard(setting: Setting, out: Path) -> tuple[int, int | None]:
 
 
 def shards_of(out: Path) -> int:
-    """How many shards the manifest of a run counts as complete."""
-    with contextlib.suppress(OSError):
-        return len(json.loads((out / "manifest.json").read_text())["shards"])
-    return 0
+    """How many shards of a run are committed."""
+    return len(list(out.glob("commits/*.json")))
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ACCELERATORS, Load, ModelShape, fit_times
-from alphaprof.log.store import write_table
+from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.drafts import Arrays, DraftPass, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.models.processing import PLAIN
@@ -577,7 +577,7 @@ def profiled(
         for draft, arrays in scored.items():
             lookup = draft in {each.name for each in scorer.without}
             table = position_table(texts, arrays, rules, draft, has_distribution=not lookup, starts_matter=lookup)
-            write_table(setting.folder / f"{draft}.parquet", table, rules.columns)
+            (setting.folder / f"{draft}.parquet").write_bytes(table_content(table, rules.columns))
 
     phases = {"generation": generating, "scoring": scoring_them, "writing": writing}
     return {name: seconds(setting.device, work) for name, work in phases.items()}, texts, scored

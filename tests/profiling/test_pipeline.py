@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,8 +37,8 @@ from alphaprof.errors import (
     RunMismatch,
     VocabularyMismatch,
 )
-from alphaprof.log import store
 from alphaprof.log.manifest import Shard
+from alphaprof.log.place import LocalPlace
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -61,6 +62,7 @@ from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.conftest import slow
+from tests.synthetic import interrupted as left_running
 from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
@@ -134,9 +136,25 @@ def strict_totals(run: Run, draft: str) -> Any:
 
 
 def tables(out: Path) -> dict[str, Any]:
-    """Every table of a run but the latency, by its path."""
-    paths = sorted(path for path in out.rglob("*.parquet") if path.name != "latency.parquet")
-    return {str(path.relative_to(out)): pq.ParquetFile(path).read() for path in paths}
+    """Every table of a complete run but the latency, by its path less what tells apart who wrote it."""
+    paths = sorted(path for path in out.rglob("*.parquet") if not path.name.startswith("latency."))
+    found = {str(path.relative_to(out).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in paths}
+    assert len(found) == len(paths)
+    return found
+
+
+def require_same_tables(out: Path, expected: Run) -> None:
+    """A complete run has the tables of another one, and nothing else lies in its folders."""
+    found, wanted = tables(out), tables(expected.path)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not found[name].equals(wanted[name])] == []
+    assert list(out.rglob(".*")) == []
+    run = Run.open(out)
+    run.verify()
+    assert run.manifest.status == "complete"
+    assert sorted(run.commits()) == list(range(len(run.shards)))
+    for part in ("staged", "shards", "skipped", "truncated"):
+        assert getattr(run.manifest, part) == getattr(expected.manifest, part)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +212,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
 
 def test_the_log_holds_every_position_of_every_document_once_for_every_draft(finished: Run) -> None:
     log = pd.read_parquet(finished.path / "positions")
-    documents = pd.read_parquet(finished.path / "documents.parquet")
+    documents = pd.read_parquet(finished.path / "documents")
     assert sorted(log["draft"].unique()) == ["brief", "close", "skip", "wide"]
     assert len(documents) == 15 == finished.manifest.documents
     assert documents["document"].tolist() == list(range(15))
@@ -298,58 +316,83 @@ def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_i
 def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    """While prompts are staged, between the files of a shard and its commit, while the run is finished."""
     path, out = written(tmp_path, tiny), tmp_path / "run"
-    expected = tables(request.getfixturevalue(whole).path)
-    original = store.write_table
 
     class Killed(BaseException):
         pass
 
-    def dying(*arguments: Any) -> None:
-        if budget[0] == 0:
-            raise Killed
-        budget[0] -= 1
-        original(*arguments)
+    def dying(name: str) -> Any:
+        original = getattr(LocalPlace, name)
 
-    monkeypatch.setattr(store, "write_table", dying)
-    attempts = 0
-    budget = [2]  # tables that an attempt may write: at times a shard's first, last or only some
+        def call(place: LocalPlace, file: str, *content: Any) -> Any:
+            if budget[0] == 0:
+                raise Killed
+            budget[0] -= 1
+            told.append(f"{name} {file}")
+            return original(place, file, *content)
+
+        return call
+
+    budget, told, ended = [3], list[str](), list[str]()
+    for name in ("put", "put_new", "remove"):
+        monkeypatch.setattr(LocalPlace, name, dying(name))
     while True:
         try:
-            run_profile(path, out, resume=attempts > 0)
+            run_profile(path, out, resume=bool(ended))
             break
         except Killed:
-            attempts += 1
-            budget[0] = 3 + attempts % 4
-    assert attempts > 4
-    found = tables(out)
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not found[name].equals(expected[name])] == []
+            ended.append(told[-1].partition("/")[0])
+            budget[0] = 40 if len(ended) == 1 else 8 + len(ended) % 5  # the second reaches the manifest and a little more
+    assert len(ended) > 4
+    assert {"put prompts", "put positions"} <= set(ended)
+    require_same_tables(out, request.getfixturevalue(whole))
 
 
-def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(finished: Run, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("markers", [("prompts/*", "commits/00000.json"), ("commits/00000.json", "commits/00002.json")])
+def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(
+    finished: Run, tiny: Path, tmp_path: Path, markers: tuple[str, ...]
+) -> None:
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    killed_with = []
-    for marker in ("positions/draft=skip/part-00000.parquet", "continuations/part-00001.parquet"):
-        with start(path, out, resume=bool(killed_with)) as process:
-            deadline = time.monotonic() + 120
-            while not (out / marker).exists() and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
+    for marker in markers:
+        with start(path, out, "--resume") as process:
+            wait_for(out, marker, process)
             process.send_signal(signal.SIGKILL)
-        killed_with.append(json.loads((out / "manifest.json").read_text())["status"])
-    assert killed_with == ["running", "running"]
-    with start(path, out, resume=True) as last:
+        assert process.returncode == -signal.SIGKILL
+        assert not (out / "manifest.json").exists() or Run.open(out).manifest.status == "running"
+    with start(path, out, "--resume") as last:
         _, errors = last.communicate(timeout=240)
     assert last.returncode == 0, errors
-    expected, found = tables(finished.path), tables(out)
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not found[name].equals(expected[name])] == []
-    assert list(out.rglob("*.tmp")) == []
+    require_same_tables(out, finished)
 
 
-def start(path: Path, out: Path, resume: bool) -> subprocess.Popen[str]:
+def wait_for(out: Path, marker: str, process: subprocess.Popen[str]) -> None:
+    """Wait until a run has a file, or its process has ended."""
+    deadline = time.monotonic() + 240
+    while not list(out.glob(marker)) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_processes_that_begin_one_run_at_once_end_well_with_the_same_rows(
+    finished: Run, tiny: Path, tmp_path: Path, killed: bool
+) -> None:
+    """Both load, both stage, both measure, both finish; and where one of them is killed, the other has all of it."""
+    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
+    with start(path, out, "--resume") as first, start(path, out, "--resume") as second:
+        if killed:
+            wait_for(out, "commits/00000.json", first)
+            first.send_signal(signal.SIGKILL)
+        ends = [process.communicate(timeout=240)[1] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [-signal.SIGKILL if killed else 0, 0], ends
+    assert "Traceback" not in "".join(ends)
+    require_same_tables(out, finished)
+    assert len(Run.open(out).workers()) >= 1
+
+
+def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     """`alphaprof profile` as a process of its own."""
-    command = [sys.executable, "-m", "alphaprof", "profile", str(path), "--out", str(out), *(["--resume"] if resume else [])]
+    command = [sys.executable, "-m", "alphaprof", "profile", str(path), "--out", str(out), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -415,32 +458,42 @@ def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
     (tmp_path / "other").mkdir()
     other = profile_file(tmp_path / "other", tiny, gammas=[1])
-    load, measure, refusals = pipeline.load, pipeline.measure_shard, []
+    load, stage, measure, refusals = pipeline.load, pipeline.stage, pipeline.measure_shard, []
 
-    def second(kind: str) -> None:
-        for another, resume in ((path, False), (other, False), (path, True)):
-            with pytest.raises(RunExists, match=f"run is being written .*process {os.getpid()} on") as caught:
+    def second(*cases: tuple[Path, bool]) -> None:
+        monkeypatch.setattr(pipeline, "load", None)  # nothing is loaded for those that are refused
+        for another, resume in cases:
+            with pytest.raises((RunExists, RunMismatch)) as caught:
                 run_profile(another, out, resume)
-            refusals.append((kind, "another profile" in caught.value.message))
+            refusals.append((another == other, resume, caught.value.message.removeprefix(str(out))))
+        monkeypatch.setattr(pipeline, "load", load)
 
     def loading(*rest: Any) -> Any:
-        monkeypatch.setattr(pipeline, "load", None)  # nothing is loaded for those that are refused
-        second("loading")
-        monkeypatch.setattr(pipeline, "load", load)
+        second((other, False), (other, True))
         return load(*rest)
+
+    def staging(*rest: Any) -> None:
+        stage(*rest)
+        second((other, False), (other, True))
 
     def measuring(plan: Any, index: int, *rest: Any) -> Any:
         if index == 1:
-            second("measuring")
+            second((path, False), (other, False), (other, True))
         return measure(plan, index, *rest)
 
     monkeypatch.setattr(pipeline, "load", loading)
+    monkeypatch.setattr(pipeline, "stage", staging)
     monkeypatch.setattr(pipeline, "measure_shard", measuring)
-    run = run_profile(path, out)
-    assert refusals == [(kind, odd) for kind in ("loading", "measuring") for odd in (False, True, False)]
-    assert list(out.glob(".owner*")) == []
-    expected, found = tables(finished.path), tables(run.path)
-    assert [name for name in expected if not found[name].equals(expected[name])] == []
+    run_profile(path, out)
+    begun, there = [message for _, _, message in refusals[:4]], refusals[4:]
+    assert len(refusals) == 7
+    assert all(re.fullmatch(rf" was begun with another profile \(process {os.getpid()} on .*\)", each) for each in begun)
+    assert there == [
+        (False, False, " holds a run already"),
+        (True, False, " holds a run already"),
+        (True, True, " was made with another profile (data, gammas changed)"),
+    ]
+    require_same_tables(out, finished)
 
 
 def test_a_run_whose_directory_is_renamed_ends_at_the_next_batch(
@@ -459,8 +512,6 @@ def test_a_run_whose_directory_is_renamed_ends_at_the_next_batch(
         run_profile(path, out)
     assert not out.exists()
     monkeypatch.setattr(pipeline, "measure_shard", measure)
-    (owner,) = (tmp_path / "moved").glob(".owner*")
-    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"ticks": 1}))  # another process with this number, long ago
     assert run_profile(path, tmp_path / "moved", resume=True).manifest.documents == 15
 
 
@@ -477,33 +528,80 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
     earlier = (old, old | {"code": "busy"})
     left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=earlier)
     run.write_manifest(left_out)
-    for name in ("latency.parquet", "documents.parquet", "totals/draft=close/part-00000-00003.parquet"):
+    for folder in ("latency.", "documents/", "totals/draft=close/"):
+        (name,) = (name for name in run.manifest.files if name.startswith(folder))
         (run.path / name).write_bytes(b"PAR1")
     monkeypatch.setattr(pipeline, "measure_shard", None)
     again = run_profile(finished.path.parent / "profile.yaml", run.path, resume=True)
     again.verify()
     expected, found = tables(finished.path), tables(again.path)
+    assert found.keys() == expected.keys()
     assert [name for name in expected if not found[name].equals(expected[name])] == []
     assert len(again.latency()) == len(finished.latency())
     assert (again.manifest.skipped, again.manifest.truncated, again.manifest.warnings) == ({"too long": 40}, {"cut": 9}, ())
 
 
-def test_changed_profile_data_or_model_is_noticed_on_resume(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def damage(file: Path, how: str) -> None:
+    """Remove a file, cut it in half, or change one bit of it."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink()
+    if how != "removed":
+        file.write_bytes(content[: len(content) // 2] if how == "cut" else content)
+
+
+@pytest.mark.parametrize(
+    ("folder", "how", "complete"),
+    [
+        ("positions/draft=skip", "a bit", True),
+        ("continuations", "removed", True),
+        *slow([("continuations", "cut", False), ("positions/draft=close", "removed", False)]),
+        ("positions/draft=brief", "cut", False),
+    ],
+)
+def test_damaged_shards_are_measured_again_and_no_other_ones(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
 ) -> None:
+    """They are found before any model is loaded, beyond a gap too; their rows are what they were."""
+    out, measured = tmp_path / "run", list[int]()
+    if complete:
+        shutil.copytree(finished.path, out)
+    else:
+        left_running(finished, out).withdraw(1)
+    names = [finished.name_of(folder, index) for index in (0, 2)]
+    for name in names:
+        damage(out / name, how)
+    original, load = pipeline.measure_shard, pipeline.load
+
+    def counting(plan: Any, index: int, *rest: Any) -> Any:
+        measured.append(index)
+        return original(plan, index, *rest)
+
+    def loading(*rest: Any, **named: Any) -> Any:
+        assert list(Run.open(out).commits()) == ([1, 3] if complete else [3])
+        return load(*rest, **named)
+
+    monkeypatch.setattr(pipeline, "measure_shard", counting)
+    monkeypatch.setattr(pipeline, "load", loading)
+    run_profile(finished.path.parent / "profile.yaml", out, resume=True)
+    assert measured == ([0, 2] if complete else [0, 1, 2])
+    require_same_tables(out, finished)
+    assert not any((out / name).exists() for name in names)
+
+
+def test_changed_profile_is_noticed_on_resume_and_changed_data_cannot_matter(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are read once, before anything is measured: who goes on needs no data at all."""
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
     interrupted(path, out, monkeypatch)
     with pytest.raises(RunMismatch, match=r"another profile \(gammas changed\)"):
         run_profile(path, out, True, "gammas=[1]")
     data = tmp_path / "long.jsonl"
-    whole = data.read_text()
-    data.write_text(whole.replace("0 ", "7 ", 1))
-    with pytest.raises(RunMismatch, match="data have changed since shard 0"):
-        run_profile(path, out, True)
-    data.write_text("".join(whole.splitlines(keepends=True)[:1]))
-    (tmp_path / "short.jsonl").write_text((tmp_path / "short.jsonl").read_text().splitlines()[0] + "\n")
-    with pytest.raises(RunMismatch):
-        run_profile(path, out, True)
+    data.write_text(data.read_text().replace("0 ", "7 "))
+    (tmp_path / "short.jsonl").unlink()
+    run_profile(path, out, resume=True)
+    require_same_tables(out, finished)
 
 
 def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> None:
@@ -632,11 +730,11 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
     edited(own_target, "generation_config.json", eos_token_id=256)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "version", lambda name: "1.0")
-        with pytest.raises(RunMismatch, match="the run began with torch"):
+        with pytest.raises(RunMismatch, match=rf"torch 1\.0, not {re.escape(version('torch'))}; transformers 1\.0, not"):
             run_profile(path, out, True)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "version", lambda name: "1.0" if name == "numba" else version(name))
-        with pytest.raises(RunMismatch, match=r"the run began with numba .*, and this is 1\.0"):
+        with pytest.raises(RunMismatch, match=rf"\(numba 1\.0, not {re.escape(version('numba'))}\)"):
             run_profile(path, out, True)
     run = run_profile(path, out, True, "decision.min_speedup=2")
     assert run.manifest.status == "complete"
@@ -744,7 +842,7 @@ def test_every_table_of_a_mixed_run_keeps_to_its_declaration(mixed: Run) -> None
 
 
 def test_documents_of_a_mixed_run_say_how_they_came_about(mixed: Run) -> None:
-    found = pd.read_parquet(mixed.path / "documents.parquet").groupby("source")
+    found = pd.read_parquet(mixed.path / "documents").groupby("source")
     settings = ["continuation", "on_policy", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens"]
     expected = [
         ("greedy", True, None, None, None, None, None, NEW_TOKENS),
@@ -756,7 +854,7 @@ def test_documents_of_a_mixed_run_say_how_they_came_about(mixed: Run) -> None:
     for source, rows in found:
         distinct = rows[settings].astype(object).where(rows[settings].notna(), None).drop_duplicates()
         assert [tuple(row) for row in distinct.itertuples(index=False)] == [expected[int(source)]]
-    drawn = pd.read_parquet(mixed.path / "documents.parquet").query("domain == 'drawn'")
+    drawn = pd.read_parquet(mixed.path / "documents").query("domain == 'drawn'")
     assert set(drawn["finish"]) == {"eos", "length"}
 
 
@@ -790,7 +888,7 @@ def test_sampled_documents_of_a_run_are_those_that_the_sampler_writes_alone(mixe
 
 def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(mixed: Run) -> None:
     close = log_of(mixed, "close")
-    documents = pd.read_parquet(mixed.path / "documents.parquet").set_index("document")
+    documents = pd.read_parquet(mixed.path / "documents").set_index("document")
     sampled = close["document"].map(documents["continuation"] == "sampled")
     assert (close.loc[sampled, "target_token_prob"] > 0).all()
     nucleus = close["document"].map(documents["top_p"] == 0.9)

@@ -30,7 +30,7 @@ ONE_BY_ONE = "token"  # drafts are verified one after the other
 
 
 def documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
-    """Rows of documents.parquet; what they do not name is null. Without anything to know prompts by, each is one of its own:
+    """Rows of documents; what they do not name is null. Without anything to know prompts by, each is one of its own:
     a line of the files that have this `digest`.
     """
     known_by = imported.prompts_known_by

@@ -53,7 +53,7 @@ class Rolled:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Documents decoded plainly and by rules. `documents`: their rows, as a run's documents.parquet has them; `foreign`:
+    """Documents decoded plainly and by rules. `documents`: their rows, as a run's documents have them; `foreign`:
     documents that are left out, because the target does not write their text.
     """
 

@@ -75,10 +75,12 @@ def profile(
             return _resumed(options, Run.open(place), progress, settled, part)
         set_threads(options.execution.threads, alone=part == WHOLE)
         plan = _begun(options, place, progress, reuse, in_random_order=settled is not None)
-        stage(plan, progress)
-        if isinstance(options.costs, MeasuredCosts):
-            _measure_latency(plan, options.costs, progress)
-        if not plan.run.begin():  # another process has begun the same run meanwhile
+        with plan.run.beginning():
+            stage(plan, progress)
+            if isinstance(options.costs, MeasuredCosts):
+                _measure_latency(plan, options.costs, progress)
+            began = plan.run.begin()
+        if not began:  # another process has begun the same run meanwhile
             return _resumed(options, Run.open(place), progress, settled, part)
         _work(plan, progress, settled, part)
     return plan.run

@@ -34,7 +34,7 @@ INTRODUCTIONS = {
     "wiring": "A draft head reads states of the target, and its files can be read in several ways. If another "
     "reading is accepted more often, the head is served differently from how it was trained.",
     "documents": "By speedup (without step times, by tokens per round) at the γ that was chosen for the domain: at most "
-    "five at either end, the slowest first. “Document” is its number in documents.parquet, “row” its place "
+    "five at either end, the slowest first. “Document” is its number in documents/, “row” its place "
     "in the source, counted from 0. Read the worst ones first: they often have something in common.",
 }
 

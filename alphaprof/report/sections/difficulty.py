@@ -50,7 +50,7 @@ class DocumentResult:
     draft: str
     rule: str
     gamma: int
-    document: int  # its number in documents.parquet
+    document: int  # its number in the run's documents/
     source: int  # place in the profile's data, from 0
     source_row: int  # row there, from 0
     prompt_hash: str  # SHA-256 of the prompt's token ids

@@ -394,6 +394,7 @@ def test_other_models_and_runs_without_a_threshold_are_refused(
     ]
     for number, (change, code, words) in enumerate(changes):
         run = Run(tmp_path / str(number), dataclasses.replace(before, **change))
+        run.place.make()
         run.write_manifest(run.manifest)
         assert divergences["main"]([str(run.path)]) == code
         failure = capsys.readouterr().err.splitlines()
