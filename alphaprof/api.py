@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import OptionInvalid, cut, shown
-from alphaprof.log.files import reading
+from alphaprof.log.disk import reading
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 

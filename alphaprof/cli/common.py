@@ -169,7 +169,7 @@ def print_text(text: str, path: Path | None) -> None:
     if path is None:
         sys.stdout.write(text)
         return
-    from alphaprof.log.files import synced
+    from alphaprof.log.disk import synced
 
     with _writing(path):
         place = _replaced(path)

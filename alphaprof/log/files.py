@@ -4,70 +4,22 @@ covers.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
-import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
-from alphaprof.errors import DiskFull, RunUnreadable
+from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import File, Shard
 
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
-WRITTEN = re.compile(r"\.[\w.=-]+\.(parquet|json)\.\d+\.tmp")  # what a file is called while it is written
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.[0-9a-f]{8}\.parquet")
 SHORT = 16  # characters of the digest of a footer
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
-REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space; a profile goes on with --resume"),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS),
-        "correct the permissions, or choose another --out; a profile goes on with --resume",
-    ),
-    errno.ENAMETOOLONG: "choose a shorter --out, and shorter names of drafts",
-    errno.EFBIG: "lower shard_documents, or choose an --out on a file system that takes larger files",
-}
-
-
-def synced(path: Path) -> None:
-    """Have the system write a file or a folder to the disk, where it can."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not for folders, say some file systems
-            raise
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise `DiskFull`, with the step that mends its cause, where the system refuses to write a path of a run or to read it
-    back.
-    """
-    try:
-        yield
-    except OSError as error:
-        hint = REMEDIES.get(error.errno or 0, "check that disk or mount; a profile goes on with --resume")
-        raise DiskFull(f"cannot write {path}: {error.strerror or error}", hint) from None
-
-
-@contextlib.contextmanager
-def reading(path: Path | str, hint: str) -> Iterator[None]:
-    """Raise `RunUnreadable`, which names the path, where it cannot be read."""
-    try:
-        yield
-    except (OSError, pa.ArrowException, KeyError) as error:
-        reason = next(iter(str(getattr(error, "strerror", None) or error).splitlines()), type(error).__name__)
-        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
 
 
 def file_of(content: bytes | pa.Buffer) -> File:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable, shown
-from alphaprof.log.files import WRITTEN, reading, synced, writing
+from alphaprof.log.disk import WRITTEN, reading, synced, writing
 from alphaprof.version import install_line
 
 Content: TypeAlias = bytes | memoryview | pa.Buffer

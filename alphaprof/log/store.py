@@ -20,17 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from alphaprof.errors import NoPositionLog, RunExists, RunUnreadable
-from alphaprof.log.files import (
-    SMALL,
-    TotalsPart,
-    attempt_of,
-    file_of,
-    part_name,
-    readable,
-    reading,
-    require_same,
-    shards_of,
-)
+from alphaprof.log.disk import reading
+from alphaprof.log.files import SMALL, TotalsPart, attempt_of, file_of, part_name, readable, require_same, shards_of
 from alphaprof.log.manifest import (
     LOGGED,
     MANIFEST,

@@ -29,7 +29,7 @@ import pytest
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
 from alphaprof.log import place as place_module
-from alphaprof.log.files import WRITTEN
+from alphaprof.log.disk import WRITTEN
 from alphaprof.log.place import LocalPlace, Place, place_of, require_put_if_absent
 
 PART = "positions/draft=a/part-00001.1f2e3d4c.parquet"

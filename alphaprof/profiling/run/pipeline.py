@@ -37,12 +37,12 @@ from alphaprof.profiling.run.resume import (
     require_same_profile,
 )
 from alphaprof.profiling.run.shards import Documents, Loaded, Plan, Progress, Writer, measure_shard, padding_summary
-from alphaprof.profiling.run.staging import Staged, stage
+from alphaprof.profiling.run.staging import stage
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
-from alphaprof.profiling.texts.staged import documents_of
+from alphaprof.profiling.texts.staged import Staged, documents_of
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.totals.finish import finish, reopen

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
-from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.run.shards import Plan, Progress
-from alphaprof.profiling.texts.corpus import Document
-from alphaprof.profiling.texts.staged import documents_of, prompt_table
+from alphaprof.profiling.texts.staged import prompt_table
 
 
 def stage(plan: Plan, progress: Progress) -> None:
@@ -25,17 +22,3 @@ def stage(plan: Plan, progress: Progress) -> None:
         progress.advance(len(documents))
     skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
     run.manifest = dataclasses.replace(run.manifest, staged=tuple(staged), skipped=skipped, truncated=truncated)
-
-
-class Staged:
-    """Stands in for a `Corpus`: the documents of a run as they were staged."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.skipped = run.manifest.skipped
-        self.truncated = run.manifest.truncated
-
-    def __iter__(self) -> Iterator[Document]:
-        """The documents, in order."""
-        for index in range(len(self.run.manifest.staged)):
-            yield from documents_of(self.run.prompts(index))

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
+from alphaprof.log.store import Run
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts.corpus import Document
 
@@ -49,3 +50,17 @@ def document_of(row: Mapping[str, Any], given: Sequence[int] | None, cut: bool) 
         kind=row["continuation"],
         processing=Processing(**{name: row[name] for name in vars(PLAIN)}) if drawn else None,
     )
+
+
+class Staged:
+    """Stands in for a `Corpus`: the documents of a run as they were staged."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.skipped = run.manifest.skipped
+        self.truncated = run.manifest.truncated
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, in order."""
+        for index in range(len(self.run.manifest.staged)):
+            yield from documents_of(self.run.prompts(index))
