@@ -14,13 +14,11 @@ from typer import Exit, Option
 
 from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
 from alphaprof.errors import ExtraMissing, OptionInvalid
-from alphaprof.profiling.run.parts import WHOLE, part_of
 from alphaprof.version import install_line
 
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.profile import ProfileOptions
-    from alphaprof.log.store import Run
 
 
 def profile(
@@ -61,21 +59,33 @@ def profile(
     _require_references(options)
     if workers is not None:
         _share(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
-        return
+    else:
+        _measure(options, out, resume, reuse, until_decided, part)
+    _say_done(out)
+
+
+def _measure(
+    options: ProfileOptions, out: str, resume: bool, reuse: Path | None, until_decided: bool, part: str | None
+) -> None:
+    """Profile in this process: the whole run, or a part of its shards."""
+    from alphaprof.profiling.run.parts import WHOLE, part_of
+
     share = part_of(part) if part is not None else WHOLE
     with _working(out) as progress:
         from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
         if until_decided:
-            run = pipeline.profile_until(options, out, progress, settled, resume, share)
+            pipeline.profile_until(options, out, progress, settled, resume, share)
         else:
-            run = pipeline.profile(options, out, progress, resume, reuse, part=share)
-    _say_done(out, run)
+            pipeline.profile(options, out, progress, resume, reuse, part=share)
 
 
-def _say_done(out: str, run: Run) -> None:
+def _say_done(out: str) -> None:
     """Prints how much of a run there is, and what to do next."""
+    from alphaprof.log.store import Run
+
+    run = Run.open(out)
     done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
     complete = run.manifest.status == "complete"
     print(f"{done}. Next: alphaprof report {out}" if complete else f"{done} so far. See: alphaprof runs status {out}")
@@ -94,7 +104,7 @@ def _share(
     """Profile in several processes, with the options of this one."""
     from alphaprof.commands.workers import work_together
     from alphaprof.log.place import place_of
-    from alphaprof.log.store import Run, require_new
+    from alphaprof.log.store import require_new
 
     if not resume:
         require_new(place_of(out))
@@ -105,7 +115,6 @@ def _share(
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
         work_together(arguments, workers, lambda message: print(message, file=sys.stderr))
-    _say_done(out, Run.open(out))
 
 
 def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:

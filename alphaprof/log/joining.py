@@ -16,7 +16,7 @@ from typing import Any
 from alphaprof.errors import RunExists
 from alphaprof.log.manifest import MANIFEST, PROFILE
 from alphaprof.log.place import Place
-from alphaprof.log.store import remove_unnamed, require_new
+from alphaprof.log.store import require_new
 
 FREE = ("decision", "route", "execution")  # what a run may go on with otherwise than it began
 
@@ -44,7 +44,7 @@ class Beginning:
 @contextlib.contextmanager
 def joined(place: Place, config: Mapping[str, Any], resume: bool = False, hint: str | None = None) -> Iterator[None]:
     """Makes the place of a run where it is missing, and takes it for runs with this profile; processes that have the same
-    one share it. Where the block ends before there is a manifest, what nobody can go on with is removed.
+    one share it. Where the block ends before there is a manifest, the next process may have any profile.
 
     `resume`: go on with a run that has a manifest; `hint`: what to do about one, without. Raises `RunExists` and `DiskFull`.
     """
@@ -60,8 +60,7 @@ def joined(place: Place, config: Mapping[str, Any], resume: bool = False, hint: 
         yield
     finally:
         with contextlib.suppress(Exception):  # nothing may hide what ended the block
-            if begun and not place.has(MANIFEST):
-                remove_unnamed(place, ())
+            if begun and set(place.names("")) == {PROFILE}:
                 place.remove(PROFILE)
                 if made:
                     place.discard()

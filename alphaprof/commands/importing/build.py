@@ -20,7 +20,7 @@ from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.log.joining import joined
-from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard, read_manifest
+from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard
 from alphaprof.log.place import place_of
 from alphaprof.log.store import Run, remove_unnamed
 from alphaprof.version import __version__
@@ -98,12 +98,12 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _manifest(asked, read)
         run = Run(place, manifest)
-        run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
-        run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
-        first = run.begin()
-        remove_unnamed(place, read_manifest(place).files)  # what killed imports left, of files as they were then
-        if not first:
-            raise RunExists(f"{out} holds a run already", "choose another --out")
+        with run.beginning():
+            run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
+            run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
+            if not run.begin():
+                raise RunExists(f"{out} holds a run already", "choose another --out")
+        remove_unnamed(place, run.manifest.files)  # what killed imports left, of files as they were then
         return run
 
 

@@ -75,10 +75,12 @@ def profile(
             return _resumed(options, Run.open(place), progress, settled, part)
         set_threads(options.execution.threads, alone=part == WHOLE)
         plan = _begun(options, place, progress, reuse, in_random_order=settled is not None)
-        stage(plan, progress)
-        if isinstance(options.costs, MeasuredCosts):
-            _measure_latency(plan, options.costs, progress)
-        if not plan.run.begin():  # another process has begun the same run meanwhile
+        with plan.run.beginning():
+            stage(plan, progress)
+            if isinstance(options.costs, MeasuredCosts):
+                _measure_latency(plan, options.costs, progress)
+            began = plan.run.begin()
+        if not began:  # another process has begun the same run meanwhile
             return _resumed(options, Run.open(place), progress, settled, part)
         _work(plan, progress, settled, part)
     return plan.run
@@ -110,8 +112,9 @@ def profile_with_models(options: ProfileOptions, place: Place, progress: Progres
     """
     with in_memory():
         plan = _begun(options, place, progress)
-        stage(plan, progress)
-        plan.run.begin()
+        with plan.run.beginning():
+            stage(plan, progress)
+            plan.run.begin()
         _work(plan, progress)
     return plan
 
@@ -137,8 +140,9 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     place = place_of(out)
     with in_memory(), joined(place, options.model_dump(mode="json")):
         plan = _begun(options, place, progress)
-        _measure_latency(plan, costs, progress)
-        plan.run.begin()
+        with plan.run.beginning():
+            _measure_latency(plan, costs, progress)
+            plan.run.begin()
     if plan.run.latency() is None:
         warning = plan.run.manifest.warnings[-1]
         raise StepsNotTimed(warning["message"], warning["remedy"])
