@@ -117,10 +117,10 @@ class NoPositionLog(AlphaprofError, exit_code=6):
     """A run was imported from an engine's metrics, and what is asked needs every position."""
 
 
-class WorkerFailed(AlphaprofError):
-    """One of several processes that share the work of a run has failed, with this exit code."""
+class WorkerFailed(AlphaprofError, exit_code=6):
+    """One of several processes that share the work of a run has failed, where it has said so with its own exit code."""
 
-    def __init__(self, message: str, hint: str, exit_code: int) -> None:
+    def __init__(self, message: str, hint: str, exit_code: int = 6) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code
 

@@ -33,6 +33,7 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
 from alphaprof.commands.preflight.build import Preflight
 from alphaprof.commands.rollout.build import Rollout
+from alphaprof.commands.runs import RunStatus
 from alphaprof.commands.trees.answer import TreesReport
 from alphaprof.commands.validate.answer import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
@@ -41,7 +42,7 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters, Doctor),
+    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters, Doctor, RunStatus),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {

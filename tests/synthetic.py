@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 
 from alphaprof.log.files import file_of
-from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard, commit_name
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DEPTH_COUNTS,
@@ -190,7 +190,10 @@ def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mappin
         run.place.put(name, content)
         files[name] = file_of(content)
     run.manifest = dataclasses.replace(run.manifest, files=files)
-    shutil.rmtree(run.path / "commits", ignore_errors=True)  # which speak of the files before
+    for index, commit in run.commits().items():
+        run.withdraw(index)
+        mine = {name: files[name] for name in commit.files if name in files}
+        run.place.put_new(commit_name(index), dataclasses.replace(commit, files=mine).to_json().encode())
     finish(run)
     return run
 

@@ -14,7 +14,6 @@ from typer import Exit, Option
 
 from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
 from alphaprof.errors import ExtraMissing, OptionInvalid
-from alphaprof.profiling.run.parts import WHOLE, part_of
 from alphaprof.version import install_line
 
 if TYPE_CHECKING:
@@ -68,7 +67,9 @@ def profile(
 def _measure(
     options: ProfileOptions, out: str, resume: bool, reuse: Path | None, until_decided: bool, part: str | None
 ) -> None:
-    """Profile in this process, all of the run or a part of it."""
+    """Profile in this process: the whole run, or a part of its shards."""
+    from alphaprof.profiling.run.parts import WHOLE, part_of
+
     share = part_of(part) if part is not None else WHOLE
     with _working(out) as progress:
         from alphaprof.profiling.run import pipeline

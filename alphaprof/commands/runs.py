@@ -22,10 +22,10 @@ class WorkerStatus:
     """One process that works on a run, or did."""
 
     worker: str  # as files of the run name it
-    host: str
-    process: int
-    device: str
-    since: str
+    host: str  # the machine's name
+    process: int  # its number there
+    device: str  # that it measures on
+    since: str  # when it began, ISO 8601
     shards: int  # that it has committed
     documents: int  # in them
     seconds: float  # that measuring them took
@@ -39,16 +39,16 @@ class RunStatus:
     format: ClassVar[str] = "alphaprof-status"
     version: ClassVar[str] = "1.0"
 
-    run: str
+    run: str  # where it lies
     complete: bool
     shards: int  # as prompts were staged; of a run that stopped early, those that it needed
-    committed: int
+    committed: int  # shards that are measured
     documents: int
     measured: int  # documents of committed shards
     lacking: tuple[int, ...]  # shards that nobody has committed
     documents_per_second: float | None  # of the workers that go on; None: none does, as far as commits tell
-    seconds_left: float | None
-    workers: tuple[WorkerStatus, ...]
+    seconds_left: float | None  # at that speed
+    workers: tuple[WorkerStatus, ...]  # in the order in which they came
 
     @classmethod
     def of(cls, run: Run, now: datetime.datetime | None = None) -> RunStatus:

@@ -65,7 +65,7 @@ def joined(
         yield
     finally:
         with contextlib.suppress(Exception):  # nothing may hide what ended the block
-            if begun and not place.has(MANIFEST):
+            if begun and set(place.names("")) == {PROFILE}:
                 place.remove(PROFILE)
                 if made:
                     place.discard()

@@ -27,7 +27,17 @@ LOADS = 8  # concurrencies that are shown
 IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what makes it another one, then the rest
     *("contradicted", "not_greedy", "off_policy_sample", "outside_support", "wiring", "damaged", "busy", "slow_baseline"),
     *("no_step_times", "partial", "other_context", "not_measured", "near_ties", "cut_by_length", "skipped", "truncated"),
-    *("not_timed", "not_timed_there", "other_dtype", "raw_prompts", "halved_batches", "stopped", "no_log", "part_of_log"),
+    *(
+        "not_timed",
+        "not_timed_there",
+        "other_dtype",
+        "mixed_devices",
+        "raw_prompts",
+        "halved_batches",
+        "stopped",
+        "no_log",
+        "part_of_log",
+    ),
     *(
         "never_full",
         "imported",

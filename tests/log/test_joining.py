@@ -15,8 +15,9 @@ import pytest
 from alphaprof.errors import DiskFull, RunExists
 from alphaprof.log.joining import Beginning, joined
 from alphaprof.log.place import place_of
+from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
 from alphaprof.log.store import Run
-from tests.synthetic import Recipe, manifest, write_run
+from tests.synthetic import Recipe, manifest
 
 CONFIG: dict[str, Any] = {"target": "a", "decision": {"gamma": 1}}
 OTHER = CONFIG | {"target": "b"}
@@ -31,11 +32,12 @@ def files_in(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def written(folder: Path, config: dict[str, Any] | None = None, resume: bool = False) -> Iterator[Run]:
-    """Join a directory and write a file there, as an import or the staging of prompts does."""
+    """Join a directory and write files there, as the staging of prompts does."""
     with joined(place_of(folder), config or CONFIG, resume):
         run = Run(folder, manifest(Recipe()))
-        run.place.put(PART, b"half")
-        yield run
+        with run.beginning():
+            run.write_prompts(arrow_schema(PROMPT_COLUMNS).empty_table(), 0)
+            yield run
 
 
 def test_processes_with_one_profile_share_a_directory_and_another_is_refused(
@@ -50,7 +52,7 @@ def test_processes_with_one_profile_share_a_directory_and_another_is_refused(
             assert f"run was begun with another profile (process {os.getpid()} on " in caught.value.message
             assert caught.value.hint == "choose another --out; if that process has ended, delete run"
         assert (second.begin(), first.begin()) == (True, False)
-    assert files_in(tmp_path / "run") == ["manifest.json", "profile.json", PART]
+    assert files_in(tmp_path / "run") == sorted(["manifest.json", "profile.json", *second.manifest.files])
     with pytest.raises(RunExists, match="holds a run already") as caught, written(Path("run")):
         pass
     assert "--resume" in caught.value.hint
@@ -67,19 +69,16 @@ def test_who_fails_before_there_is_a_run_leaves_nothing_but_what_was_there(tmp_p
         assert (tmp_path / folder).exists() is there
 
 
-def test_files_that_a_failed_process_took_away_are_missed_before_the_run_begins(tmp_path: Path) -> None:
-    """One that had joined it would else write a manifest that names what is gone."""
-    with contextlib.ExitStack() as first:
-        first.enter_context(written(tmp_path / "run"))
-        with joined(place_of(tmp_path / "run"), CONFIG):
-            run = Run(tmp_path / "run", manifest(Recipe()))
-            run.write_latency(write_run(tmp_path / "other").latency())
-            first.close()
-            with pytest.raises(RunExists, match=r"failed, has removed files of .*run") as caught:
-                run.begin()
-    assert caught.value.hint == "the same command again begins anew"
-    with written(tmp_path / "run") as again:
-        assert again.begin()
+def test_a_process_that_fails_takes_nothing_from_another_that_begins_the_same_run(tmp_path: Path) -> None:
+    for failing_first in (True, False):
+        folder = tmp_path / str(failing_first)
+        with contextlib.ExitStack() as failing, contextlib.ExitStack() as other:
+            stacks = (failing, other) if failing_first else (other, failing)
+            runs = [stack.enter_context(written(folder)) for stack in stacks]
+            failing.close()
+            run = runs[stacks.index(other)]
+            assert run.begin()
+        assert files_in(folder) == sorted(["manifest.json", "profile.json", *run.manifest.files])
 
 
 def abandon(folder: Path) -> None:
@@ -114,8 +113,9 @@ def test_a_users_own_files_stay_wherever_they_lie(tmp_path: Path) -> None:
         assert (files_in(folder), caught.value.hint) == ([name], "choose a new directory for --out")
     with written(tmp_path / "run"):  # and no run comes of it
         for name in MINE:
+            (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "run" / name).write_text("mine")
-    assert files_in(tmp_path / "run") == sorted(MINE)
+    assert files_in(tmp_path / "run") == sorted(["profile.json", *MINE])
 
 
 def test_a_place_that_is_no_folder_or_cannot_be_made_is_refused_in_our_words(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.manifest import Worker
 from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
 from alphaprof.totals.files import shard_totals
 from alphaprof.totals.finish import finish, reopen
 from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
@@ -191,6 +192,7 @@ def test_processes_that_compute_otherwise_are_refused_or_noted(run: Run, going: 
     finish(Run.open(going.path))
     (warning,) = Run.open(going.path).manifest.warnings
     assert (warning["code"], words in warning["message"]) == ("mixed_devices", True)
+    assert words in next(note.message for note in build_report(going).notes if note.code == "mixed_devices")
 
 
 def test_a_process_that_computes_alike_or_measured_nothing_is_no_mixture(run: Run, going: Run) -> None:

@@ -112,8 +112,9 @@ def profile_with_models(options: ProfileOptions, place: Place, progress: Progres
     """
     with in_memory():
         plan = _begun(options, place, progress)
-        stage(plan, progress)
-        plan.run.begin()
+        with plan.run.beginning():
+            stage(plan, progress)
+            plan.run.begin()
         _work(plan, progress)
     return plan
 
@@ -139,8 +140,9 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     place = place_of(out)
     with in_memory(), joined(place, options.model_dump(mode="json")):
         plan = _begun(options, place, progress)
-        _measure_latency(plan, costs, progress)
-        plan.run.begin()
+        with plan.run.beginning():
+            _measure_latency(plan, costs, progress)
+            plan.run.begin()
     if plan.run.latency() is None:
         warning = plan.run.manifest.warnings[-1]
         raise StepsNotTimed(warning["message"], warning["remedy"])
