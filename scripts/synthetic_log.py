@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import itertools
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,18 +82,19 @@ class Drawn:
 
 def write_log(path: Path, size: Size) -> Run:
     """A complete run in `path`: position log, texts and step times; without totals."""
-    run, shards = _opened(path, size), []
+    run = _opened(path, size)
     base: list[Drawn] = []
-    with ThreadPoolExecutor(2) as pool:
-        for index, (first, count) in enumerate(size.shards):
-            if index < DISTINCT:
-                base.append(_drawn(size, run, index))
-            drawn = base[index % len(base)]
-            rows = int(drawn.lengths[:count].sum())
-            parts = {draft: _numbered(log.slice(0, rows), first) for draft, log in drawn.logs.items()}
-            list(pool.map(lambda part, index=index: run.write_positions(part[1], index, part[0]), parts.items()))
-            shards.append(_shard(run, drawn, index, (first, count)))
-    return _finished(run, size, shards)
+    for index, (first, count) in enumerate(size.shards):
+        if index < DISTINCT:
+            base.append(_drawn(size, run, index))
+        drawn = base[index % len(base)]
+        rows = int(drawn.lengths[:count].sum())
+        logs = {draft: _numbered(log.slice(0, rows), first) for draft, log in drawn.logs.items()}
+        run.commit(_shard(drawn, index, count), logs, _texts(drawn, first, count))
+    run.refresh()
+    for first, last in ranges(run.shards):
+        run.write_documents(run.collected(run.shards[first : last + 1]), (first, last))
+    return _finished(run, size)
 
 
 def write_many(path: Path, size: Size) -> Run:
@@ -105,30 +105,35 @@ def write_many(path: Path, size: Size) -> Run:
         draft: read_totals(source, draft, TotalsRequest(source.rules, source.gammas)) for draft in source.manifest.drafts
     }
     size = dataclasses.replace(size, shard=small.documents)
-    run = _opened(path, size)
-    texts = [source.continuations(shard.index) for shard in source.shards]
-    drawn = Drawn(pa.concat_tables(texts), source.documents()["continuation_tokens"].to_numpy(), {})
-    shards = [_shard(run, drawn, index, numbers) for index, numbers in enumerate(size.shards)]
-    for (first, last), draft in itertools.product(ranges(shards, complete=True), base):
-        parts = [
-            _numbered(rows.filter(pc.less(rows["document"], count)), start)
-            for rows in (base[draft].filter(pc.equal(base[draft]["rule"].cast(pa.string()), rule)) for rule in run.rules)
-            for start, count in size.shards[first : last + 1]
-        ]
-        run.write_totals(pa.concat_tables(parts), (first, last), draft)
-    return _finished(run, size, shards)
+    run, documents = _opened(path, size), source.documents()
+    drawn = Drawn(documents, documents["continuation_tokens"].to_numpy(), {})
+    shards = tuple(_shard(drawn, index, count) for index, (_, count) in enumerate(size.shards))
+    run.manifest = dataclasses.replace(run.manifest, shards=shards)
+    for first, last in ranges(shards):
+        numbers = size.shards[first : last + 1]
+        run.write_documents(pa.concat_tables(_texts(drawn, *each) for each in numbers), (first, last))
+        for draft, totals in base.items():
+            by_rule = (totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule)) for rule in run.rules)
+            parts = [
+                _numbered(rows.filter(pc.less(rows["document"], count)), start)
+                for rows in by_rule
+                for start, count in numbers
+            ]
+            run.write_totals(pa.concat_tables(parts), (first, last), draft)
+    return _finished(run, size)
 
 
 def _opened(path: Path, size: Size) -> Run:
     facts = manifest(size.recipe)
     target = dataclasses.replace(facts.target, vocabulary=VOCABULARY)
-    return Run(path, dataclasses.replace(facts, target=target))
+    run = Run(path, dataclasses.replace(facts, target=target, staged=tuple(count for _, count in size.shards)))
+    run.place.make()
+    run.begin()
+    return run
 
 
-def _finished(run: Run, size: Size, shards: list[Shard]) -> Run:
+def _finished(run: Run, size: Size) -> Run:
     run.write_latency(latency(size.recipe))
-    run.write_manifest(dataclasses.replace(run.manifest, shards=tuple(shards)))
-    run.write_documents()
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     return run
 
@@ -139,13 +144,14 @@ def _numbered(table: pa.Table, first: int) -> pa.Table:
     return table.set_column(place, table.schema.field(place), pc.add(table["document"], first))
 
 
-def _shard(run: Run, drawn: Drawn, index: int, numbers: tuple[int, int]) -> Shard:
-    """Write the documents of a shard under their numbers: the first one, and how many."""
-    first, count = numbers
+def _texts(drawn: Drawn, first: int, count: int) -> pa.Table:
+    """The documents of a shard, with numbers from `first` on and prompts of their own."""
     table = _numbered(drawn.documents.slice(0, count), first)
     hashes = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(first, first + count)]
-    table = table.set_column(table.schema.get_field_index("prompt_hash"), table.schema.field("prompt_hash"), [hashes])
-    run.write_continuations(table, index)
+    return table.set_column(table.schema.get_field_index("prompt_hash"), table.schema.field("prompt_hash"), [hashes])
+
+
+def _shard(drawn: Drawn, index: int, count: int) -> Shard:
     return Shard(index, count, int(drawn.lengths[:count].sum()), "0" * 64)
 
 
