@@ -479,8 +479,9 @@ class Run:
 
     def _has(self, folder: str) -> bool:
         """Whether a folder holds anything. Raises `RunUnreadable` where the system does not say."""
-        with reading(f"{self.path}/{folder}", ACCESS):
-            return bool(self.place.names(folder))
+        first = next((name for name in self.manifest.files if name.startswith(f"{folder}/")), "")
+        with reading(f"{self.path}/{folder}", ACCESS):  # to list a folder of many shards takes as long as to read them
+            return bool(first and self.place.has(first)) or bool(self.place.names(folder))
 
     def _shard(self, index: int) -> Shard:
         return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
@@ -501,8 +502,8 @@ class Run:
     def _read(self, name: str, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
         """Columns of a file: all, or those with some names."""
         wanted = [column.name for column in columns if names is None or column.name in names]
-        with self._opened(name, hint) as stream:
-            return pq.ParquetFile(stream, page_checksum_verification=True).read(wanted)
+        with self._opened(name, hint) as stream:  # a file is small: other threads, for its columns, cost more than they save
+            return pq.ParquetFile(stream, page_checksum_verification=True).read(wanted, use_threads=False)
 
     def _rows(self, table: pa.Table, rows: int, name: str) -> pa.Table:
         """The table. Raises `RunUnreadable` where it has another number of rows than the manifest says."""

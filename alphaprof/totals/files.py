@@ -24,6 +24,7 @@ from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, co
 
 Source = Callable[[], pa.Table]
 Made = TypeVar("Made")
+POSITIONS = 2**16  # that are counted at once, in arrays of half a MiB each; more of them are no faster
 
 
 @contextlib.contextmanager
@@ -129,16 +130,28 @@ class DraftTotals:
         for stored_too, group in itertools.groupby(range(first, last + 1), covered.__contains__):
             if lacking := unknown if stored_too else request.rules:
                 asked, indices = dataclasses.replace(request, rules=lacking), list(group)
-                coming = [pool.submit(_compute, run, self.draft, index, asked) for index in indices]
+                coming = [pool.submit(_compute, run, self.draft, several, asked) for several in _together(run, indices)]
                 sources.append((indices[0], partial(_table, coming, asked.gammas, columns)))
         return [source for _, source in sorted(sources, key=lambda place: place[0])]
 
 
-def _compute(run: Run, draft: str, index: int, request: TotalsRequest) -> Counts:
-    """Totals of one shard, from its position log."""
+def _together(run: Run, indices: Sequence[int]) -> Iterator[list[int]]:
+    """Yields shards, in their order, of `POSITIONS` together: small ones cost more interpreter time than the counting does."""
+    several, positions = list[int](), 0
+    for index in indices:
+        several.append(index)
+        positions += run.shards[index].positions
+        if positions >= POSITIONS or index == indices[-1]:
+            yield several
+            several, positions = [], 0
+
+
+def _compute(run: Run, draft: str, indices: Sequence[int], request: TotalsRequest) -> Counts:
+    """Totals of some shards, from their position log."""
     models = run.manifest.target, run.manifest.drafts[draft]
-    positions = run.positions(draft, index, [*columns_of(request.rules, models[1], request.flavour), "phase"])
-    return counts(positions, run.continuations(index, SHAPED), models, request)
+    columns = [*columns_of(request.rules, models[1], request.flavour), "phase"]
+    positions = pa.concat_tables(run.positions(draft, index, columns) for index in indices)
+    return counts(positions, pa.concat_tables(run.continuations(index, SHAPED) for index in indices), models, request)
 
 
 def shard_totals(run: Run, draft: str, positions: pa.Table, documents: pa.Table) -> pa.Table:
