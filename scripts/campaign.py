@@ -710,7 +710,8 @@ def carry_on(arguments: tuple[object, ...], call: Callable[..., Outcome] = comma
 
 def lost(now: Mapping[str, pd.DataFrame], whole: Mapping[str, pd.DataFrame]) -> list[str]:
     """Tables of a part of a run whose rows are not those of the whole one."""
-    same = {name: table[table["document"].isin(now[name]["document"])] for name, table in whole.items() if name in now}
+    read = {name: table for name, table in now.items() if len(table)}
+    same = {name: table[table["document"].isin(read[name]["document"])] for name, table in whole.items() if name in read}
     return [name for name, table in same.items() if not table.reset_index(drop=True).equals(now[name])]
 
 

@@ -60,7 +60,7 @@ def joined(place: Place, config: Mapping[str, Any], resume: bool = False, hint: 
         yield
     finally:
         with contextlib.suppress(Exception):  # nothing may hide what ended the block
-            if begun and not place.has(MANIFEST):
+            if begun and set(place.names("")) == {PROFILE}:
                 place.remove(PROFILE)
                 if made:
                     place.discard()

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from alphaprof.errors import DiskFull
-from alphaprof.log.files import synced, writing
+from alphaprof.log.files import reading, synced, writing
 
 TEMPORARY = ".tmp"
+ACCESS = "check that disk or mount, and give read access to it"
 
 
 class Place(Protocol):
@@ -129,7 +130,13 @@ class LocalPlace:
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
-        return (self.path / name).read_bytes()
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError:
+            with reading(self.path / name, ACCESS):
+                raise
 
     def open(self, name: str) -> pa.NativeFile:
         """A file for reading at random."""
@@ -138,17 +145,19 @@ class LocalPlace:
     def names(self, prefix: str) -> dict[str, int]:
         """Every file below a folder."""
         found = {}
-        for folder, _, files in os.walk(self.path / prefix):
-            for file in files:
-                path = Path(folder, file)
-                if not file.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):
-                        found[path.relative_to(self.path).as_posix()] = path.stat().st_size
+        with reading(self.path / prefix, ACCESS):
+            for folder, _, files in os.walk(self.path / prefix, onerror=_unless_missing):
+                for file in files:
+                    path = Path(folder, file)
+                    if not file.startswith("."):
+                        with contextlib.suppress(FileNotFoundError):
+                            found[path.relative_to(self.path).as_posix()] = path.stat().st_size
         return found
 
     def has(self, name: str) -> bool:
         """Whether there is a file of that name."""
-        return (self.path / name).exists()
+        with reading(self.path / name, ACCESS):
+            return (self.path / name).exists()
 
     def remove(self, name: str) -> None:
         """Remove a file."""
@@ -185,6 +194,12 @@ class LocalPlace:
         for path in self.path.rglob(f".*{TEMPORARY}"):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _unless_missing(error: OSError) -> None:
+    """Raise the error of a listing, unless there is nothing to list."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
 
 
 def place_of(where: str | Path) -> Place:

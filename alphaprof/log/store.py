@@ -117,6 +117,7 @@ class Run:
         self.manifest = manifest
         self.worker = secrets.token_hex(4)  # tells the files of this process apart from those of others
         self.damaged: set[str] = set()
+        self._written: set[str] = set()
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
         self._recording = Lock()
@@ -139,7 +140,7 @@ class Run:
     def view(self, manifest: Manifest) -> Run:
         """The same run seen through another manifest: with some of its shards, or another decision."""
         other = Run(self.place, manifest)
-        other.worker, other._footers = self.worker, self._footers
+        other.worker, other._footers, other._written = self.worker, self._footers, self._written
         return other
 
     def refresh(self) -> None:
@@ -221,6 +222,7 @@ class Run:
         self._commits.pop(commit_name(index), None)
 
     def _write(self, name: str, content: bytes | pa.Buffer) -> File:
+        self._written.add(name)  # a write that fails may leave it there
         self.place.put(name, content)
         return file_of(content)
 
@@ -236,14 +238,14 @@ class Run:
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
         """Removes what this process has written, and no other one, where the block ends and the run is not its own."""
+        self.place.make()  # a process that began the same run, and failed, may have removed it
         try:
             yield
         finally:
             with contextlib.suppress(Exception):  # nothing may hide what ended the block
                 named = read_manifest(self.place).files if self.place.has(MANIFEST) else {}
-                for name in self.manifest.files:
-                    if name not in named:
-                        self.place.remove(name)
+                for name in self._written - named.keys():
+                    self.place.remove(name)
 
     def write_prompts(self, table: pa.Table, index: int) -> None:
         """Write the documents of a shard as they are to be measured; the next manifest names them."""

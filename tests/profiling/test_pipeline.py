@@ -317,7 +317,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """While prompts are staged, between the files of a shard and its commit, while the run is finished."""
-    path, out = written(tmp_path, tiny), tmp_path / "run"
+    path, out, expected = written(tmp_path, tiny), tmp_path / "run", request.getfixturevalue(whole)
 
     class Killed(BaseException):
         pass
@@ -346,7 +346,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
             budget[0] = 40 if len(ended) == 1 else 8 + len(ended) % 5  # the second reaches the manifest and a little more
     assert len(ended) > 4
     assert {"put prompts", "put positions"} <= set(ended)
-    require_same_tables(out, request.getfixturevalue(whole))
+    require_same_tables(out, expected)
 
 
 @pytest.mark.parametrize("markers", [("prompts/*", "commits/00000.json"), ("commits/00000.json", "commits/00002.json")])
@@ -493,6 +493,31 @@ def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs
         (True, False, " holds a run already"),
         (True, True, " was made with another profile (data, gammas changed)"),
     ]
+    require_same_tables(out, finished)
+
+
+@pytest.mark.parametrize("place", ["load", "stage", "_measure_latency"])
+def test_a_process_that_fails_takes_nothing_from_another_one_that_has_joined(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The one that began the run fails at its beginning, while the other is at the same place; alone it leaves nothing."""
+    path, out = finished.path.parent / "profile.yaml", tmp_path / "run"
+    original, turns = getattr(pipeline, place), iter(["first", "second"])
+
+    def failing(*rest: Any, **named: Any) -> Any:
+        if next(turns, None) == "first":
+            original(*rest, **named)
+            run_profile(path, out) if together else None
+            raise KeyboardInterrupt
+        return original(*rest, **named)
+
+    for together in (False, True):
+        with monkeypatch.context() as patch:
+            turns = iter(["first", "second"])
+            patch.setattr(pipeline, place, failing)
+            with pytest.raises(KeyboardInterrupt):
+                run_profile(path, out)
+        assert out.exists() == together
     require_same_tables(out, finished)
 
 
