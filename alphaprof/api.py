@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from alphaprof.errors import OptionInvalid, cut, shown
 from alphaprof.log.disk import reading
 from alphaprof.log.manifest import Manifest
+from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
 
 if TYPE_CHECKING:
@@ -92,13 +93,19 @@ class OpenedRun:
         return first_screen_fragment(self.report())
 
     def _read(self, table: str, columns: Sequence[str] | None, where: list[Any] | None) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
         run = self._run
         if table == "totals":
             parts = [part for draft in self.drafts for part in run.totals_parts(draft)]
-            whole = sum(part.last - part.first + 1 for part in parts) == len(run.shards) * len(self.drafts)
+            whole = sum(part.last - part.first + 1 for part in parts) == len(run.shards) * len(self.drafts) > 0
             data = self._stored(table, [part.name for part in parts]) if whole else self._worked_out()
         else:
             data = self._stored(table, [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards])
+            if not run.shards:  # no file tells what the columns are
+                declared = pa.schema(arrow_schema(run.log_rules.columns))
+                data = ds.dataset(pa.unify_schemas([declared, data.schema]).empty_table())
         scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, where)
         with reading(f"{self.path}/{table}", AGAIN):
             return scanner.to_table()

@@ -8,6 +8,7 @@ read it. manifests: one value of manifest.json is edited; its digest stays as it
 tables, requests: profile files with overrides, step times and logs of requests, edited as data and as bytes. A profile is
 followed until its models would be loaded; of the others a report is asked. disk: a call that touches files fails, once or
 from then on. kills: profiles of tiny models and imports are killed at a file event or at a random time, and finished.
+workers: the same of two processes that work on one profile at once.
 
 How a case ends: with the `same answer`; with another one and a word about it (`warned`); with an error of two lines
 (`refused`); or with `another answer`, where the input is the user's own to change. Failures: `silently different` (a number
@@ -40,6 +41,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -710,7 +712,8 @@ def carry_on(arguments: tuple[object, ...], call: Callable[..., Outcome] = comma
 
 def lost(now: Mapping[str, pd.DataFrame], whole: Mapping[str, pd.DataFrame]) -> list[str]:
     """Tables of a part of a run whose rows are not those of the whole one."""
-    same = {name: table[table["document"].isin(now[name]["document"])] for name, table in whole.items() if name in now}
+    read = {name: table for name, table in now.items() if len(table)}
+    same = {name: table[table["document"].isin(read[name]["document"])] for name, table in whole.items() if name in read}
     return [name for name, table in same.items() if not table.reset_index(drop=True).equals(now[name])]
 
 
@@ -764,9 +767,9 @@ class Server:
     """A process that has run a command already, and forks a process for each further one, which need not import anything."""
 
     def __init__(self, *arguments: object) -> None:
-        self._log = Path(str(arguments[-1])).parent / "log.txt"
         serving = [sys.executable, __file__, "--serve"]
         self._process = subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._log = Path(str(arguments[-1])).parent / f"log-{self._process.pid}.txt"
         made(Path(str(arguments[-1])), Outcome(*self._asked(list(map(str, arguments)))))
 
     def _asked(self, work: Any) -> Any:
@@ -866,6 +869,43 @@ def kills(folder: Path) -> Iterator[Case]:
         yield case
 
 
+@contextmanager
+def workers(folder: Path) -> Iterator[Case]:
+    """Two processes that work on one profile, of which one or both are killed, once or twice; then two that finish it."""
+    write_profile(folder)
+    name, profile, *others = profile_arguments(folder)
+    arguments, run, servers = (name, profile, "--resume", *others), folder / "run", list[Server]()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            shutil.rmtree(run, ignore_errors=True)
+            servers.append(stack.enter_context(contextlib.closing(Server(*arguments))))
+        rows = rows_of(run)
+
+        def together(*plans: dict[str, float]) -> list[Outcome]:
+            return list(pool.map(lambda server, plan: server.run(*arguments, **plan), servers, plans))
+
+        shutil.rmtree(run)
+        started = time.monotonic()
+        events = max(int(end.said.rpartition("file events: ")[2]) for end in together({}, {}))
+        took = time.monotonic() - started
+
+        def plan(rng: random.Random) -> dict[str, float]:
+            return {"event": rng.randint(1, events)} if rng.random() < 0.7 else {"seconds": rng.uniform(0, took)}
+
+        def case(rng: random.Random) -> Outcome:
+            shutil.rmtree(run, ignore_errors=True)
+            turns = [(plan(rng), plan(rng) if rng.random() < 0.5 else {}) for _ in range(rng.choice((1, 1, 2)))]
+            for turn in [*turns, ({}, {})]:
+                for end in together(*turn):
+                    if end.kind not in ("answer", "killed"):
+                        kind = "not finished" if end.kind == "refused" else end.kind
+                        return Outcome(kind, f"killed at {turns}, in {turn}: {end.detail}")
+            outcome = finished(Outcome("answer"), run, rows)
+            return Outcome(outcome.kind, f"killed at {turns}: {outcome.detail}")
+
+        yield case
+
+
 # --- the campaign -------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, tuple[Callable[..., AbstractContextManager[Case]], int]] = {
@@ -876,6 +916,7 @@ PARTS: dict[str, tuple[Callable[..., AbstractContextManager[Case]], int]] = {
     "requests": (requests, 1000),
     "disk": (disk, 500),
     "kills": (kills, 100),
+    "workers": (workers, 100),
 }
 
 

@@ -192,7 +192,11 @@ def test_what_is_left_out_is_not_read(stored: Run, tmp_path: Path) -> None:
 
 def test_a_run_without_a_complete_shard_has_empty_tables(stored: Run, tmp_path: Path) -> None:
     run = alphaprof.open(interrupted(stored, tmp_path / "copy", 0).path)
-    assert (len(run.positions()), len(run.totals()), len(run.documents())) == (0, 0, 0)
+    whole = alphaprof.open(stored.path)
+    for name in ("positions", "totals", "documents"):
+        none = getattr(run, name)()
+        assert (len(none), list(none)) == (0, list(getattr(whole, name)()))
+    assert len(run.positions(["document", "draft"])) == 0
 
 
 def test_every_snippet_of_the_page_runs(stored: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals
+from alphaprof.totals.files import DraftTotals, read_totals
+from alphaprof.totals.finish import finish
 from tests.conftest import slow
 from tests.synthetic import interrupted as left_running
 from tests.tiny import tokenizer
@@ -317,7 +318,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """While prompts are staged, between the files of a shard and its commit, while the run is finished."""
-    path, out = written(tmp_path, tiny), tmp_path / "run"
+    path, out, expected = written(tmp_path, tiny), tmp_path / "run", request.getfixturevalue(whole)
 
     class Killed(BaseException):
         pass
@@ -346,15 +347,17 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
             budget[0] = 40 if len(ended) == 1 else 8 + len(ended) % 5  # the second reaches the manifest and a little more
     assert len(ended) > 4
     assert {"put prompts", "put positions"} <= set(ended)
-    require_same_tables(out, request.getfixturevalue(whole))
+    require_same_tables(out, expected)
 
 
-@pytest.mark.parametrize("markers", [("prompts/*", "commits/00000.json"), ("commits/00000.json", "commits/00002.json")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("prompts/*", "commits/00000.json"), *slow([("commits/00000.json", "commits/00002.json")])]
+)
 def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(
-    finished: Run, tiny: Path, tmp_path: Path, markers: tuple[str, ...]
+    finished: Run, tiny: Path, tmp_path: Path, first: str, second: str
 ) -> None:
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    for marker in markers:
+    for marker in (first, second):
         with start(path, out, "--resume") as process:
             wait_for(out, marker, process)
             process.send_signal(signal.SIGKILL)
@@ -493,6 +496,31 @@ def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs
         (True, False, " holds a run already"),
         (True, True, " was made with another profile (data, gammas changed)"),
     ]
+    require_same_tables(out, finished)
+
+
+@pytest.mark.parametrize("place", ["load", "stage", "_measure_latency"])
+def test_a_process_that_fails_takes_nothing_from_another_one_that_has_joined(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The one that began the run fails at its beginning, while the other is at the same place; alone it leaves nothing."""
+    path, out = finished.path.parent / "profile.yaml", tmp_path / "run"
+    original, turns = getattr(pipeline, place), iter(["first", "second"])
+
+    def failing(*rest: Any, **named: Any) -> Any:
+        if next(turns, None) == "first":
+            original(*rest, **named)
+            run_profile(path, out) if together else None
+            raise KeyboardInterrupt
+        return original(*rest, **named)
+
+    for together in (False, True):
+        with monkeypatch.context() as patch:
+            turns = iter(["first", "second"])
+            patch.setattr(pipeline, place, failing)
+            with pytest.raises(KeyboardInterrupt):
+                run_profile(path, out)
+        assert out.exists() == together
     require_same_tables(out, finished)
 
 
@@ -1146,3 +1174,57 @@ def test_a_profile_with_options_that_are_no_more_is_compared_as_it_stands(finish
     require_same_profile(Run(finished.path, manifest), options)
     with pytest.raises(RunMismatch, match=r"another profile \(gammas changed\)"):
         require_same_profile(Run(finished.path, manifest), options.model_copy(update={"gammas": [9]}))
+
+
+def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would_have(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three shards, in the same order; with a part of it measured ahead of the others too."""
+    data = [
+        {"domain": "long", "path": "long.jsonl", "prompt": "{text}"},
+        {"domain": "short", "path": "short.jsonl", "prompt": "{text}"},
+    ]
+    path = profile_file(tmp_path, tiny, data=data, shard_documents=2)
+    options, asked = load_profile(path), list[int]()
+
+    def enough(run: Run) -> str | None:
+        asked.append(len(run.shards))
+        return "sure" if len(run.shards) == 3 else None
+
+    def until(name: str, resume: bool = False) -> Run:
+        asked.clear()
+        return pipeline.profile_until(options, tmp_path / name, Silent(), enough, resume)
+
+    whole = until("whole")
+    documents = len(whole.documents())
+    assert (asked, len(whole.shards), documents < whole.manifest.sequential["available"]) == ([1, 2, 3], 3, True)
+    left_running(whole, tmp_path / "ahead").withdraw(1)
+    shutil.copytree(whole.path, tmp_path / "damaged")
+    damage(tmp_path / "damaged" / whole.name_of("continuations", 1), "removed")
+    for name in ("ahead", "damaged"):
+        run = until(name, resume=True)
+        assert asked == [1, 2, 3]
+        require_same_tables(run.path, whole)
+    assert until("whole", resume=True).shards == whole.shards
+    assert asked == []
+    kept = pipeline.profile(options, tmp_path / "whole", Silent(), resume=True)
+    assert (kept.manifest.status, len(kept.documents())) == ("complete", documents)
+
+
+def test_a_process_that_finishes_a_run_while_another_one_does_ends_with_the_same_run(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was about to join has been joined and removed."""
+    out, sources, others = tmp_path / "run", DraftTotals.sources, list[Run]()
+
+    def overtaken(totals: DraftTotals, *rest: Any) -> Any:
+        found = sources(totals, *rest)
+        if not others:
+            others.append(Run.open(out))
+            finish(others[0])
+        return found
+
+    monkeypatch.setattr(DraftTotals, "sources", overtaken)
+    run = run_profile(finished.path.parent / "profile.yaml", out)
+    assert (others[0].manifest, run.manifest.status) == (run.manifest, "complete")
+    require_same_tables(out, finished)
