@@ -42,7 +42,8 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters, Doctor, RunStatus),
+    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters, Doctor),
+    RunStatus,
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {
