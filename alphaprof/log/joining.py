@@ -52,10 +52,10 @@ def joined(
     work, so that the place must heed put-if-absent. Raises `RunExists` and `DiskFull`.
     """
     mine, begun = Beginning.of(config), False
-    made = not place.exists()
+    made = False
     if not (resume and place.has(MANIFEST)):
         require_new(place, *([hint] if hint else []))
-        place.make()
+        made = place.make()
         if several:
             require_put_if_absent(place)
         begun = place.put_new(PROFILE, (json.dumps(dataclasses.asdict(mine), indent=2) + "\n").encode())

@@ -71,8 +71,8 @@ class Place(Protocol):
     def shown(self) -> str:
         """How messages name it: a path, or a URI without credentials."""
 
-    def make(self) -> None:
-        """Make the run's own folder, with those above it; an object store has none."""
+    def make(self) -> bool:
+        """Make the run's own folder, with those above it, and say whether it was missing; an object store has none."""
 
     @property
     def filesystem(self) -> Any:
@@ -178,11 +178,13 @@ class LocalPlace:
         """The path."""
         return str(self.path)
 
-    def make(self) -> None:
+    def make(self) -> bool:
         """Make the folder, with those above it. Raises `DiskFull`."""
         with writing(self.path):
+            missing = not os.path.isdir(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             synced(self.path.parent)
+        return missing
 
     @property
     def filesystem(self) -> Any:
@@ -416,8 +418,9 @@ class ObjectPlace:
         """The URI."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def make(self) -> None:
+    def make(self) -> bool:
         """Nothing: an object store has no folders."""
+        return False
 
     def discard(self) -> None:
         """Nothing, likewise."""

@@ -67,12 +67,12 @@ def require_new(place: Place, hint: str = "add --resume to finish it, or choose 
 
     `hint`: what to do where it holds a run already.
     """
+    place.require_writable()
     names = set(place.names(""))
     if MANIFEST in names:
         raise RunExists(f"{place.shown} holds a run already", hint)
     if PROFILE not in names and names:
         raise RunExists(f"{place.shown} exists and is not empty", "choose a new directory for --out")
-    place.require_writable()
 
 
 def remove_unnamed(place: Place, named: Collection[str]) -> None:

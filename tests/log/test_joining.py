@@ -52,7 +52,9 @@ def test_processes_with_one_profile_share_a_directory_and_another_is_refused(
             assert f"run was begun with another profile (process {os.getpid()} on " in caught.value.message
             assert caught.value.hint == "choose another --out; if that process has ended, delete run"
         assert (second.begin(), first.begin()) == (True, False)
-    assert files_in(tmp_path / "run") == sorted(["manifest.json", "profile.json", *second.manifest.files])
+    assert files_in(tmp_path / "run") == sorted(
+        ["manifest.json", "profile.json", *second.manifest.files, f"workers/{second.worker}.json"]
+    )
     with pytest.raises(RunExists, match="holds a run already") as caught, written(Path("run")):
         pass
     assert "--resume" in caught.value.hint
@@ -78,7 +80,9 @@ def test_a_process_that_fails_takes_nothing_from_another_that_begins_the_same_ru
             failing.close()
             run = runs[stacks.index(other)]
             assert run.begin()
-        assert files_in(folder) == sorted(["manifest.json", "profile.json", *run.manifest.files])
+        assert files_in(folder) == sorted(
+            ["manifest.json", "profile.json", *run.manifest.files, f"workers/{run.worker}.json"]
+        )
 
 
 def abandon(folder: Path) -> None:

@@ -308,17 +308,17 @@ def test_commits_of_more_than_a_hundred_thousand_shards_are_in_order(tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["half", "another shard's", "edited"])
-def test_a_damaged_commit_is_named_with_a_next_step(run: Run, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_commit_is_none_for_readers_and_its_shard_is_measured_again(run: Run, tmp_path: Path, damage: str) -> None:
     going = interrupted(run, tmp_path / "going")
     path, text = going.path / "commits" / "00001.json", (going.path / "commits" / "00001.json").read_text()
     data = json.loads(text) | {"seconds": 1.0}
     other = (going.path / "commits" / "00000.json").read_text()
     path.write_text({"half": text[: len(text) // 2], "another shard's": other, "edited": json.dumps(data)}[damage])
-    with pytest.raises(RunUnreadable, match=r"commits/00001\.json (is damaged|cannot be read)") as caught:
-        Run.open(going.path)
-    assert "delete it: alphaprof profile with --resume goes on without it" in caught.value.hint
-    path.unlink()
-    assert len(Run.open(going.path).shards) == 1
+    opened = Run.open(going.path)
+    assert len(opened.shards) == 1
+    assert opened.damaged_shards() == [1]
+    opened.withdraw(1)
+    assert not path.exists()
 
 
 def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None:

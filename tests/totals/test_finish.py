@@ -13,6 +13,7 @@ import pytest
 
 from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.manifest import Worker
+from alphaprof.log.place import LocalPlace
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.totals.files import shard_totals
@@ -83,7 +84,7 @@ def test_what_no_commit_names_is_removed_in_the_end_and_what_is_not_ours_stays(r
         (going.path / name).write_text("mine")
     finish(going)
     left = set(contents(going)) - set(going.manifest.files)
-    assert {name for name in left if not name.startswith("commits/")} == {"manifest.json", *MINE}
+    assert {name for name in left if not name.startswith(("commits/", "workers/"))} == {"manifest.json", *MINE}
     (going.path / "positions" / "thesis.parquet").unlink()
     assert len(pd.read_parquet(going.path / "positions")) == run.manifest.positions
 
@@ -122,14 +123,14 @@ def test_the_last_shard_stays_where_another_process_finishes_the_run_at_once(
     last, other = interrupted(run, tmp_path / "going", 5), Run(tmp_path / "going", run.manifest)
     put_new = last.place.put_new
 
-    def and_finished(name: str, content: Any) -> bool:
+    def and_finished(_: LocalPlace, name: str, content: Any) -> bool:
         try:
             return put_new(name, content)
         finally:
             other.manifest = Run.open(other.place).manifest
             finish(other)
 
-    monkeypatch.setattr(last.place, "put_new", and_finished)
+    monkeypatch.setattr(LocalPlace, "put_new", and_finished)
     assert commit_again(last, run, 5)
     assert len(Run.open(last.path).shards) == 6
     Run.open(last.path).verify()
