@@ -136,7 +136,7 @@ class DraftTotals:
 
 
 def _together(run: Run, indices: Sequence[int]) -> Iterator[list[int]]:
-    """Yields shards, in their order, of `POSITIONS` together: small ones cost more of the interpreter's time than counting."""
+    """Yields shards, in their order, of `POSITIONS` together: counting small ones costs mostly the interpreter's time."""
     several, positions = list[int](), 0
     for index in indices:
         several.append(index)

@@ -30,6 +30,11 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+def begun(run: Run) -> list[str]:
+    """The files of a run whose process has begun it and measured nothing."""
+    return sorted(["manifest.json", "profile.json", *run.manifest.files, f"workers/{run.worker}.json"])
+
+
 @contextlib.contextmanager
 def written(folder: Path, config: dict[str, Any] | None = None, resume: bool = False) -> Iterator[Run]:
     """Join a directory and write files there, as the staging of prompts does."""
