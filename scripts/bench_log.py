@@ -30,11 +30,11 @@ Figures = dict[str, float]
 def totals_figures(path: Path) -> Figures:
     """Compute and write the totals of a run that has none, and say how many seconds that took (imports not counted)."""
     from alphaprof.log.store import Run
-    from alphaprof.totals.files import write_totals
+    from alphaprof.totals.finish import finish
 
     run = Run.open(path)
     shutil.rmtree(path / "totals", ignore_errors=True)
-    seconds, cpu = _timed(lambda: write_totals(run))
+    seconds, cpu = _timed(lambda: finish(run))
     positions = run.manifest.positions * len(run.manifest.drafts)
     return {"positions": positions, "seconds": seconds, "cpu": cpu, "memory": _memory()}
 

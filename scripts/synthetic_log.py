@@ -30,7 +30,8 @@ from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals, write_totals
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.finish import finish
 from tests.synthetic import Document, Domain, Recipe, continuation_table, latency, log_table, manifest
 
 Array = np.ndarray[Any, Any]
@@ -303,7 +304,7 @@ def main() -> None:
     given = parser.parse_args()
     options = {"kind": given.kind, "lookup": given.lookup}
     if given.positions:
-        write_totals(write_log(given.run, Size.of(given.positions, **options)))
+        finish(write_log(given.run, Size.of(given.positions, **options)))
     else:
         write_many(given.run, Size(given.documents, **options))
 

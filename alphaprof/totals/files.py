@@ -17,7 +17,7 @@ import pyarrow as pa
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.files import TotalsPart, ranges
 from alphaprof.log.schema import arrow_schema
-from alphaprof.log.store import Run, remove_unnamed
+from alphaprof.log.store import Run
 from alphaprof.log.tables import of_rule
 from alphaprof.rules import rules_of
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
@@ -35,15 +35,6 @@ def _threads() -> Iterator[Executor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def write_totals(run: Run) -> None:
-    """Compute and write the totals that a complete run lacks or that are damaged."""
-    before = run.manifest.files
-    join_totals(run)
-    if run.manifest.files is not before:
-        run.write_manifest(run.manifest)
-        remove_unnamed(run.place, run.manifest.files)
 
 
 def join_totals(run: Run) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from alphaprof.log.schema import LogRules
+from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.drafters import DRAFTED, KEPT, Choice, Chooser
 from alphaprof.profiling.decoding.speculative import Decoded, Speculation
 from alphaprof.profiling.models.drafts import Arrays, Draft, DraftModel, PromptLookup, layer_skip
@@ -507,7 +509,6 @@ def verdicts_of(report: Any) -> list[Any]:
 def resume(setting: Setting) -> Iterator[Line]:
     """Kills a profile after its first shard and resumes it: the rows are those of a run that nothing interrupted."""
     import datasets  # noqa: F401  # where it is missing, the check says so
-    import pyarrow.parquet as pq
 
     save_models(setting)
     write_profile(setting)
@@ -518,25 +519,64 @@ def resume(setting: Setting) -> Iterator[Line]:
         yield Line(f"the run could not be killed in time: it ended with {code} after {done} shards", ok=False)
         return
     run_profile(setting, killed.name, setting.device, resume=True)
-    tables = [  # by what their names say beside who wrote them
+    yield same_tables(f"killed after {done} shard{'s' * (done > 1)} and resumed", whole, killed)
+
+
+def workers(setting: Setting) -> Iterator[Line]:
+    """Profiles in two processes on the device at once: the rows are those of one."""
+    import datasets  # noqa: F401  # where it is missing, the check says so
+
+    save_models(setting)
+    write_profile(setting)
+    whole = run_profile(setting, "device", setting.device, resume=True).path  # of a part before, where there is one
+    shared = setting.folder / "shared"
+    with subprocess.Popen(
+        [*profiling(setting, shared), "--workers", "2", "--set", f"execution.threads={torch.get_num_threads()}"],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        _, said = run.communicate()
+    if run.returncode != 0:
+        last = next(reversed(said.strip().splitlines()), "")
+        yield Line(f"two processes on one device ended with {run.returncode}: {last[:200]}", ok=False)
+        return
+    shares = Counter(commit.worker for commit in Run.open(shared).commits().values())
+    yield same_tables(f"{len(shares)} processes with {' and '.join(map(str, shares.values()))} shards", whole, shared)
+
+
+def same_tables(what: str, whole: Path, other: Path) -> Line:
+    """Whether two runs hold the same tables, by what the names of their files say beside who wrote them."""
+    import pyarrow.parquet as pq
+
+    tables = [
         {str(path.relative_to(run).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in found}
-        for run, found in ((run, sorted(run.rglob("*.parquet"))) for run in (whole, killed))
+        for run, found in ((run, sorted(run.rglob("*.parquet"))) for run in (whole, other))
     ]
     same = tables[0].keys() == tables[1].keys()
-    other = [name for name, table in tables[0].items() if same and not table.equals(tables[1][name])]
+    odd = [name for name, table in tables[0].items() if same and not table.equals(tables[1][name])]
     rows = sum(table.num_rows for table in tables[0].values())
-    text = f"killed after {done} shard{'s' * (done > 1)} and resumed: {rows} rows in {len(tables[0])} files, "
-    text += "all equal" if same and not other else f"other rows in {', '.join(other)}" if same else "other files"
-    yield Line(text, {"shards": done, "rows": rows, "other": other}, ok=same and not other)
+    text = f"{what}: {rows} rows in {len(tables[0])} files, "
+    text += "all equal" if same and not odd else f"other rows in {', '.join(odd)}" if same else "other files"
+    return Line(text, {"rows": rows, "other": odd}, ok=same and not odd)
+
+
+def profiling(setting: Setting, out: Path) -> list[str]:
+    """The command that profiles on the device into a directory."""
+    command = [sys.executable, "-m", "alphaprof", "profile", str(setting.folder / "profile.yaml"), "--out", str(out)]
+    return [*command, "--set", f"target.device={setting.device}"]
+
+
+def environment() -> dict[str, str]:
+    """That of processes which shall find this checkout."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def kill_after_a_shard(setting: Setting, out: Path) -> tuple[int, int | None]:
     """How many shards a run in a process of its own had when it was killed, and how that ended."""
-    command = [sys.executable, "-m", "alphaprof", "profile", str(setting.folder / "profile.yaml"), "--out", str(out)]
-    command += ["--set", f"target.device={setting.device}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environment, **streams) as run:
+    with subprocess.Popen(profiling(setting, out), env=environment(), **streams) as run:
         while run.poll() is None and setting.left() > 0 and shards_of(out) == 0:
             time.sleep(0.002)
         run.kill()
