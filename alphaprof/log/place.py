@@ -348,14 +348,14 @@ class LocalPlace:
 @contextlib.contextmanager
 def _found(path: Path) -> Iterator[None]:
     """Raise `RunUnreadable` where a file cannot be read, but let it be missing."""
-    missing: FileNotFoundError | None = None
+    missing = False
     with reading(path, MEND):
         try:
             yield
-        except FileNotFoundError as error:
-            missing = error
+        except (FileNotFoundError, NotADirectoryError):
+            missing = True
     if missing:
-        raise missing
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def _same(temporary: Path, path: Path) -> bool:

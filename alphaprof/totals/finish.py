@@ -75,6 +75,7 @@ def _join(run: Run) -> None:
         if index >= len(run.shards):
             run.place.remove(commit_name(index))
     remove_unnamed(run.place, kept)
+    run.place.remove_temporary()  # a process that is still at it writes its own again
 
 
 def _is_beyond(name: str, shards: int) -> bool:
