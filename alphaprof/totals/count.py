@@ -77,7 +77,7 @@ def policies(documents: pa.Table) -> Array:
 def counts(
     positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, DraftFacts], request: TotalsRequest
 ) -> Counts:
-    """Totals of some shards of one draft's log; `models`: target and draft. Rounds are missing where no replay is exact: for a
+    """Totals of some shards of a draft's log; `models`: target and draft. Rounds are missing where no replay is exact: for a
     lossy rule, and on text that the rule's own decoding would not emit.
     """
     (target, draft), shape = models, Shape.of(documents)
