@@ -65,7 +65,7 @@ def test_however_many_shards_are_counted_at_once_the_files_are_equal(
     run.manifest = dataclasses.replace(
         run.manifest, files={name: run.manifest.files[name] for name in run.manifest.files if name not in before}
     )
-    files.write_totals(run)
+    finish(run)
     assert joined(run) == before
 
 
