@@ -180,7 +180,7 @@ class Run:
         files[name] = self._write(name, table_content(continuations, CONTINUATION_COLUMNS, name))
         for draft, table in (totals or {}).items():
             name = f"totals/draft={draft}/{part}"
-            files[name] = self._write(name, totals_content(table, self.totals_columns, name))
+            files[name] = self._write(name, table_content(table, self.totals_columns, name))
         commit = Commit(shard, files, self.worker, round(seconds, 3), _now())
         named = commit_name(shard.index)
         if mine := self.place.put_new(named, commit.to_json().encode()):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from alphaprof.log.schema import Column, violations
+
+UNGROUPED = "its rows are not grouped by rule, as alphaprof writes them"
 
 
 def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a table") -> pa.Buffer:
@@ -44,11 +46,10 @@ def totals_content(table: pa.Table, columns: Sequence[Column], shown: str) -> pa
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") | {"document": "DELTA_BINARY_PACKED"},
         "write_page_checksum": True,
     }
-    sizes = pc.run_end_encode(table["rule"].cast(pa.string()).combine_chunks()).run_ends.to_pylist()
     buffer = pa.BufferOutputStream()
     with pq.ParquetWriter(buffer, table.schema, **options) as writer:
-        for start, stop in itertools.pairwise([0, *sizes]):
-            writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
+        for rows in by_rule(table).values():
+            writer.write_table(rows, row_group_size=len(rows))
     return buffer.getvalue()
 
 
@@ -58,16 +59,36 @@ def _require_declared(table: pa.Table, columns: Sequence[Column], shown: str) ->
 
 
 def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a file of totals, of some rules and some columns (None: all). Each row group is of one rule, as its statistics
-    say. Raises `KeyError` for another file.
+    """Rows of a file of totals, of some rules and some columns (None: all). Raises `KeyError` where they are not grouped by
+    rule, in row groups of one rule each, as statistics say, or in a single one.
     """
     place = file.metadata.schema.names.index("rule")
     held = [file.metadata.row_group(index).column(place).statistics for index in range(file.metadata.num_row_groups)]
-    if not all(rule and rule.has_min_max and rule.min == rule.max for rule in held):
-        raise KeyError("its rows are not grouped by rule, as alphaprof writes them")
-    groups = [index for index, rule in enumerate(held) if rules is None or rule.min in rules]
-    table = file.read_row_groups(groups, columns=columns)
+    if all(rule and rule.has_min_max and rule.min == rule.max for rule in held):
+        groups = [index for index, rule in enumerate(held) if rules is None or rule.min in rules]
+        table = file.read_row_groups(groups, columns=columns)
+    elif len(held) > 1:
+        raise KeyError(UNGROUPED)
+    else:  # a shard's: to open a row group of that many columns takes longer than to read its rows
+        found = by_rule(file.read(None if columns is None else [*{*columns, "rule"}], use_threads=False))
+        wanted = [rows for rule, rows in found.items() if rules is None or rule in rules]
+        table = pa.concat_tables(wanted) if wanted else file.schema_arrow.empty_table()
     return table if columns is None else table.select(columns)
+
+
+def by_rule(table: pa.Table) -> dict[str, pa.Table]:
+    """The rows of each rule, in their order. Raises `KeyError` where they do not follow each other."""
+    if not len(table):
+        return {}
+    place, field, groups = table.schema.get_field_index("rule"), table.schema.field("rule"), dict[str, pa.Table]()
+    ends = pc.run_end_encode(table["rule"].cast(pa.string()).combine_chunks())
+    stops = ends.run_ends.to_pylist()
+    for rule, start, stop in zip(ends.values.to_pylist(), [0, *stops], stops, strict=False):
+        if rule in groups:
+            raise KeyError(UNGROUPED)
+        alike = pa.DictionaryArray.from_arrays(np.zeros(stop - start, dtype=np.int32), [rule])
+        groups[rule] = table.slice(start, stop - start).set_column(place, field, alike)
+    return groups
 
 
 def of_rule(table: pa.Table, rule: str) -> pa.Table:
