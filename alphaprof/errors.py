@@ -113,6 +113,10 @@ class RunUnreadable(AlphaprofError, exit_code=6):
     """A directory is not a run, or a run of another version, or is damaged."""
 
 
+class RunDamaged(RunUnreadable):
+    """A file of a run is missing, or is not what was written; a file that cannot be read now may be whole."""
+
+
 class NoPositionLog(AlphaprofError, exit_code=6):
     """A run was imported from an engine's metrics, and what is asked needs every position."""
 

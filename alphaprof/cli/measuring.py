@@ -76,9 +76,9 @@ def _measure(
         from alphaprof.report.build import settled
 
         if until_decided:
-            pipeline.profile_until(options, out, progress, settled, resume, share)
+            pipeline.profile_until(options, out, progress, settled, resume or part is not None, share)
         else:
-            pipeline.profile(options, out, progress, resume, reuse, part=share)
+            pipeline.profile(options, out, progress, resume or part is not None, reuse, part=share)
 
 
 def _say_done(out: str) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from alphaprof.cli.common import Format, show
 from alphaprof.cli.help import Command
+from alphaprof.errors import RunMismatch
 
 RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
 runs_app = typer.Typer(help="How far a run is that one or several processes work on, and its end.", no_args_is_help=True)
@@ -30,6 +31,9 @@ def finish(run: RunPlace) -> None:
     from alphaprof.totals.finish import finish as finish_run
 
     opened = Run.open(run)
+    if opened.manifest.sequential is not None and opened.manifest.status == "running":
+        hint = "finish it with alphaprof profile --until-decided --resume, or go on to its last document without"
+        raise RunMismatch(f"{run} stops when its verdict is sure, which only its profile can tell", hint)
     finish_run(opened)
     print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions", file=sys.stdout)
 
@@ -40,6 +44,11 @@ def clean(run: RunPlace) -> None:
     from alphaprof.log.store import Run, remove_unnamed
 
     opened = Run.open(run)
+    if damaged := opened.damaged_shards():
+        raise RunMismatch(
+            f"{run} has damaged shards ({', '.join(map(str, damaged[:5]))})",
+            "measure them again: alphaprof profile --resume",
+        )
     before = len(opened.place.names(""))
     named = {name for commit in opened.commits().values() for name in commit.files}
     remove_unnamed(opened.place, {*opened.manifest.files, *named})

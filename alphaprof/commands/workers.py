@@ -36,7 +36,11 @@ class _Worker:
         """Start it, for the first time or again."""
         self.said = None if self.number == 0 else TemporaryFile()  # noqa: SIM115 - it is read after the process ended
         self.process = subprocess.Popen(  # noqa: S603 - this program, with the user's own arguments
-            self.command, env=dict(self.environment), stdout=subprocess.DEVNULL, stderr=self.said
+            self.command,
+            env=dict(self.environment),
+            stdout=subprocess.DEVNULL,
+            stderr=self.said,
+            start_new_session=True,  # Ctrl-C is this process's to hear: each worker is told once, and ends its shard
         )
 
     @property
@@ -70,7 +74,7 @@ def work_together(arguments: Sequence[str], count: int, say: Callable[[str], Non
                     raise WorkerFailed(
                         f"worker {worker.number} of {count} ended with exit code {code}: {worker.words or 'see above'}",
                         "what is measured is kept: mend the cause, then the same command with --resume",
-                        code,
+                        code if code > 0 else 128 - code,  # as shells say it
                     )
             time.sleep(LOOK)
 

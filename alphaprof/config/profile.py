@@ -155,7 +155,7 @@ class ExecutionOptions(Options):
     )
     mixed_devices: bool = Field(
         False,
-        description="let processes on other devices, dtypes or versions go on with a run: their rows may differ in the last "
+        description="let processes on other devices or versions go on with a run: their rows may differ in the last "
         "digits, which the report then says",
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from alphaprof.errors import RunUnreadable
+from alphaprof.errors import RunDamaged
 from alphaprof.log.manifest import File, Shard
 
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
@@ -30,19 +30,19 @@ def file_of(content: bytes | pa.Buffer) -> File:
 
 
 def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole: bool) -> None:
-    """Raise `RunUnreadable`, with a hint, unless an open file is what was written. `whole`: compare all of it, or the size
+    """Raise `RunDamaged`, with a hint, unless an open file is what was written. `whole`: compare all of it, or the size
     and the footer alone; `shown`: how messages name it.
     """
     size = stream.size()
     if size != file.size:
-        raise RunUnreadable(f"{shown} is damaged: it has {size} bytes, and {file.size} were written", hint)
+        raise RunDamaged(f"{shown} is damaged: it has {size} bytes, and {file.size} were written", hint)
     if whole:
         same = _digest(stream.read_at(size, 0)) == file.whole
     else:
         length = _footer_bytes(stream.read_at(min(size, 8), max(0, size - 8)), size)
         same = _digest(stream.read_at(length, size - length))[:SHORT] == file.footer
     if not same:
-        raise RunUnreadable(f"{shown} is damaged: its content is not what was written", hint)
+        raise RunDamaged(f"{shown} is damaged: its content is not what was written", hint)
 
 
 def _digest(content: bytes | memoryview) -> str:

@@ -61,6 +61,8 @@ def joined(
         begun = place.put_new(PROFILE, (json.dumps(dataclasses.asdict(mine), indent=2) + "\n").encode())
         if not begun:
             _require_same(place, mine)
+    elif several:
+        require_put_if_absent(place)
     try:
         yield
     finally:

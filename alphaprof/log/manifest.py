@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from alphaprof.errors import RunUnreadable, cut
+from alphaprof.errors import RunDamaged, RunUnreadable, cut
 
 if TYPE_CHECKING:
     from alphaprof.log.place import Place
@@ -419,8 +419,9 @@ def _read(place: Place, name: str, kind: str) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
+        failure = RunUnreadable if isinstance(error, OSError) else RunDamaged
         hint = "give read access to it" if isinstance(error, OSError) else _mended(name)
-        raise RunUnreadable(f"{where} cannot be read: {reason}", hint) from None
+        raise failure(f"{where} cannot be read: {reason}", hint) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
         hint = "use the alphaprof that wrote it, or profile again"
         raise RunUnreadable(f"{where} is not version {VERSION} of an alphaprof run", hint)
@@ -433,11 +434,11 @@ def _read(place: Place, name: str, kind: str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _undamaged(place: Place, name: str) -> Iterator[None]:
-    """Raises `RunUnreadable` for what its content cannot be."""
+    """Raises `RunDamaged` for what its content cannot be."""
     try:
         yield
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise RunUnreadable(f"{place.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
+        raise RunDamaged(f"{place.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
 
 
 def _mended(name: str) -> str:

@@ -11,7 +11,7 @@ import re
 import secrets
 import tempfile
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from alphaprof.errors import NoPositionLog, RunExists, RunUnreadable
+from alphaprof.errors import NoPositionLog, RunDamaged, RunExists, RunUnreadable
 from alphaprof.log.disk import reading
 from alphaprof.log.files import SMALL, TotalsPart, attempt_of, file_of, part_name, readable, require_same, shards_of
 from alphaprof.log.manifest import (
@@ -51,7 +51,7 @@ from alphaprof.log.schema import (
 )
 from alphaprof.log.tables import rows_of, table_content, totals_content
 
-FOLDERS = (*LOGGED, "documents", "prompts")
+OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
 COMMITTED = re.compile(r"commits/\d{5,}\.json")
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
 AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
@@ -78,8 +78,8 @@ def require_new(place: Place, hint: str = "add --resume to finish it, or choose 
 def remove_unnamed(place: Place, named: Collection[str]) -> None:
     """Remove files of a run that are not among some names; files of a user's own stay, wherever they lie."""
     for name in place.names(""):
-        folder, file = name.rpartition("/")[::2]
-        ours = folder.partition("/")[0] in FOLDERS and shards_of(file) is not None
+        folder, _, file = name.rpartition("/")
+        ours = OURS.fullmatch(folder) and shards_of(file) is not None
         if (ours or (not folder and TIMES.fullmatch(file))) and name not in named:
             place.remove(name)
 
@@ -156,7 +156,7 @@ class Run:
             try:
                 if name not in self._commits and (commit := read_commit(self.place, name)) is not None:
                     self._commits[name] = commit
-            except RunUnreadable:
+            except RunDamaged:
                 self.torn.add(int(Path(name).stem))
         found = {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
         return dict(sorted(found.items()))
@@ -217,9 +217,15 @@ class Run:
         return self.manifest.status == "complete" or read_manifest(self.place).status == "complete"
 
     def withdraw(self, index: int) -> None:
-        """Remove the commit of a shard that is damaged, so that it is measured again."""
-        self.place.remove(commit_name(index))
-        self._commits.pop(commit_name(index), None)
+        """Remove the commit of a damaged shard, so that it is measured again; not where another process has done that."""
+        name = commit_name(index)
+        known = self._commits.pop(name, None)
+        try:
+            stored = read_commit(self.place, name)
+        except RunDamaged:
+            stored = known
+        if stored == known:
+            self.place.remove(name)
 
     def _write(self, name: str, content: bytes | pa.Buffer) -> File:
         self._written.add(name)  # a write that fails may leave it there
@@ -230,6 +236,11 @@ class Run:
         """Replace manifest.json."""
         self.manifest = manifest
         self.place.put(MANIFEST, (manifest.to_json() + "\n").encode())
+
+    def update_manifest(self, change: Callable[[Manifest], Manifest]) -> None:
+        """Change some fields of the manifest as it is stored now, whatever other processes have written meanwhile."""
+        self.place.put(MANIFEST, (change(read_manifest(self.place)).to_json() + "\n").encode())
+        self.manifest = change(self.manifest)
 
     def begin(self) -> bool:
         """Write the manifest of a run that begins; False where another process has written one."""
@@ -431,24 +442,29 @@ class Run:
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
         names = [name for name in self.manifest.files if name.startswith("latency.")]
-        if not names or names[-1] not in self.place.names(""):
+        if not names or not self.place.has(names[-1]):
             return None
         return self._read(names[-1], TIMED_AGAIN, LATENCY_COLUMNS)
 
-    def damaged_shards(self) -> list[int]:
-        """Shards that are committed and whose texts or positions are not what was written: small files are compared whole,
-        others by their size and footer.
+    def damaged_shards(self, mine: Callable[[int], bool] = lambda _: True) -> list[int]:
+        """Those of some committed shards whose texts or positions are not what was written: small files are compared whole,
+        others by their size and footer. Raises `RunUnreadable` for what cannot be read now, and may be whole.
+
+        Folders that a copy of the run left out are not looked for.
         """
         files = dict(self.manifest.files)
-        for commit in self.commits().values() if self.manifest.status == "running" else ():  # behind a gap as well
+        commits = self.commits()
+        for commit in commits.values() if self.manifest.status == "running" else ():  # behind a gap as well
             files |= commit.files
-        everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set(self.torn)
+        everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set(filter(mine, self.torn))
+        there = {folder for folder in ("positions", "continuations") if self._has(folder)}
         for name in files:
-            if name.partition("/")[0] in ("positions", "continuations") and (shards := shards_of(name)) is not None:
+            shards = shards_of(name)
+            if name.partition("/")[0] in there and shards is not None and mine(shards[0]):
                 try:
                     with everything._opened(name, AGAIN_BY_RESUME):
                         pass
-                except RunUnreadable:
+                except RunDamaged:
                     odd.add(shards[0])
         return sorted(odd)
 
@@ -494,10 +510,16 @@ class Run:
         file = self.manifest.files.get(name)
         if file is None:
             raise RunUnreadable(f"{self.path}/{name} is not one of the files that the run's manifest names", hint)
-        with reading(f"{self.path}/{name}", hint), self.place.open(name) as stream:
+        with reading(f"{self.path}/{name}", hint), self._stream(name, hint) as stream:
             near = isinstance(self.place, LocalPlace) and file.size <= SMALL
             require_same(stream, file, f"{self.path}/{name}", hint, near if whole is None else whole)
             yield stream
+
+    def _stream(self, name: str, hint: str) -> pa.NativeFile:
+        try:
+            return self.place.open(name)
+        except FileNotFoundError as error:
+            raise RunDamaged(f"{self.path}/{name} cannot be read: {error.strerror}", hint) from None
 
     def _read(self, name: str, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
         """Columns of a file: all, or those with some names."""

@@ -53,7 +53,7 @@ def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
     if not (odd := list(dict.fromkeys(each for found in others for each in found))):
         return earlier
     message = f"shards were measured by processes that compute otherwise than the one that began the run: {'; '.join(odd)}"
-    if not run.manifest.config.get("execution", {}).get("mixed_devices"):
+    if not read_manifest(run.place).config.get("execution", {}).get("mixed_devices"):
         raise RunMismatch(message, "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true")
     remedy = "rows may differ in the last digits: measure on equal devices where near-ties matter"
     return (*earlier, {"code": "mixed_devices", "message": message, "remedy": remedy})
@@ -67,14 +67,15 @@ def _join(run: Run) -> None:
         if (first, last) not in known:
             run.write_documents(run.collected(run.shards[first : last + 1]), (first, last))
     join_totals(run)
+    stored = read_manifest(run.place)  # another process may have changed the decision, or timed the steps again
     kept = {name: file for name, file in run.manifest.files.items() if not _is_beyond(name, len(run.shards))}
-    now = dataclasses.replace(run.manifest, status="complete", files=kept)
+    now = dataclasses.replace(run.manifest, status="complete", files=kept, config=stored.config)
     if now != before:
         run.write_manifest(now)
     for index in run.commits():
         if index >= len(run.shards):
             run.place.remove(commit_name(index))
-    remove_unnamed(run.place, kept)
+    remove_unnamed(run.place, read_manifest(run.place).files)
     run.place.remove_temporary()  # a process that is still at it writes its own again
 
 
@@ -85,9 +86,13 @@ def _is_beyond(name: str, shards: int) -> bool:
 
 
 def reopen(run: Run, damaged: Sequence[int]) -> None:
-    """Take shards back that are damaged: the run is running again, and whoever goes on with it measures them anew."""
+    """Take shards back that are damaged: the run is running again, and whoever goes on with it measures them anew. One that
+    ended before its last shard ends there again.
+    """
     for index in damaged:
         run.withdraw(index)
+    run.manifest = read_manifest(run.place)
     if run.manifest.status == "complete":
-        run.write_manifest(dataclasses.replace(run.manifest, status="running"))
+        staged = run.manifest.staged[: len(run.shards)]
+        run.write_manifest(dataclasses.replace(run.manifest, status="running", staged=staged))
     run.refresh()

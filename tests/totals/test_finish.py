@@ -220,3 +220,61 @@ def test_a_file_of_a_worker_that_is_damaged_is_named(going: Run) -> None:
     shutil.rmtree(path.parent)
     finish(going)
     assert Run.open(going.path).manifest.status == "complete"
+
+
+def test_a_disk_that_fails_for_a_moment_is_no_damage(run: Run, going: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read now may be whole: nothing is withdrawn for it, and no commit is taken for torn."""
+
+    def failing(self: LocalPlace, name: str) -> Any:
+        raise RunUnreadable(f"{name} cannot be read: Input/output error", "check that disk")
+
+    monkeypatch.setattr(LocalPlace, "open", failing)
+    with pytest.raises(RunUnreadable, match="Input/output error"):
+        going.damaged_shards()
+    monkeypatch.undo()
+    read = LocalPlace.read
+
+    def commits_fail(self: LocalPlace, name: str) -> bytes:
+        return failing(self, name) if name.startswith("commits/") else read(self, name)
+
+    monkeypatch.setattr(LocalPlace, "read", commits_fail)
+    with pytest.raises(RunUnreadable, match="Input/output error"):
+        Run.open(going.path)
+
+
+def test_a_copy_without_the_log_has_no_damaged_shards(run: Run, tmp_path: Path) -> None:
+    for folder in ("positions", "continuations"):
+        shutil.rmtree(run.path / folder)
+    assert Run.open(run.path).damaged_shards() == []
+
+
+def test_a_shard_that_another_process_has_measured_anew_is_not_withdrawn(run: Run, tmp_path: Path) -> None:
+    first = interrupted(run, tmp_path / "going")
+    late = Run.open(first.path)
+    assert late.commits().keys() == first.commits().keys()
+    first.withdraw(2)
+    assert commit_again(first, run, 2)
+    late.withdraw(2)
+    assert 2 in Run.open(first.path).commits()
+
+
+def test_a_decision_that_was_changed_meanwhile_stays(run: Run, going: Run) -> None:
+    """Who finishes a run takes what stands in it then, not what stood there when it began."""
+    other = Run.open(going.path)
+    changed = going.manifest.config["decision"] | {"min_speedup": 1.7}
+    other.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | {"decision": changed}))
+    finish(going)
+    assert Run.open(going.path).manifest.config["decision"]["min_speedup"] == 1.7
+    other.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | {"decision": changed}))
+    assert Run.open(going.path).manifest.status == "complete"
+
+
+def test_copies_of_a_users_own_are_not_removed(going: Run) -> None:
+    names = ["positions/draft=a.bak/part-00000.1234abcd.parquet", "positions/mine/part-00000.1234abcd.parquet"]
+    for name in names:
+        (going.path / name).parent.mkdir(parents=True)
+        (going.path / name).write_text("mine")
+    (going.path / "positions" / "draft=a copy").mkdir()
+    (going.path / "positions" / "draft=a copy" / "part-00000.1234abcd.parquet").write_text("mine")
+    finish(going)
+    assert all((going.path / name).exists() for name in names)

@@ -8,7 +8,7 @@ import datetime
 import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,9 +18,9 @@ import torch
 from alphaprof.config.options import MeasuredCosts, NoCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.timing import is_busy
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
 from alphaprof.log.joining import FREE, joined
-from alphaprof.log.manifest import MANIFEST, Environment, Manifest, RandomOrder, read_manifest
+from alphaprof.log.manifest import MANIFEST, Environment, File, Manifest, RandomOrder, read_manifest
 from alphaprof.log.place import Place, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
@@ -114,7 +114,8 @@ def profile_with_models(options: ProfileOptions, place: Place, progress: Progres
         plan = _begun(options, place, progress)
         with plan.run.beginning():
             stage(plan, progress)
-            plan.run.begin()
+            if not plan.run.begin():
+                raise RunExists(f"{place.shown} holds a run already", "choose another --out")
         _work(plan, progress)
     return plan
 
@@ -169,20 +170,25 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
     if settled is not None and run.manifest.sequential is None:
         hint = "finish it without, or choose another --out"
         raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
-    _adopt_decision(run, options, progress)
-    if damaged := run.damaged_shards():
+    damaged = run.damaged_shards(part.has)
+    if damaged:
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
-        reopen(run, damaged)
     untimed = costs is not None and part.index == 0 and not _timed(run)
-    if run.manifest.status == "complete" and not untimed:
+    if run.manifest.status == "complete" and not untimed and not damaged:
+        _adopt_decision(run, options, progress)
         progress.say(f"{run.path} is complete already")
         finish(run)  # as far as its totals or documents were lost
         return run
-    plan = join(options, run, progress)
+    plan = join(options, run, progress)  # nothing is changed for a process that cannot go on with it
+    _adopt_decision(run, options, progress)
+    if damaged:
+        reopen(run, damaged)
     progress.say(f"resuming after {len(run.commits())} complete shards")
     if costs is not None and untimed:
         _measure_latency(plan, costs, progress)
-        run.write_manifest(run.manifest)
+        times = {name: file for name, file in run.manifest.files.items() if name.startswith("latency.")}
+        told = run.manifest.warnings
+        run.update_manifest(lambda stored: with_times(stored, times, told))
     if run.manifest.status == "complete":  # its step times alone were lost
         finish(run)
     else:
@@ -227,13 +233,14 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
             committed = set(run.commits())
             progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
             there |= committed
-            lacking = [index for index in range(len(staged)) if part.has(index) and index not in taken | there]
+            done = taken | there
+            lacking = [index for index in range(len(staged)) if part.has(index) and index not in done]
             if enough is not None or not lacking:
                 break
             index = lacking[-1 if run.refused else 0]  # where another process works on the same ones, from the other end
             taken.add(index)
             writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance))
-    if not run.is_finished() and enough is None and len(run.commits()) < len(staged):
+    if part != WHOLE and not run.is_finished() and enough is None and len(run.commits()) < len(staged):
         run.refresh()
         progress.say(f"part {part} is done; others measure {len(staged) - len(run.commits())} shards still")
         return
@@ -246,6 +253,12 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         finish(run, enough)
     if summary := padding_summary(run.shards):
         progress.say(summary)
+
+
+def with_times(manifest: Manifest, times: Mapping[str, File], warnings: tuple[dict[str, str], ...]) -> Manifest:
+    """The manifest with other step times, and what is to be said of them."""
+    others = {name: file for name, file in manifest.files.items() if not name.startswith("latency.")}
+    return dataclasses.replace(manifest, files=others | dict(times), warnings=warnings)
 
 
 def _settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
@@ -264,7 +277,7 @@ def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -
     """A changed decision needs no new measurement: the run takes it over, and reports ask it from then on."""
     changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
     if any(earlier.manifest.config.get(name) != value for name, value in changed.items()):
-        earlier.write_manifest(dataclasses.replace(earlier.manifest, config=earlier.manifest.config | changed))
+        earlier.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | changed))
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 
