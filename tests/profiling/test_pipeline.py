@@ -590,7 +590,7 @@ def damage(file: Path, how: str) -> None:
 def test_damaged_shards_are_measured_again_and_no_other_ones(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
 ) -> None:
-    """They are found before any model is loaded, beyond a gap too; their rows are what they were."""
+    """They are found beyond a gap too, and withdrawn by a process that can measure them; their rows are what they were."""
     out, measured = tmp_path / "run", list[int]()
     if complete:
         shutil.copytree(finished.path, out)
@@ -606,7 +606,7 @@ def test_damaged_shards_are_measured_again_and_no_other_ones(
         return original(plan, index, *rest)
 
     def loading(*rest: Any, **named: Any) -> Any:
-        assert list(Run.open(out).commits()) == ([1, 3] if complete else [3])
+        assert list(Run.open(out).commits()) == ([0, 1, 2, 3] if complete else [0, 2, 3])  # it may fail, and change nothing
         return load(*rest, **named)
 
     monkeypatch.setattr(pipeline, "measure_shard", counting)
@@ -1202,9 +1202,11 @@ def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would
     shutil.copytree(whole.path, tmp_path / "damaged")
     damage(tmp_path / "damaged" / whole.name_of("continuations", 1), "removed")
     for name in ("ahead", "damaged"):
-        run = until(name, resume=True)
+        run, expected = until(name, resume=True), Run.open(whole.path)
         assert asked == [1, 2, 3]
-        require_same_tables(run.path, whole)
+        if name == "damaged":  # a run that had ended is running again up to there, whoever goes on with it
+            expected.manifest = dataclasses.replace(expected.manifest, staged=expected.manifest.staged[:3])
+        require_same_tables(run.path, expected)
     assert until("whole", resume=True).shards == whole.shards
     assert asked == []
     kept = pipeline.profile(options, tmp_path / "whole", Silent(), resume=True)
