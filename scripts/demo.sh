@@ -15,7 +15,7 @@ profile() { # PROFILE RUN [OPTIONS]: a new run, or the rest of an interrupted on
 
 echo "== profile, greedy text: SmolLM2-135M-Instruct with two drafts, 112 prompts (about 2 minutes on 2 cores)"
 profile profiles/demo.yaml runs/demo
-echo "== profile, sampled text: 4 prompts of each kind (less than a minute)"
+echo "== profile, sampled text: 4 prompts of each kind (more than a minute)"
 profile profiles/demo-sampled.yaml runs/demo-sampled --limit 4
 
 echo "== the two drafts against each other, document by document"
