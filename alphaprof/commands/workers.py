@@ -40,7 +40,7 @@ class _Worker:
             env=dict(self.environment),
             stdout=subprocess.DEVNULL,
             stderr=self.said,
-            start_new_session=True,  # Ctrl-C is this process's to hear: each worker is told once, and ends its shard
+            start_new_session=True,  # Ctrl-C reaches this process alone, which terminates each worker once, see `_ending`
         )
 
     @property

@@ -1,5 +1,5 @@
-"""Files of a run: written beside and renamed, known again by size and digests; and which shards each part of the totals
-covers.
+"""Files of a run: how their names say which shards they cover, and how size and digests tell whether one is as it was
+written.
 """
 
 from __future__ import annotations
