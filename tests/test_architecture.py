@@ -40,7 +40,7 @@ HOMES = {
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
-    "obstore": ("log/place.py",),
+    "obstore": ("log/place/*",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.
 ORDER = (

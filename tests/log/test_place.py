@@ -28,9 +28,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
-from alphaprof.log import place as place_module
 from alphaprof.log.disk import WRITTEN
-from alphaprof.log.place import LocalPlace, Place, place_of, require_put_if_absent
+from alphaprof.log.place import LocalPlace, Place, objects, place_of, require_put_if_absent
 
 PART = "positions/draft=a/part-00001.1f2e3d4c.parquet"
 COMMIT = "commits/00001.json"
@@ -50,11 +49,10 @@ def everything(place: LocalPlace) -> list[str]:
 
 
 def test_a_folder_keeps_whole_files_by_name(local: LocalPlace) -> None:
-    assert not local.exists()
+    assert local.names("") == {}
     local.put(PART, pa.py_buffer(b"positions"))
     local.put("manifest.json", b"{}")
     local.put("manifest.json", memoryview(b"{...}"))
-    assert local.exists()
     assert local.read("manifest.json") == b"{...}"
     assert local.names("") == {"manifest.json": 5, PART: 9}
     assert local.names("positions") == local.names("positions/") == local.names("positions/draft=a") == {PART: 9}
@@ -73,14 +71,10 @@ def test_hidden_files_are_neither_listed_nor_counted(local: LocalPlace) -> None:
     (local.path / ".nfs").mkdir()
     (local.path / ".nfs" / "part-00001.parquet").touch()
     assert local.names("") == {}
-    assert not local.exists()
 
 
-def test_something_lies_where_a_file_is_and_nothing_where_no_folder_is(tmp_path: Path) -> None:
-    assert not place_of(tmp_path / "none").exists()
+def test_nothing_lies_where_no_folder_is(tmp_path: Path) -> None:
     assert place_of(tmp_path / "none").names("") == {}
-    (tmp_path / "file").touch()
-    assert place_of(tmp_path / "file").exists()
 
 
 def test_a_name_is_taken_once(local: LocalPlace) -> None:
@@ -264,11 +258,9 @@ def test_what_cannot_be_read_says_so(local: LocalPlace, monkeypatch: pytest.Monk
         with pytest.raises(RunUnreadable, match=r"manifest\.json"):
             read("manifest.json")
     monkeypatch.setattr(os, "scandir", refusing(errno.EACCES))
-    monkeypatch.setattr(os, "listdir", refusing(errno.EACCES))
-    for listing in (lambda: local.names("positions"), local.exists):
-        with pytest.raises(RunUnreadable, match="cannot be read: Permission denied") as caught:
-            listing()
-        assert "read access" in caught.value.hint
+    with pytest.raises(RunUnreadable, match="cannot be read: Permission denied") as caught:
+        local.names("positions")
+    assert "read access" in caught.value.hint
 
 
 def parquet(rows: int = 50_000) -> tuple[pa.Table, bytes]:
@@ -316,14 +308,14 @@ def test_an_address_that_is_none_says_what_one_looks_like(address: str, said: st
 
 
 def test_without_the_package_the_line_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(objects, "find_spec", lambda _: None)
     with pytest.raises(ExtraMissing, match="s3://bucket/run needs the package obstore") as caught:
         place_of("s3://bucket/run")
     assert caught.value.hint.startswith("pip install")
 
 
 def test_the_library_is_not_loaded_for_a_folder() -> None:
-    code = "import sys; from alphaprof.log.place import place_of; place_of('x').exists(); print([*sys.modules])"
+    code = "import sys; from alphaprof.log.place import place_of; place_of('x').names(''); print([*sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert "'alphaprof.log.place'" in loaded
     assert "obstore" not in loaded
@@ -448,8 +440,8 @@ def gate(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[G
         "SECRET_ACCESS_KEY": "sesame",
     }.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setattr(place_module, "PATIENCE", timedelta(seconds=2))
-    monkeypatch.setattr(place_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(objects, "PATIENCE", timedelta(seconds=2))
+    monkeypatch.setattr(objects, "ATTEMPTS", 2)
     tell(server, "POST", "/moto-api/reset")
     tell(server, "PUT", "/bucket")
     yield made
@@ -477,13 +469,12 @@ def remote(gate: Gate) -> Place:
 @on_servers
 def test_an_object_store_keeps_whole_files_by_name(gate: Gate, remote: Place) -> None:
     remote.make()
-    assert not remote.exists()
+    assert remote.names("") == {}
     remote.put(PART, pa.py_buffer(b"positions"))
     remote.put("manifest.json", b"{}")
     remote.put("manifest.json", memoryview(b"{...}"))
     remote.put("empty", b"")
     place_of("s3://bucket/runs/r10").put("manifest.json", b"of another run")
-    assert remote.exists()
     assert remote.read("manifest.json") == b"{...}"
     assert remote.names("") == {"empty": 0, "manifest.json": 5, PART: 9}
     assert remote.names("positions") == remote.names("positions/") == remote.names("positions/draft=a") == {PART: 9}
@@ -605,7 +596,6 @@ VERBS: dict[str, Callable[[Place], Any]] = {
     "read": lambda place: place.read(COMMIT),
     "open": lambda place: place.open(COMMIT),
     "names": lambda place: place.names("commits"),
-    "exists": lambda place: place.exists(),
 }
 
 

@@ -1,0 +1,71 @@
+"""What a place of a run can do: its files are written whole and are never half there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from alphaprof.errors import RunUnreadable, shown
+
+Content: TypeAlias = bytes | memoryview | pa.Buffer
+NAME = re.compile(r"(?!.*(?:^|/)\.\.?(?:/|$))[\w.=-]+(?:/[\w.=-]+)*", re.ASCII)
+
+
+class Place(Protocol):
+    """Where the files of a run lie. Names are relative POSIX paths below the run; those that begin with a dot, or lie in a
+    folder that does, are hidden.
+
+    Every method raises `RunUnreadable` for a name that leads out of the run, and for what cannot be read or listed; those
+    that write raise `DiskFull`, after which a file is there whole or not at all.
+    """
+
+    @property
+    def shown(self) -> str:
+        """How messages name it: a path, or a URI without credentials."""
+
+    def make(self) -> bool:
+        """Make the run's own folder, with those above it, and say whether it was missing; an object store has none."""
+
+    @property
+    def filesystem(self) -> Any:
+        """A filesystem of pyarrow's whose root is the run, for readers of columns."""
+
+    def discard(self) -> None:
+        """Remove the run's own folder as far as it is empty."""
+
+    def require_writable(self) -> None:
+        """Raise `DiskFull` where it cannot be made or written, as far as that is known before any work."""
+
+    def remove_temporary(self) -> None:
+        """Remove what killed processes left of files that were half written."""
+
+    def put(self, name: str, content: Content) -> None:
+        """Write a file, in place of an earlier one. It is durable when this returns."""
+
+    def put_new(self, name: str, content: Content) -> bool:
+        """Write a file unless the name exists already, and say whether this call has written it."""
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises `FileNotFoundError`."""
+
+    def open(self, name: str) -> pa.NativeFile:
+        """A file to read any part of, as pyarrow's Parquet reader does. Raises `FileNotFoundError`."""
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """The size in bytes of every file below a folder ("": the run's own), by name in order; hidden ones left out."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, where it exists."""
+
+
+def require_inside(place: Place, name: str) -> None:
+    """Raise `RunUnreadable` for a name that is none of a run's file, or leads out of it."""
+    if not NAME.fullmatch(name):
+        raise RunUnreadable(
+            f"{place.shown} names a file that is none of its own: {shown(name)}", "profile again into a new place"
+        )
