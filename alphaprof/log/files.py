@@ -29,20 +29,24 @@ def file_of(content: bytes | pa.Buffer) -> File:
     return File(len(view), footer[:SHORT], _digest(view))
 
 
-def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole: bool) -> None:
-    """Raise `RunDamaged`, with a hint, unless an open file is what was written. `whole`: compare all of it, or the size
-    and the footer alone; `shown`: how messages name it.
+def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole: bool) -> bytes:
+    """Returns the footer of an open file. Raises `RunDamaged`, with a hint, unless the file is what was written. `whole`:
+    compare all of it, or the size and the footer alone; `shown`: how messages name it.
     """
     size = stream.size()
     if size != file.size:
         raise RunDamaged(f"{shown} is damaged: it has {size} bytes, and {file.size} were written", hint)
     if whole:
-        same = _digest(stream.read_at(size, 0)) == file.whole
+        content = stream.read_at(size, 0)
+        footer = content[-_footer_bytes(content[-8:], size) :]
+        same = _digest(content) == file.whole
     else:
         length = _footer_bytes(stream.read_at(min(size, 8), max(0, size - 8)), size)
-        same = _digest(stream.read_at(length, size - length))[:SHORT] == file.footer
+        footer = stream.read_at(length, size - length)
+        same = _digest(footer)[:SHORT] == file.footer
     if not same:
         raise RunDamaged(f"{shown} is damaged: its content is not what was written", hint)
+    return bytes(footer)
 
 
 def _digest(content: bytes | memoryview) -> str:

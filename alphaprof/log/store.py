@@ -114,6 +114,7 @@ class Run:
         self._written: set[str] = set()
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
+        self._kept: dict[str, tuple[pq.FileMetaData, dict[str, pa.ChunkedArray]]] | None = None
         self._recording = Lock()
         self._indexed: dict[str, File] | None = None
         self._names: dict[tuple[str, int], str] = {}
@@ -131,10 +132,13 @@ class Run:
         """Where it lies: a directory, or a URI without credentials."""
         return self.place.path if isinstance(self.place, LocalPlace) else self.place.shown
 
-    def view(self, manifest: Manifest) -> Run:
-        """The same run seen through another manifest: with some of its shards, or another decision."""
+    def view(self, manifest: Manifest, keep: bool = False) -> Run:
+        """The same run seen through another manifest: with some of its shards, or another decision. `keep`: what was read of
+        its log stays in memory, so that every column is fetched once.
+        """
         other = Run(self.place, manifest)
         other.worker, other._footers, other._written = self.worker, self._footers, self._written
+        other._kept = {} if keep else None
         return other
 
     def refresh(self) -> None:
@@ -422,7 +426,9 @@ class Run:
 
     def _is_whole(self, name: str) -> bool:
         try:
-            with self._opened(name, AGAIN if self.imported else COPY):
+            with self._opened(name, AGAIN if self.imported else COPY) as (_, footer):
+                if not self._near:
+                    self._footers[name] = _metadata(footer)
                 return True
         except RunUnreadable:
             if not self.has_log:
@@ -435,7 +441,7 @@ class Run:
         hint = AGAIN if self.imported else COPY
         with reading(f"{self.path}/{part.name}", hint), self.place.open(part.name) as stream:
             # A footer tells of hundreds of columns and takes longer to read than a few of them.
-            file = pq.ParquetFile(stream, metadata=self._footers.get(part.name), page_checksum_verification=True)
+            file = self._parquet(stream, self._footers.get(part.name))
             self._footers[part.name] = file.metadata
             return rows_of(file, rules, columns)
 
@@ -502,18 +508,26 @@ class Run:
     def _shard(self, index: int) -> Shard:
         return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
 
+    @property
+    def _near(self) -> bool:
+        """Whether bytes cost no requests."""
+        return isinstance(self.place, LocalPlace)
+
+    def _parquet(self, stream: pa.NativeFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
+        """A Parquet file to read columns of; from afar those that lie side by side are one request."""
+        return pq.ParquetFile(stream, metadata=footer, pre_buffer=not self._near, page_checksum_verification=True)
+
     @contextlib.contextmanager
-    def _opened(self, name: str, hint: str, whole: bool | None = None) -> Iterator[pa.NativeFile]:
-        """Yields a file that the manifest names and that is as it was written. `whole`: all of it is compared, or its size
-        and footer; None: all of it where that is little, and near.
+    def _opened(self, name: str, hint: str, whole: bool | None = None) -> Iterator[tuple[pa.NativeFile, bytes]]:
+        """Yields a file that the manifest names, with its footer; it is as it was written. `whole`: all of it is compared,
+        or its size and footer; None: all of it where that is little, and near.
         """
         file = self.manifest.files.get(name)
         if file is None:
             raise RunUnreadable(f"{self.path}/{name} is not one of the files that the run's manifest names", hint)
         with reading(f"{self.path}/{name}", hint), self._stream(name, hint) as stream:
-            near = isinstance(self.place, LocalPlace) and file.size <= SMALL
-            require_same(stream, file, f"{self.path}/{name}", hint, near if whole is None else whole)
-            yield stream
+            near = self._near and file.size <= SMALL
+            yield stream, require_same(stream, file, f"{self.path}/{name}", hint, near if whole is None else whole)
 
     def _stream(self, name: str, hint: str) -> pa.NativeFile:
         try:
@@ -524,8 +538,22 @@ class Run:
     def _read(self, name: str, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
         """Columns of a file: all, or those with some names."""
         wanted = [column.name for column in columns if names is None or column.name in names]
-        with self._opened(name, hint) as stream:  # a file is small: other threads, for its columns, cost more than they save
-            return pq.ParquetFile(stream, page_checksum_verification=True).read(wanted, use_threads=False)
+        if self._kept is None:
+            with self._opened(name, hint) as (stream, footer):
+                return self._columns(stream, _metadata(footer), wanted)
+        if name not in self._kept:
+            with self._opened(name, hint) as (stream, footer):
+                known, kept = self._kept.setdefault(name, (_metadata(footer), {}))
+                kept |= dict(zip(wanted, self._columns(stream, known, wanted).columns, strict=True))
+        known, kept = self._kept[name]
+        if lacking := [column for column in wanted if column not in kept]:
+            with reading(f"{self.path}/{name}", hint), self._stream(name, hint) as stream:
+                kept |= dict(zip(lacking, self._columns(stream, known, lacking).columns, strict=True))
+        return pa.table({column: kept[column] for column in wanted})
+
+    def _columns(self, stream: pa.NativeFile, footer: pq.FileMetaData, names: Sequence[str]) -> pa.Table:
+        """Columns of a file; it is small: other threads, for its columns, cost more than they save."""
+        return self._parquet(stream, footer).read(names, use_threads=False)
 
     def _rows(self, table: pa.Table, rows: int, name: str) -> pa.Table:
         """The table. Raises `RunUnreadable` where it has another number of rows than the manifest says."""
@@ -541,6 +569,11 @@ class Run:
             shown = f"{self.path}/{name} has {tokens} positions, and the manifest says {self.manifest.positions}"
             raise RunUnreadable(shown, AGAIN_BY_RESUME)
         return self._rows(documents, self.manifest.documents, name)
+
+
+def _metadata(footer: bytes) -> pq.FileMetaData:
+    """What a footer says, which was read to compare it with what was written."""
+    return pq.read_metadata(pa.BufferReader(footer))
 
 
 def _now() -> str:

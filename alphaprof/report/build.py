@@ -32,7 +32,7 @@ from alphaprof.report.verdict import Question
 from alphaprof.report.warnings import report_warnings
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
-from alphaprof.totals.log_sample import LIMIT, LogPart
+from alphaprof.totals.log_sample import LogPart, limit_of
 from alphaprof.totals.replay import Flavour
 from alphaprof.version import __version__
 
@@ -89,7 +89,7 @@ def build_report(
     inquiry = ReportInputs.of(run, flavour, config or run.manifest.config)
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
-    part = LogPart.of(run, documents, None if whole_log else LIMIT)
+    part = LogPart.of(run, documents, None if whole_log else limit_of(run))
     judged, pools, traffic, parts = _judged(inquiry, shown, part)
     results = [item.result for item in judged]
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)

@@ -14,7 +14,7 @@ from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import SHAPED, Shape, array_of
 from alphaprof.totals.documents import Documents
 
-LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
+LEAST, SHARE, MOST = 32_768, 30, 250_000  # positions of a draft that are read of a large log, but for what texts need
 ENOUGH = 20  # documents of every kind of text, or all where there are fewer
 AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
@@ -32,18 +32,27 @@ class LogPart:
 
     @classmethod
     def of(cls, run: Run, documents: Documents, limit: int | None) -> LogPart:
-        """Of a run with its documents. `limit`: positions; None: all there are."""
-        if limit is None or not run.has_log or run.manifest.positions <= limit:
+        """Of a run with its documents. `limit`: positions; None: all there are. What is read of a part stays in memory, for
+        the sections that read it again.
+        """
+        if limit is None or not run.has_log:
             return cls(run, documents)
+        if run.manifest.positions <= limit:
+            return cls(run.view(run.manifest, keep=True), documents)
         chosen = _chosen(run, documents, limit)
         shards = tuple(run.shards[place] for place in chosen)
-        view = run.view(dataclasses.replace(run.manifest, shards=shards))
+        view = run.view(dataclasses.replace(run.manifest, shards=shards), keep=True)
         return cls(view, documents.take(np.flatnonzero(np.isin(_shard_of(run), chosen))))
 
     @cached_property
     def edges(self) -> dict[str, Array]:
         """Between the tenths of all positions. They follow from the target alone, which the log of every draft holds."""
         return decile_edges(self.run, next(iter(self.run.manifest.drafts)))
+
+
+def limit_of(run: Run) -> int:
+    """Positions that a report reads of a run's log: all of a small one, a share of a large one, at most `MOST`."""
+    return min(MOST, max(LEAST, run.manifest.positions // SHARE))
 
 
 def _shard_of(run: Run) -> Array:

@@ -71,7 +71,7 @@ def test_a_part_is_spread_over_the_run(run: Run) -> None:
 def test_a_log_within_the_limit_is_read_whole(run: Run) -> None:
     """Of as many positions as the limit, and of any size where there is none."""
     for limit in (run.manifest.positions, None):
-        assert part_of(run, limit).run is run
+        assert part_of(run, limit).run.shards == run.shards
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def reports(run: Run) -> tuple[Report, Report, Report]:
     """Of the run as it is, of a part of its log, and of its whole log where a part is read otherwise."""
     small = build_report(run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "LIMIT", 500)
+        patch.setattr(build, "limit_of", lambda _: 500)
         return small, build_report(run), build_report(run, whole_log=True)
 
 
@@ -155,7 +155,7 @@ def test_the_flag_reads_everything(run: Run, monkeypatch: pytest.MonkeyPatch, ca
     import alphaprof
     from alphaprof.cli.app import app
 
-    monkeypatch.setattr(build, "LIMIT", 500)
+    monkeypatch.setattr(build, "limit_of", lambda _: 500)
     told = []
     for flags in ([], ["--whole-log"]):
         with pytest.raises(SystemExit):

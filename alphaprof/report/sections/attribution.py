@@ -18,13 +18,14 @@ import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
 from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.schema import CONTINUATION_COLUMNS, PROPOSED_LIMIT, deeper_names
+from alphaprof.log.schema import PROPOSED_LIMIT, deeper_names
 from alphaprof.log.store import Run
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.theory.bounds import strict_thresholds
 from alphaprof.totals.count import (
+    SHAPED,
     Shape,
     TotalsRequest,
     by_chance,
@@ -270,14 +271,15 @@ class ShardTexts:
     @classmethod
     def of(cls, run: Run, index: int) -> ShardTexts:
         """Reads the texts of a complete shard."""
-        table = run.continuations(index, [column.name for column in CONTINUATION_COLUMNS])
+        table = run.continuations(index, [*SHAPED, "prompt_tokens", "prompt_ids"])
+        emitted = columns_at(run, next(iter(run.manifest.drafts)), index, ["token"])["token"]  # rules read it too
         shape = Shape.of(table)
         prompts, lengths = table["prompt_tokens"].to_numpy(), shape.stop - shape.start
         # All token ids in one array: each prompt, then its continuation.
         continued = np.repeat(np.tile([False, True], len(prompts)), np.stack([prompts, lengths], axis=1).ravel())
         tokens = np.empty(len(continued), dtype=np.int64)
-        for name, mask in (("prompt_ids", ~continued), ("continuation_ids", continued)):
-            tokens[mask] = table[name].combine_chunks().flatten().to_numpy()
+        tokens[~continued] = table["prompt_ids"].combine_chunks().flatten().to_numpy()
+        tokens[continued] = emitted
         start = np.cumsum(prompts + lengths) - prompts - lengths
         reach = np.arange(lengths.sum()) + shape.each(prompts - shape.start) - 1
         return cls(index, shape, reach, first_proposals(tokens, start)[continued])
