@@ -477,7 +477,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 
 def _typed(value: Any, hint: Any, place: str) -> Any:
     """A value of JSON as the type that a field declares. Raises `TypeError`, which names the place."""
-    origin, inner = get_origin(hint), get_args(hint)
+    if type(value) is hint and hint in (str, int, bool):  # most of them
+        return value
+    origin, inner = _parts(hint)
     if hint is Any:
         return value
     if origin in (Union, UnionType):
@@ -488,7 +490,7 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
             except TypeError as error:
                 failures.append(error)
         raise failures[0]
-    if (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
+    if origin is None and (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
         fields = _fields(hint)
         needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)
         if odd := (needed - set(value)) | (set(value) - set(fields)):
@@ -507,4 +509,10 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
     raise TypeError(f"{place} is {json.dumps(value)[:60]}")
 
 
-_fields = functools.cache(get_type_hints)  # of thousands of shards and files
+@functools.cache  # of thousands of shards and files
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of: dict[str, int] of dict, and of str and int."""
+    return get_origin(hint), get_args(hint)
+
+
+_fields = functools.cache(get_type_hints)

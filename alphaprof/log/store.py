@@ -12,8 +12,10 @@ import secrets
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,6 +62,11 @@ ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
 TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+AT_ONCE = 32  # files that are asked of an object store at the same time: each answer takes long, and little work
 
 
 def require_new(place: Place, hint: str = "add --resume to finish it, or choose another --out") -> None:
@@ -155,15 +162,33 @@ class Run:
     def commits(self) -> dict[int, Commit]:
         """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet."""
         names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
-        self.torn = set()
-        for name in names:
+
+        def read(name: str) -> Commit | RunDamaged | None:
             try:
-                if name not in self._commits and (commit := read_commit(self.place, name)) is not None:
-                    self._commits[name] = commit
-            except RunDamaged:
+                return read_commit(self.place, name)
+            except RunDamaged as error:
+                return error
+
+        new = [name for name in names if name not in self._commits]
+        self.torn = set()
+        for name, commit in zip(new, self._each(read, new), strict=True):
+            if isinstance(commit, RunDamaged):
                 self.torn.add(int(Path(name).stem))
+            elif commit is not None:
+                self._commits[name] = commit
         found = {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
         return dict(sorted(found.items()))
+
+    def _each(self, read: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
+        """Yields what `read` makes of each item, in their order; of several at once where each takes requests."""
+        if self._near or len(items) < 2:
+            yield from map(read, items)
+            return
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                yield from pool.map(read, items)
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def commit(
         self,
@@ -208,8 +233,8 @@ class Run:
     def workers(self) -> dict[str, Worker]:
         """Who works on a run or did, by the name that commits give them."""
         names = [name for name in self.place.names("workers") if name.endswith(".json")]
-        found = {name[len("workers/") : -len(".json")]: read_worker(self.place, name) for name in names}
-        return {name: worker for name, worker in found.items() if worker is not None}
+        found = zip(names, self._each(lambda name: read_worker(self.place, name), names), strict=True)
+        return {name[len("workers/") : -len(".json")]: worker for name, worker in found if worker is not None}
 
     def require_there(self) -> None:
         """Raise `DiskFull` where the directory is gone; of an object store the next write tells."""
@@ -401,12 +426,15 @@ class Run:
     def documents_parts(self) -> set[tuple[int, int]]:
         """The shards, from the first to the last, whose documents have a file of their own that is as it was written."""
         names = self._parts("documents")
-        return {shards for name in names if (shards := shards_of(name)) is not None and self._is_whole(name)}
+        whole = zip(names, self._each(self._is_whole, names), strict=True)
+        return {shards for name, there in whole if there and (shards := shards_of(name)) is not None}
 
     def collected(self, shards: Sequence[Shard]) -> pa.Table:
         """The documents of some shards, from their continuations."""
         schema = arrow_schema(DOCUMENT_COLUMNS)
-        tables = [self.continuations(shard.index, schema.names).cast(schema) for shard in shards]
+        tables = [
+            texts.cast(schema) for texts in self._each(lambda shard: self.continuations(shard.index, schema.names), shards)
+        ]
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def _parts(self, folder: str) -> list[str]:
@@ -422,7 +450,9 @@ class Run:
         there = self.place.names(folder)
         named = [name for name in self._parts(folder) if name in there]
         parts = [TotalsPart(name, *shards) for name in named if (shards := shards_of(name)) is not None]
-        return [part for part in readable(parts, len(self.shards)) if self._is_whole(part.name)]
+        parts = readable(parts, len(self.shards))
+        whole = self._each(lambda part: self._is_whole(part.name), parts)
+        return [part for part, there in zip(parts, whole, strict=True) if there]
 
     def _is_whole(self, name: str) -> bool:
         try:
@@ -464,31 +494,40 @@ class Run:
             files |= commit.files
         everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set(filter(mine, self.torn))
         there = {folder for folder in ("positions", "continuations") if self._has(folder)}
-        for name in files:
-            shards = shards_of(name)
-            if name.partition("/")[0] in there and shards is not None and mine(shards[0]):
-                try:
-                    with everything._opened(name, AGAIN_BY_RESUME):
-                        pass
-                except RunDamaged:
-                    odd.add(shards[0])
-        return sorted(odd)
+        asked = [
+            (name, shards[0])
+            for name in files
+            if name.partition("/")[0] in there and (shards := shards_of(name)) is not None and mine(shards[0])
+        ]
+
+        def is_damaged(asked: tuple[str, int]) -> bool:
+            try:
+                with everything._opened(asked[0], AGAIN_BY_RESUME):
+                    return False
+            except RunDamaged:
+                return True
+
+        found = zip(asked, self._each(is_damaged, asked), strict=True)
+        return sorted(odd | {shard for (_, shard), is_odd in found if is_odd})
 
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
 
         Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
-        failures, there = {}, {name.partition("/")[0] for name in self.place.names("")}
+        there = {name.partition("/")[0] for name in self.place.names("")}
         optional = {"positions", "continuations", "prompts", *(n for n in self.manifest.files if n.startswith("latency."))}
         left = set() if self.imported else optional - there
-        for name in self.manifest.files:
-            if name.partition("/")[0] not in left:
-                try:
-                    with self._opened(name, "", whole=True):
-                        pass
-                except RunUnreadable as error:
-                    failures[name] = error.message
+        names = [name for name in self.manifest.files if name.partition("/")[0] not in left]
+
+        def failure(name: str) -> str:
+            try:
+                with self._opened(name, "", whole=True):
+                    return ""
+            except RunUnreadable as error:
+                return error.message
+
+        failures = {name: why for name, why in zip(names, self._each(failure, names), strict=True) if why}
         if failures:
             several = f" (and {len(failures) - 1} more of {len(self.manifest.files)} files)" if len(failures) > 1 else ""
             raise RunUnreadable(f"{next(iter(failures.values()))}{several}", self._remedy(failures))
