@@ -115,7 +115,7 @@ def _share(
     arguments += ["--until-decided"] if until_decided else []
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
-        work_together(arguments, workers, lambda message: print(message, file=sys.stderr))
+        work_together(arguments, workers, place_of(out), lambda message: print(message, file=sys.stderr))
 
 
 def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
