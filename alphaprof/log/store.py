@@ -55,11 +55,10 @@ from alphaprof.log.schema import (
 from alphaprof.log.tables import rows_of, table_content, totals_content
 
 OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
-COMMITTED = re.compile(r"commits/\d{5,}\.json")
+COMMITTED = re.compile(r"commits/(\d{5,})\.json")
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
 MANY, MUCH = 2000, 2**30  # files, and bytes: to compare more of them takes a while
 AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
-TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
 ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
@@ -161,7 +160,7 @@ class Run:
 
     def committed(self) -> set[int]:
         """The shards that have a commit; none of them is read."""
-        return {int(Path(name).stem) for name in self.place.names("commits") if COMMITTED.fullmatch(name)}
+        return {int(found[1]) for name in self.place.names("commits") if (found := COMMITTED.fullmatch(name))}
 
     def commits(self, afresh: bool = False) -> dict[int, Commit]:
         """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet.
