@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Exit, Option
 
-from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
+from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, has_manifest, interruptible, show
 from alphaprof.errors import ExtraMissing, OptionInvalid
 from alphaprof.version import install_line
 
@@ -56,7 +56,7 @@ def profile(
         _dry_run(options, out, output or "terminal")
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
-    _require_references(options)
+    _require_references(options, data=not _is_staged(out, part))
     if workers is not None:
         _share(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
     else:
@@ -71,14 +71,15 @@ def _measure(
     from alphaprof.profiling.run.parts import WHOLE, part_of
 
     share = part_of(part) if part is not None else WHOLE
+    resume = resume or (part is not None and share == WHOLE)  # a part is started again by the same command
     with _working(out) as progress:
         from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
         if until_decided:
-            pipeline.profile_until(options, out, progress, settled, resume or part is not None, share)
+            pipeline.profile_until(options, out, progress, settled, resume, share)
         else:
-            pipeline.profile(options, out, progress, resume or part is not None, reuse, part=share)
+            pipeline.profile(options, out, progress, resume, reuse, part=share)
 
 
 def _say_done(out: str) -> None:
@@ -114,7 +115,7 @@ def _share(
     arguments += ["--until-decided"] if until_decided else []
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
-        work_together(arguments, workers, lambda message: print(message, file=sys.stderr))
+        work_together(arguments, workers, place_of(out), lambda message: print(message, file=sys.stderr))
 
 
 def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
@@ -127,11 +128,18 @@ def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None =
     return options
 
 
-def _require_references(options: ProfileOptions) -> None:
-    """Raises what `check_references` says of the profile's models and files, before torch is imported."""
+def _is_staged(out: str, part: str | None) -> bool:
+    """Whether this process reads no data: a run is there whose prompts are staged, or another part stages them."""
+    from alphaprof.profiling.run.parts import part_of
+
+    return has_manifest(out) or (part is not None and part_of(part).index > 0)
+
+
+def _require_references(options: ProfileOptions, data: bool = True) -> None:
+    """Raises what `check_references` says of the profile's models and its data, before torch is imported."""
     from alphaprof.profiling.models.hub import check_references
 
-    check_references(options)
+    check_references(options, data)
 
 
 def _have_threads_sleep() -> None:

@@ -74,6 +74,14 @@ class RunStatus:
             workers=tuple(_workers(run, commits)),
         )
 
+    @property
+    def speed(self) -> str:
+        """How fast the processes are that go on, and when they will be done, in words."""
+        if self.documents_per_second is None or self.seconds_left is None:
+            return "no process has committed a shard lately"
+        left = datetime.timedelta(seconds=round(self.seconds_left))
+        return f"{self.documents_per_second:.2f} documents/s, about {left} left"
+
     def terminal(self, console: Console) -> None:
         """Prints how much is done, when the rest will be, and by whom."""
         state = "complete" if self.complete else "running"
@@ -82,8 +90,7 @@ class RunStatus:
         if not self.complete and self.documents_per_second is None:
             console.print("no process commits shards now: alphaprof profile with --resume goes on", highlight=False)
         elif self.seconds_left is not None:
-            left = datetime.timedelta(seconds=round(self.seconds_left))
-            console.print(f"{self.documents_per_second:.2f} documents/s, about {left} left", highlight=False)
+            console.print(self.speed, highlight=False)
         if self.lacking and len(self.lacking) <= 20:
             console.print(f"shards that are missing: {', '.join(map(str, self.lacking))}", highlight=False)
         if not self.workers:

@@ -13,17 +13,24 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import IO
 
-from alphaprof.errors import WorkerFailed
+from alphaprof.commands.runs import RunStatus
+from alphaprof.errors import AlphaprofError, WorkerFailed
+from alphaprof.log.manifest import MANIFEST
+from alphaprof.log.place import Place
+from alphaprof.log.store import Run
 
 AGAIN = 3  # times that a worker which was killed is started again
 LOOK = 0.2  # seconds between two looks
+SAY = 15.0  # seconds between two lines of progress
 LAST = 12  # lines of what a worker said that an error repeats
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
 class _Worker:
-    """One process; the first one speaks to the user, of the others is kept what they say."""
+    """One process; the first one speaks to the user, whose progress counts what all of them have measured. Of the others is
+    kept what they say.
+    """
 
     number: int
     command: Sequence[str]
@@ -34,6 +41,7 @@ class _Worker:
 
     def start(self) -> None:
         """Start it, for the first time or again."""
+        self.close()
         self.said = None if self.number == 0 else TemporaryFile()  # noqa: SIM115 - it is read after the process ended
         self.process = subprocess.Popen(  # noqa: S603 - this program, with the user's own arguments
             self.command,
@@ -42,6 +50,11 @@ class _Worker:
             stderr=self.said,
             start_new_session=True,  # Ctrl-C reaches this process alone, which terminates each worker once, see `_ending`
         )
+
+    def close(self) -> None:
+        """Forget what it said."""
+        if self.said is not None:
+            self.said.close()
 
     @property
     def words(self) -> str:
@@ -52,31 +65,57 @@ class _Worker:
         return "\n".join(self.said.read().decode(errors="replace").splitlines()[-LAST:])
 
 
-def work_together(arguments: Sequence[str], count: int, say: Callable[[str], None]) -> None:
+def work_together(arguments: Sequence[str], count: int, place: Place, say: Callable[[str], None]) -> None:
     """Run `alphaprof profile` with these arguments in `count` processes, until all of them are done. One that is killed is
-    started again; where one fails, the others end their shards. Raises `WorkerFailed` with what it said.
+    started again; where one fails, the others go on, unless the run has not begun. Raises `WorkerFailed`, with the exit code
+    of the first one that failed.
     """
-    gpus = visible_gpus()
+    gpus, failed = visible_gpus(), dict[int, int]()
     workers = [_Worker(number, _command(arguments, number, count), _environment(number, gpus)) for number in range(count)]
     with _ending(workers):
         for worker in workers:
             worker.start()
+        said = time.monotonic()
         while running := [(worker, worker.process) for worker in workers if worker.process is not None]:
             for worker, process in running:
-                if (code := process.poll()) is None:
-                    continue
-                worker.process = None
-                if code < 0 and worker.again > 0:
-                    worker.again -= 1
-                    say(f"worker {worker.number} was ended by {signal.Signals(-code).name}, and is started again")
-                    worker.start()
-                elif code != 0:
-                    raise WorkerFailed(
-                        f"worker {worker.number} of {count} ended with exit code {code}: {worker.words or 'see above'}",
-                        "what is measured is kept: mend the cause, then the same command with --resume",
-                        code if code > 0 else 128 - code,  # as shells say it
-                    )
+                if (code := process.poll()) is not None:
+                    worker.process = None
+                    if not _has_ended_well(worker, code, say):
+                        failed[worker.number] = code if code > 0 else 128 - code  # as shells say it
+            if failed and not place.has(MANIFEST):
+                break  # the others would wait for it
+            if workers[0].process is None and time.monotonic() - said >= SAY:
+                said = time.monotonic()
+                say(progress_line(place))
             time.sleep(LOOK)
+        if failed:
+            named = ", ".join(f"{number} (exit code {code})" for number, code in failed.items())
+            raise WorkerFailed(
+                f"of {count} workers failed: {named}; what they said stands above",
+                "what is measured is kept: mend the cause, then the same command with --resume",
+                next(iter(failed.values())),
+            )
+
+
+def _has_ended_well(worker: _Worker, code: int, say: Callable[[str], None]) -> bool:
+    """Whether a worker that ended is done, or is started again since it was killed; says what it said where it failed."""
+    if code < 0 and worker.again > 0:
+        worker.again -= 1
+        say(f"worker {worker.number} was ended by {signal.Signals(-code).name}, and is started again")
+        worker.start()
+    elif code != 0:
+        say("\n".join(filter(None, (f"worker {worker.number} failed with exit code {code}", worker.words))))
+        return False
+    return True
+
+
+def progress_line(place: Place) -> str:
+    """How far the run in a place is, whoever measured it: said after the end of the process that speaks."""
+    try:
+        status = RunStatus.of(Run.open(place))
+    except AlphaprofError as error:
+        return f"how far the run is cannot be read now: {error.message}"
+    return f"profiling: {status.committed} of {status.shards} shards, {status.speed}"
 
 
 def visible_gpus() -> list[str]:
@@ -105,14 +144,20 @@ def _environment(number: int, gpus: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _ending(workers: Sequence[_Worker]) -> Iterator[None]:
-    """Ends what still runs when the block ends with an error; each ends its shard first."""
+    """Ends what still runs when the block ends with an error; each writes first what it has measured."""
     try:
         yield
     except BaseException:
-        for worker in workers:
-            if worker.process is not None:
-                worker.process.terminate()
-        for worker in workers:
-            if worker.process is not None:
-                worker.process.wait()
+        living = [worker.process for worker in workers if worker.process is not None]
+        for process in living:
+            process.terminate()
+        try:
+            for process in living:
+                process.wait()
+        except KeyboardInterrupt:  # a second one waits for nothing
+            for process in living:
+                process.kill()
         raise
+    finally:
+        for worker in workers:
+            worker.close()

@@ -4,6 +4,7 @@ written.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import struct
@@ -18,7 +19,7 @@ from alphaprof.log.manifest import File, Shard
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.[0-9a-f]{8}\.parquet")
-SHORT = 16  # characters of the digest of a footer
+SHORT = 11  # characters of the digest of a footer, 64 bits
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
 
 
@@ -50,8 +51,8 @@ def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole
 
 
 def _digest(content: bytes | memoryview) -> str:
-    """SHA-256, the first 128 bits."""
-    return hashlib.sha256(content).hexdigest()[:32]
+    """SHA-256, the first 128 bits, in base64: there are thousands of them."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:16]).decode().rstrip("=")
 
 
 def _footer_bytes(end: bytes | memoryview, size: int) -> int:
@@ -67,14 +68,6 @@ class TotalsPart:
     name: str
     first: int
     last: int
-
-
-def part_name(first: int, last: int, attempt: str) -> str:
-    """The name of a file that covers shards from `first` to `last`; names sort as shards do. `attempt`: what tells apart
-    files of the same shards: who measured them, or what is in them.
-    """
-    shards = f"{first:05d}" if first == last else f"{first:05d}-{last:05d}"
-    return f"part-{shards}.{attempt}.parquet"
 
 
 def shards_of(name: str) -> tuple[int, int] | None:
@@ -108,4 +101,4 @@ def ranges(shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
 
 def attempt_of(content: bytes | pa.Buffer) -> str:
     """What the name of a file says of its content: equal content has equal names, whoever writes it."""
-    return file_of(content).whole[:8]
+    return hashlib.sha256(content).hexdigest()[:8]

@@ -11,13 +11,16 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any
 
-from alphaprof.errors import RunExists
+from alphaprof.errors import AlphaprofError, RunExists, cut
 from alphaprof.log.manifest import MANIFEST, PROFILE
 from alphaprof.log.place import Place, require_put_if_absent
 from alphaprof.log.store import require_new
 
+SIGN = ".beginning"  # what the process that begins a run writes again and again, until there is a manifest
+BEAT = 60.0  # seconds between two of these
 FREE = ("decision", "route", "execution")  # what a run may go on with otherwise than it began
 
 
@@ -71,6 +74,37 @@ def joined(
                 place.remove(PROFILE)
                 if made:
                     place.discard()
+
+
+@contextlib.contextmanager
+def alive(place: Place) -> Iterator[None]:
+    """Has a thread write who this process is, and when, for others that wait for the block to end; however long it takes."""
+    me, ended = f"process {os.getpid()} on {platform.node()}", Event()
+
+    def beat() -> None:
+        going = True
+        while going:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            with contextlib.suppress(AlphaprofError):  # what this process writes next will tell
+                place.put(SIGN, f"{me}, at {now}".encode())
+            going = not ended.wait(BEAT)
+
+    thread = Thread(target=beat, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(AlphaprofError):
+            place.remove(SIGN)
+
+
+def last_seen(place: Place) -> str:
+    """Who begins the run in a place, and when it last said so; empty where nobody has."""
+    with contextlib.suppress(FileNotFoundError):
+        return cut(place.read(SIGN).decode(errors="replace"))
+    return ""
 
 
 def _require_same(place: Place, mine: Beginning) -> None:

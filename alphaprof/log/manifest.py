@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 
 MANIFEST, PROFILE = "manifest.json", "profile.json"
 FORMAT = "alphaprof-run"
+LATENCY = "latency."  # how the name of the file of step times begins
 NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
 COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
-VERSION = 5
-LONG = ("shard", "shards", "staged", "files")  # what there is of every shard
+VERSION = 6
+HEAD = 256  # bytes of a manifest that hold its status
+STATUS = re.compile(rf'\{{\s*"format": "{FORMAT}",\s*"version": {VERSION},\s*"status": "(running|complete)",'.encode())
+LONG = ("shard", "shards", "staged", "prompts", "files")  # what there is of every shard
 LOGGED = ("positions", "continuations", "totals", "documents")  # folders of what shards are made of: commits say more
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
@@ -109,19 +113,22 @@ class Commit:
     at: str
 
     def to_json(self) -> str:
-        """The text of the file."""
-        return _signed({"format": COMMIT, "version": VERSION} | dataclasses.asdict(self))
+        """The text of the file, where folders stand for the names of the files in them: shard and worker are known."""
+        files = {name.rpartition("/")[0]: file for name, file in self.files.items()}
+        data = dataclasses.asdict(dataclasses.replace(self, files={}))
+        return _signed({"format": COMMIT, "version": VERSION} | data | {"files": _listed(files)})
 
 
 @dataclass(frozen=True)
 class Worker:
-    """The content of workers/NAME.json: a process that measures shards of a run, or did."""
+    """The content of workers/NAME.json: a process that measures shards of a run, or did; `part`: I/N, which it measures."""
 
     host: str
     process: int
     since: str
     device: str
     environment: Environment
+    part: str
 
     def differs_from(self, manifest: Manifest) -> list[str]:
         """In what this process computes otherwise than the one that began a run, in words: its rows could differ."""
@@ -282,7 +289,8 @@ class Manifest:
     """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is
     running in between. `files`: every data file of the run, by its path below the run's directory: one that is not named
     there does not exist for a reader. `shards` and their files follow from the commits of a run that is running.
-    `staged`: documents of each shard as their prompts were staged; of an import none; `warnings`: code, message and remedy
+    `staged`: documents of each shard as their prompts were staged; of an import none; `prompts`: what `Shard.digest` of each
+    must be, of a synthetic run none; `warnings`: code, message and remedy
     of each; `reused`: the run whose continuations were measured again, None where they are this run's own;
     `emitted`, `certified`: see `LogRules`; `sequential`: of documents that came in random order, until the verdict was sure;
     else None; `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
@@ -297,6 +305,7 @@ class Manifest:
     tokenizer: str
     environment: Environment
     staged: tuple[int, ...] = ()
+    prompts: tuple[str, ...] = ()
     shards: tuple[Shard, ...] = ()
     files: dict[str, File] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -319,6 +328,29 @@ class Manifest:
         return sum(shard.positions for shard in self.shards)
 
     @property
+    def times(self) -> dict[str, File]:
+        """The file of the step times by its name; of earlier ones none is named."""
+        return {name: file for name, file in self.files.items() if name.startswith(LATENCY)}
+
+    def with_times(self, times: dict[str, File]) -> Manifest:
+        """The manifest with other step times."""
+        others = {name: file for name, file in self.files.items() if name not in self.times}
+        return dataclasses.replace(self, files=others | times)
+
+    def reopened(self) -> Manifest:
+        """The manifest of a complete run that is running again, up to where it ended: shards of it were withdrawn."""
+        count = len(self.shards)
+        return dataclasses.replace(self, status="running", staged=self.staged[:count], prompts=self.prompts[:count])
+
+    def is_of_staged(self, shard: Shard) -> bool:
+        """Whether a shard was measured on the documents that were staged for it."""
+        if not self.staged:
+            return True
+        if shard.index >= len(self.staged) or shard.documents != self.staged[shard.index]:
+            return False
+        return not self.prompts or shard.digest == self.prompts[shard.index]
+
+    @property
     def drafting(self) -> Drafting:
         """What the rounds drafted: chains, but where another engine did otherwise."""
         return self.imported.drafting if self.imported is not None else CHAIN
@@ -329,7 +361,13 @@ class Manifest:
         if self.status == "running":  # commits say the rest
             files = {name: file for name, file in self.files.items() if name.partition("/")[0] not in LOGGED}
             kept = dataclasses.replace(self, shards=(), files=files)
-        return _signed({"format": FORMAT, "version": VERSION} | dataclasses.asdict(kept))
+        data = dataclasses.asdict(dataclasses.replace(kept, files={}))
+        return _signed({"format": FORMAT, "version": VERSION} | data | {"files": _listed(kept.files)})
+
+
+def _listed(files: dict[str, File]) -> dict[str, list[int | str]]:
+    """Files as JSON has them, without the names of their fields: there are thousands."""
+    return {name: [file.size, file.footer, file.whole] for name, file in files.items()}
 
 
 def _signed(data: dict[str, Any]) -> str:
@@ -383,6 +421,17 @@ def read_manifest(place: Place) -> Manifest:
     return manifest
 
 
+def read_status(place: Place) -> Literal["running", "complete"]:
+    """The status of the run in a place, from the first bytes of its manifest. Raises `RunUnreadable`."""
+    head = b""
+    with contextlib.suppress(OSError), place.open(MANIFEST) as stream:
+        head = stream.read(HEAD)
+    found = STATUS.match(head)
+    if found is None:
+        return read_manifest(place).status
+    return "complete" if found[1] == b"complete" else "running"
+
+
 def read_commit(place: Place, name: str) -> Commit | None:
     """A commit of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
     data = _read(place, name, COMMIT)
@@ -390,6 +439,8 @@ def read_commit(place: Place, name: str) -> Commit | None:
         return None
     with _undamaged(place, name):
         commit: Commit = _typed(data, Commit, "the commit")
+        part = part_name(commit.shard.index, commit.shard.index, commit.worker)
+        commit = dataclasses.replace(commit, files={f"{folder}/{part}": file for folder, file in commit.files.items()})
         if commit_name(commit.shard.index) != name:
             raise ValueError(f"it is of shard {commit.shard.index}")
     return commit
@@ -408,6 +459,14 @@ def read_worker(place: Place, name: str) -> Worker | None:
 def commit_name(index: int) -> str:
     """Where the commit of a shard lies, below the run's directory."""
     return f"commits/{index:05d}.json"
+
+
+def part_name(first: int, last: int, attempt: str) -> str:
+    """The name of a file that covers shards from `first` to `last`; names sort as shards do. `attempt`: what tells apart
+    files of the same shards: who measured them, or what is in them.
+    """
+    shards = f"{first:05d}" if first == last else f"{first:05d}-{last:05d}"
+    return f"part-{shards}.{attempt}.parquet"
 
 
 def _read(place: Place, name: str, kind: str) -> dict[str, Any] | None:
@@ -490,6 +549,10 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
             except TypeError as error:
                 failures.append(error)
         raise failures[0]
+    if hint is File and isinstance(value, list):
+        if len(value) != len(_fields(File)):
+            raise TypeError(f"{place} has not the fields of File: {', '.join(_fields(File))}")
+        value = dict(zip(_fields(File), value, strict=True))
     if origin is None and (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
         fields = _fields(hint)
         needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)

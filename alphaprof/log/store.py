@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 
 from alphaprof.errors import NoPositionLog, RunDamaged, RunExists, RunUnreadable
 from alphaprof.log.disk import reading
-from alphaprof.log.files import SMALL, TotalsPart, attempt_of, file_of, part_name, readable, require_same, shards_of
+from alphaprof.log.files import SMALL, TotalsPart, attempt_of, file_of, readable, require_same, shards_of
 from alphaprof.log.manifest import (
+    LATENCY,
     LOGGED,
     MANIFEST,
     PROFILE,
@@ -35,8 +36,10 @@ from alphaprof.log.manifest import (
     Shard,
     Worker,
     commit_name,
+    part_name,
     read_commit,
     read_manifest,
+    read_status,
     read_worker,
 )
 from alphaprof.log.place import LocalPlace, Place, place_of
@@ -54,10 +57,10 @@ from alphaprof.log.schema import (
 from alphaprof.log.tables import rows_of, table_content, totals_content
 
 OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
-COMMITTED = re.compile(r"commits/\d{5,}\.json")
+COMMITTED = re.compile(r"commits/(\d{5,})\.json")
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
+MANY, MUCH = 2000, 2**30  # files, and bytes: to compare more of them takes a while
 AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
-TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
 ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
@@ -108,7 +111,11 @@ class Run:
     A file is written once and never again: its name says which process measured it, or what is in it. A commit is written
     last, by one process alone, and names the files of a shard; so any number of processes may write a run.
     `damaged`: files whose content was worked out again, since they could not be read; `refused`: commits of this process
-    that came later than another's; `torn`: shards whose commits cannot be read, which are none for readers.
+    that came later than another's; `torn`: shards whose commits cannot be read, which are none for readers; `unknown`: the
+    same of workers.
+
+    A commit is read once, since nothing changes it. A damaged shard's may be withdrawn, and another one take its place:
+    who needs to know for sure, and reads it for the last time, reads all of them afresh.
     """
 
     def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
@@ -118,6 +125,7 @@ class Run:
         self.damaged: set[str] = set()
         self.refused = 0
         self.torn: set[int] = set()
+        self.unknown: set[str] = set()
         self._written: set[str] = set()
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
@@ -148,19 +156,27 @@ class Run:
         other._kept = {} if keep else None
         return other
 
-    def refresh(self) -> None:
-        """Take in the shards that were committed meanwhile, of a run that is running: the longest prefix without a gap."""
+    def refresh(self, afresh: bool = False) -> None:
+        """Take in the shards that were committed meanwhile, of a run that is running: the longest prefix without a gap.
+        `afresh`: see `commits`.
+        """
         if self.manifest.status == "complete":
             return
-        commits = self.commits()
+        commits = self.commits(afresh)
         shards, files = list[Shard](), {name: file for name, file in self.manifest.files.items() if not _is_logged(name)}
         while (commit := commits.get(len(shards))) is not None:
             shards.append(commit.shard)
             files |= commit.files
         self.manifest = dataclasses.replace(self.manifest, shards=tuple(shards), files=files)
 
-    def commits(self) -> dict[int, Commit]:
-        """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet."""
+    def committed(self) -> set[int]:
+        """The shards that have a commit; none of them is read."""
+        return {int(found[1]) for name in self.place.names("commits") if (found := COMMITTED.fullmatch(name))}
+
+    def commits(self, afresh: bool = False) -> dict[int, Commit]:
+        """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet.
+        `afresh`: those that were read before are read again.
+        """
         names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
 
         def read(name: str) -> Commit | RunDamaged | None:
@@ -169,8 +185,8 @@ class Run:
             except RunDamaged as error:
                 return error
 
+        self.torn, self._commits = set(), {} if afresh else self._commits
         new = [name for name in names if name not in self._commits]
-        self.torn = set()
         for name, commit in zip(new, self._each(read, new), strict=True):
             if isinstance(commit, RunDamaged):
                 self.torn.add(int(Path(name).stem))
@@ -212,29 +228,48 @@ class Run:
             files[name] = self._write(name, table_content(table, self.totals_columns, name))
         commit = Commit(shard, files, self.worker, round(seconds, 3), _now())
         named = commit_name(shard.index)
-        if mine := self.place.put_new(named, commit.to_json().encode()):
-            now = read_manifest(self.place)
-            if now.status == "running" or shard.index < len(now.shards):  # it may be the last one, and joined by now
-                self._commits[named] = commit
-                return True
+        if (mine := self.place.put_new(named, commit.to_json().encode())) and self._is_wanted(commit):
+            self._commits[named] = commit
+            return True
         self.refused += 1
         for name in [named] * mine + list(files):
             self.place.remove(name)
         return False
 
-    def me(self, device: str, environment: Environment) -> Worker:
+    def _is_wanted(self, commit: Commit) -> bool:
+        """Whether a run holds a shard whose commit was just written: it is running, or was finished with it. Where it was
+        finished with an earlier commit that was withdrawn meanwhile, it is running again.
+        """
+        if read_status(self.place) == "running":
+            return True
+        now = read_manifest(self.place)
+        if commit.shard.index >= len(now.shards):
+            return False
+        if not {name for name in commit.files if not name.startswith("totals/")} <= now.files.keys():
+            self.write_manifest(now.reopened())
+        return True
+
+    def me(self, device: str, environment: Environment, part: str = "0/1") -> Worker:
         """The worker of the run that this process is."""
-        return Worker(platform.node(), os.getpid(), _now(), device, environment)
+        return Worker(platform.node(), os.getpid(), _now(), device, environment, part)
 
     def register(self, worker: Worker) -> None:
         """Say who this process is, before its first shard."""
         self.place.put(f"workers/{self.worker}.json", worker.to_json().encode())
 
     def workers(self) -> dict[str, Worker]:
-        """Who works on a run or did, by the name that commits give them."""
-        names = [name for name in self.place.names("workers") if name.endswith(".json")]
-        found = zip(names, self._each(lambda name: read_worker(self.place, name), names), strict=True)
-        return {name[len("workers/") : -len(".json")]: worker for name, worker in found if worker is not None}
+        """Who works on a run or did, by the name that commits give them; those whose file is damaged are `unknown`."""
+
+        def read(name: str) -> Worker | RunDamaged | None:
+            try:
+                return read_worker(self.place, name)
+            except RunDamaged as error:
+                return error
+
+        files = [file for file in self.place.names("workers") if file.endswith(".json")]
+        found = {file[len("workers/") : -len(".json")]: it for file, it in zip(files, self._each(read, files), strict=True)}
+        self.unknown = {name for name, it in found.items() if isinstance(it, RunDamaged)}
+        return {name: it for name, it in found.items() if isinstance(it, Worker)}
 
     def require_there(self) -> None:
         """Raise `DiskFull` where the directory is gone; of an object store the next write tells."""
@@ -243,7 +278,7 @@ class Run:
 
     def is_finished(self) -> bool:
         """Whether some process has finished the run meanwhile."""
-        return self.manifest.status == "complete" or read_manifest(self.place).status == "complete"
+        return self.manifest.status == "complete" or read_status(self.place) == "complete"
 
     def withdraw(self, index: int) -> None:
         """Remove the commit of a damaged shard, so that it is measured again; not where another process has done that."""
@@ -271,11 +306,11 @@ class Run:
         self.place.put(MANIFEST, (change(read_manifest(self.place)).to_json() + "\n").encode())
         self.manifest = change(self.manifest)
 
-    def begin(self) -> bool:
-        """Write the manifest of a run that begins; False where another process has written one."""
+    def begin(self, part: str = "0/1") -> bool:
+        """Write the manifest of a run that begins; False where another process has written one. `part`: this process's."""
         begun = self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
         if begun and self.manifest.imported is None:
-            self.register(self.me(self.manifest.target.device, self.manifest.environment))
+            self.register(self.me(self.manifest.target.device, self.manifest.environment, part))
         return begun
 
     @contextlib.contextmanager
@@ -311,8 +346,7 @@ class Run:
     def write_latency(self, table: pa.Table) -> None:
         """Write the step times; the next manifest names them in the place of earlier ones."""
         content = table_content(table, LATENCY_COLUMNS, "latency")
-        earlier = [name for name in self.manifest.files if name.startswith("latency.")]
-        self._record(f"latency.{attempt_of(content)}.parquet", content, earlier)
+        self._record(f"{LATENCY}{attempt_of(content)}.parquet", content, self.manifest.times)
 
     def _record(self, name: str, content: pa.Buffer, gone: Iterable[str] = (), instead: bool = False) -> None:
         """Write a file and take it into the manifest, which is not written yet, in the place of others."""
@@ -477,38 +511,47 @@ class Run:
 
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
-        names = [name for name in self.manifest.files if name.startswith("latency.")]
-        if not names or not self.place.has(names[-1]):
+        name = next(iter(self.manifest.times), None)
+        if name is None or not self.place.has(name):
             return None
-        return self._read(names[-1], TIMED_AGAIN, LATENCY_COLUMNS)
+        return self._read(name, TIMED_AGAIN, LATENCY_COLUMNS)
 
-    def damaged_shards(self, mine: Callable[[int], bool] = lambda _: True) -> list[int]:
-        """Those of some committed shards whose texts or positions are not what was written: small files are compared whole,
-        others by their size and footer. Raises `RunUnreadable` for what cannot be read now, and may be whole.
+    def damaged_shards(
+        self,
+        mine: Callable[[int], bool] = lambda _: True,
+        by: Collection[str] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> list[int]:
+        """Those of some committed shards whose texts or positions are not what was written, or not of the documents that
+        were staged: small files are compared whole, others by their size and footer. Raises `RunUnreadable` for what cannot
+        be read now, and may be whole.
 
-        Folders that a copy of the run left out are not looked for.
+        Folders that a copy of the run left out are not looked for. `by`: workers whose shards to compare (None: all);
+        `say`: called once where it takes long.
         """
+        commits = {index: commit for index, commit in self.commits().items() if mine(index)}
+        odd = {index for index in self.torn if mine(index)}
+        odd |= {index for index, commit in commits.items() if not self.manifest.is_of_staged(commit.shard)}
+        others = set() if by is None else {index for index, commit in commits.items() if commit.worker not in by}
         files = dict(self.manifest.files)
-        commits = self.commits()
         for commit in commits.values() if self.manifest.status == "running" else ():  # behind a gap as well
             files |= commit.files
-        everything, odd = self.view(dataclasses.replace(self.manifest, files=files)), set(filter(mine, self.torn))
+        everything = self.view(dataclasses.replace(self.manifest, files=files))
         there = {folder for folder in ("positions", "continuations") if self._has(folder)}
-        asked = [
-            (name, shards[0])
-            for name in files
-            if name.partition("/")[0] in there and (shards := shards_of(name)) is not None and mine(shards[0])
-        ]
+        logged = [(name, shards[0]) for name in files if name.partition("/")[0] in there and (shards := shards_of(name))]
+        compared = [(name, index) for name, index in logged if mine(index) and index not in others]
+        if len(compared) > MANY or sum(files[name].size for name, _ in compared) > MUCH:
+            say(f"comparing {len(compared)} files of shards that are committed with what was written")
 
-        def is_damaged(asked: tuple[str, int]) -> bool:
+        def is_damaged(item: tuple[str, int]) -> bool:
             try:
-                with everything._opened(asked[0], AGAIN_BY_RESUME):
+                with everything._opened(item[0], AGAIN_BY_RESUME):
                     return False
             except RunDamaged:
                 return True
 
-        found = zip(asked, self._each(is_damaged, asked), strict=True)
-        return sorted(odd | {shard for (_, shard), is_odd in found if is_odd})
+        flags = zip(compared, self._each(is_damaged, compared), strict=True)
+        return sorted(odd | {index for (_, index), damaged in flags if damaged})
 
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
@@ -516,7 +559,7 @@ class Run:
         Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
         there = {name.partition("/")[0] for name in self.place.names("")}
-        optional = {"positions", "continuations", "prompts", *(n for n in self.manifest.files if n.startswith("latency."))}
+        optional = {"positions", "continuations", "prompts", *self.manifest.times}
         left = set() if self.imported else optional - there
         names = [name for name in self.manifest.files if name.partition("/")[0] not in left]
 

@@ -32,6 +32,7 @@ IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what m
         "not_timed_there",
         "other_dtype",
         "mixed_devices",
+        "unknown_worker",
         "raw_prompts",
         "halved_batches",
         "stopped",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.files import ranges, shards_of
+from alphaprof.log.joining import SIGN
 from alphaprof.log.manifest import commit_name, read_manifest
 from alphaprof.log.store import Run, remove_unnamed
 from alphaprof.totals.files import join_totals
@@ -16,9 +17,10 @@ def finish(run: Run, shards: int | None = None) -> None:
     """Collect the documents of a run, join the totals of its shards, mark it complete, and remove what no manifest names.
 
     Any process may do it, at any time and again: the outcome is the same. `shards`: how many of the first ones belong to the
-    run, where a verdict was sure before the others were measured. Raises `RunMismatch` where some are not measured yet.
+    run, where a verdict was sure before the others were measured. Raises `RunMismatch` where some are not measured yet, or
+    not on the documents that were staged.
     """
-    run.refresh()
+    run.refresh(afresh=True)
     if shards is None:
         shards = len(run.manifest.staged) if run.manifest.status == "running" else len(run.shards)
     if len(run.shards) < shards:
@@ -29,6 +31,8 @@ def finish(run: Run, shards: int | None = None) -> None:
             f"{run.path} lacks {len(missing)} of {shards} shards ({named})",
             "alphaprof profile with --resume measures them",
         )
+    if run.manifest.status == "running":
+        _require_staged(run, shards)
     run.manifest = dataclasses.replace(run.manifest, shards=run.shards[:shards], warnings=_with_mixture(run))
     try:
         _join(run)
@@ -41,6 +45,16 @@ def finish(run: Run, shards: int | None = None) -> None:
         _join(run)
 
 
+def _require_staged(run: Run, shards: int) -> None:
+    """Raise `RunMismatch` unless the first shards of a run were measured on the documents that were staged for them."""
+    if odd := [shard.index for shard in run.shards[:shards] if not run.manifest.is_of_staged(shard)]:
+        named = ", ".join([*map(str, odd[:5]), *["..."] * (len(odd) > 5)])
+        raise RunMismatch(
+            f"{len(odd)} shards of {run.path} ({named}) are of other documents than were staged",
+            "alphaprof profile with --resume measures them again",
+        )
+
+
 def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
     """The warnings of a run, with one where its processes do not compute alike. Raises `RunMismatch` where its profile does
     not allow that.
@@ -49,7 +63,12 @@ def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
         return run.manifest.warnings
     measured = {commit.worker for commit in run.commits().values()}
     others = [worker.differs_from(run.manifest) for name, worker in run.workers().items() if name in measured]
-    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] != "mixed_devices")
+    ours = ("mixed_devices", "unknown_worker")
+    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] not in ours)
+    if unknown := sorted(run.unknown & measured):
+        message = f"what {len(unknown)} of the processes computed on is not known: workers/{unknown[0]}.json is damaged"
+        remedy = "rows are what was written; whether the process computed like the others cannot be told"
+        earlier = (*earlier, {"code": "unknown_worker", "message": message, "remedy": remedy})
     if not (odd := list(dict.fromkeys(each for found in others for each in found))):
         return earlier
     message = f"shards were measured by processes that compute otherwise than the one that began the run: {'; '.join(odd)}"
@@ -72,10 +91,14 @@ def _join(run: Run) -> None:
     now = dataclasses.replace(run.manifest, status="complete", files=kept, config=stored.config)
     if now != before:
         run.write_manifest(now)
-    for index in run.commits():
+    for index in run.committed():
         if index >= len(run.shards):
             run.place.remove(commit_name(index))
-    remove_unnamed(run.place, read_manifest(run.place).files)
+    run.place.remove(SIGN)  # of a process that was killed as the run began
+    stored = read_manifest(run.place)
+    if stored.status == "running":  # a shard was withdrawn meanwhile: the files of the others are named by commits alone
+        return
+    remove_unnamed(run.place, stored.files)
     run.place.remove_temporary()  # a process that is still at it writes its own again
 
 
@@ -93,6 +116,5 @@ def reopen(run: Run, damaged: Sequence[int]) -> None:
         run.withdraw(index)
     run.manifest = read_manifest(run.place)
     if run.manifest.status == "complete":
-        staged = run.manifest.staged[: len(run.shards)]
-        run.write_manifest(dataclasses.replace(run.manifest, status="running", staged=staged))
+        run.write_manifest(run.manifest.reopened())
     run.refresh()

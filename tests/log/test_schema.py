@@ -333,7 +333,7 @@ DEEP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no gammas": (lambda data: data["config"].pop("gammas"), "its profile has not the fields of Profile: gammas"),
     "gammas as text": (lambda data: data["config"].update(gammas=["1"]), r'its profile.gammas\[0\] is "1"'),
     "a file elsewhere": (lambda data: data["files"].update({"../x": data["files"][DOCUMENTS]}), "outside the run"),
-    "a file without size": (lambda data: data["files"][DOCUMENTS].pop("size"), "not the fields of File: size"),
+    "a file without size": (lambda data: data["files"][DOCUMENTS].pop(), "not the fields of File: size, footer, whole"),
 }
 
 

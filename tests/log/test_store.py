@@ -18,7 +18,8 @@ import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.manifest import VERSION
+from alphaprof.log.files import SHORT
+from alphaprof.log.manifest import VERSION, Commit, File, Shard, commit_name, part_name, read_commit
 from alphaprof.log.place import place_of
 from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, require_new
@@ -372,3 +373,27 @@ def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_pa
     )
     assert write_run(tmp_path / "run", recipe).manifest.drafts["head"].depths == 8
     assert 60 < bytes_per_position(tmp_path / "run") <= 82
+
+
+@pytest.mark.parametrize("drafts", [1, 2])
+def test_manifest_and_commits_of_a_hundred_million_positions_take_at_most_10_mb(
+    tmp_path: Path, run: Run, drafts: int
+) -> None:
+    """As written in all: the commits of 6,250 shards of 64 documents, and the manifest twice."""
+    count, file, names = 6250, File(1_234_567, "a" * SHORT, "b" * 22), ("skip", "ngram")[:drafts]
+    shards = [Shard(index, 64, 16_000, "c" * 32, 0, 16_400, 1_700, 9_000, 1_200) for index in range(count)]
+    parts = [part_name(index, index, "0123abcd") for index in range(count)]
+    prompts = {f"prompts/{part}": file for part in parts}
+    data = [f"{folder}/draft={name}" for folder in ("positions", "totals") for name in names] + ["continuations"]
+    logged = {f"{folder}/{part}": file for folder in data if not folder.startswith("totals") for part in parts}
+    known = {"staged": (64,) * count, "prompts": ("c" * 32,) * count}
+    begun = dataclasses.replace(run.manifest, status="running", shards=(), files=prompts, **known)
+    done = dataclasses.replace(begun, status="complete", shards=tuple(shards), files=prompts | logged)
+    commits = [
+        Commit(shard, {f"{folder}/{part}": file for folder in data}, "0123abcd", 123.456, "2026-01-01T00:00:00+00:00")
+        for shard, part in zip(shards, parts, strict=True)
+    ]
+    place = place_of(tmp_path)
+    place.put(commit_name(7), commits[7].to_json().encode())
+    assert read_commit(place, commit_name(7)) == commits[7]
+    assert sum(len(each.to_json()) for each in (begun, done, *commits)) <= 10_000_000

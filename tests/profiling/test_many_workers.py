@@ -1,6 +1,4 @@
-"""Any number of processes on one run, whoever dies when: the same rows as from one process. The failure matrix of
-docs/scale.md, but for object stores and Ray.
-"""
+"""Any number of processes on one run: the same rows as from one process. What fails is in test_failure_matrix.py."""
 
 from __future__ import annotations
 
@@ -11,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
@@ -23,13 +20,14 @@ import pytest
 
 from alphaprof.commands.runs import RunStatus
 from alphaprof.config.load import load_profile
-from alphaprof.errors import OptionInvalid, RunExists, RunMismatch, RunUnreadable
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import RunExists, RunMismatch
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import commit_name
-from alphaprof.log.place import place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import parts, pipeline
-from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
+from alphaprof.profiling.run.parts import Part, part_of
+from alphaprof.profiling.run.shards import Plan
 from alphaprof.report.build import build_report, settled
 from alphaprof.totals.finish import finish
 from tests.conftest import slow
@@ -108,22 +106,44 @@ def test_a_run_that_parts_began_is_finished_by_one_process(alone: Run, tiny: Pat
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_data_that_change_after_staging_do_not_matter(alone: Run, tiny: Path, tmp_path: Path) -> None:
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    profiled(path, out, Part(0, 2))
-    for file in tmp_path.glob("*.jsonl"):
-        file.unlink()
-    require_equal(profiled(path, out, Part(1, 2)), alone)
-
-
-def test_parts_stop_where_one_process_stops(tiny: Path, tmp_path: Path) -> None:
-    """A verdict is asked of prefixes in their order, whoever measured them, and whatever was measured beyond."""
+def one_document_a_shard(folder: Path, tiny: Path) -> ProfileOptions:
+    """A profile with fifteen shards."""
     drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "ngram": {"kind": "prompt_lookup"}}
     data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
-    path = profile_file(tmp_path, tiny, drafts=drafts, data=data)
-    given = ["costs={source: none}", "execution.threads=1", "shard_documents=1"]
-    options = load_profile(path, given)
-    enough: list[int] = []
+    path = profile_file(folder, tiny, drafts=drafts, data=data)
+    return load_profile(path, ["costs={source: none}", "execution.threads=1", "shard_documents=1"])
+
+
+class Meanwhile(Silent):
+    """Does something else, once, while the first shard is measured: another part works, and this one is slow."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        super().__init__()
+        self.other: Callable[[], object] | None = other
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        other, self.other = self.other, self.other if positions == 0 else None
+        if positions and other is not None:
+            other()
+
+
+# Parts that work at once: each but the first works from its beginning to its end while the one before it measures its first
+# shard; and which shards each of them has measured then.
+AT_ONCE = {
+    "one after the other": ([[0], [2], [1]], {0: [0, 3, 6, 9, 12], 2: [2, 5, 8, 11, 14], 1: [1, 4]}),
+    "part 0 is slow": ([[0, 1, 2]], {0: [0, 3], 1: [1, 4, 7, 10, 13], 2: [2, 5, 8, 11, 14]}),
+    "part 0 is fast": ([[0], [1, 2]], {0: [0, 3, 6, 9, 12], 1: [1, 4], 2: [2, 5, 8, 11, 14]}),
+    "part 2 is slow": ([[0], [2, 1]], {0: [0, 3, 6, 9, 12], 1: [1, 4, 7, 10, 13], 2: [2]}),
+}
+
+
+@pytest.mark.parametrize("case", AT_ONCE)
+def test_parts_stop_where_one_process_stops(case: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict is asked of prefixes in their order, whoever measured them, and whatever was measured beyond; and nobody
+    measures on who can know that it is sure, whichever part is done before the others.
+    """
+    turns, expected = AT_ONCE[case]
+    options, enough, measured = one_document_a_shard(tmp_path, tiny), list[int](), {0: list[int](), 1: [], 2: []}
 
     def after_five(run: Run) -> str | None:
         enough.append(len(run.shards))
@@ -131,8 +151,23 @@ def test_parts_stop_where_one_process_stops(tiny: Path, tmp_path: Path) -> None:
 
     whole = pipeline.profile(options, tmp_path / "one", Silent(), settled=after_five)
     assert enough == [1, 2, 3, 4, 5]
-    for index in (0, 2, 1):
-        run = pipeline.profile(options, tmp_path / "three", Silent(), settled=after_five, part=Part(index, 3))
+    measure = pipeline.measure_shard
+
+    def measuring(plan: Plan, index: int, *rest: Any) -> Any:
+        measured[index % 3].append(index)
+        return measure(plan, index, *rest)
+
+    monkeypatch.setattr(pipeline, "measure_shard", measuring)
+
+    def work(part: int, *inner: int) -> Run:
+        progress = Meanwhile(lambda: work(*inner)) if inner else Silent()
+        return pipeline.profile(options, tmp_path / "three", progress, settled=after_five, part=Part(part, 3))
+
+    for turn in turns:
+        enough.clear()
+        run = work(*turn)
+    assert measured == expected
+    assert enough[-5:] == [1, 2, 3, 4, 5]  # by the part that found it
     assert len(run.shards) == len(whole.shards) == 5
     require_equal(run, whole)
     assert settled(run) is None  # without step times nothing is sure
@@ -184,47 +219,6 @@ def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run,
     assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}
 
 
-@pytest.mark.slow
-def test_random_kills_lose_nothing(alone: Run, tiny: Path, tmp_path: Path) -> None:
-    path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", np.random.default_rng(5)
-    kills = 0
-    while kills < 5:
-        process = started(path, out, "--workers", "2", "--resume")
-        time.sleep(draw.uniform(2, 9))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(draw.choice([*children(process), process.pid])), signal.SIGKILL)
-            kills += 1
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=draw.uniform(1, 20))
-        for number in children(process):
-            os.kill(number, signal.SIGTERM)
-        process.terminate()
-        process.communicate()
-    ended(started(path, out, "--resume"))
-    require_equal(Run.open(out), alone)
-
-
-def test_another_profile_is_refused_even_while_the_first_still_loads(tiny: Path, tmp_path: Path) -> None:
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    with started(path, out) as process:
-        while not (out / "profile.json").exists():
-            time.sleep(0.005)
-        with pytest.raises(RunExists, match="begun with another profile"):
-            pipeline.profile(load_profile(path, ["gammas=[1]"]), out, Silent(), resume=True)
-        process.send_signal(signal.SIGKILL)
-    assert (out / "profile.json").exists()
-
-
-def test_a_part_that_waits_for_staging_that_died_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PATIENCE", 0.05)
-    monkeypatch.setattr(parts, "LOOK", 0.01)
-    said: list[str] = []
-    with pytest.raises(RunUnreadable, match=r"part 0 of .* has written nothing") as caught:
-        wait_until_begun(place_of(tmp_path / "run"), Part(1, 2), said.append)
-    assert "--part 0/2" in caught.value.hint
-    assert said == ["part 1/2 waits until part 0 has read the prompts and timed the steps"]
-
-
 @pytest.mark.parametrize(
     ("text", "environment", "expected"),
     [
@@ -240,36 +234,6 @@ def test_a_part_is_what_an_option_or_a_scheduler_says(
     text: str, environment: dict[str, str], expected: tuple[int, int]
 ) -> None:
     assert part_of(text, environment) == Part(*expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "environment"),
-    [
-        *((text, {}) for text in ("4/4", "-1/4", "1", "a/b", "0/0", "1/2/3", "auto")),
-        ("auto", {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_COUNT": "8"}),
-        ("auto", {"JOB_COMPLETION_INDEX": "5"}),
-        ("auto", {"RANK": "x", "WORLD_SIZE": "8"}),
-    ],
-)
-def test_what_is_no_part_is_refused(text: str, environment: dict[str, str]) -> None:
-    with pytest.raises(OptionInvalid):
-        part_of(text, environment)
-
-
-def test_a_process_that_computes_otherwise_is_refused_unless_the_profile_allows_it(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    profiled(path, out, Part(0, 2))
-    monkeypatch.setitem(pipeline._environment.__globals__, "version", lambda name: "9.9")
-    with pytest.raises(RunMismatch, match=r"torch 9\.9, not"):
-        profiled(path, out, Part(1, 2))
-    options = load_profile(path, ["costs={source: none}", "execution={threads: 1, mixed_devices: true}"])
-    run = pipeline.profile(options, out, Silent(), part=Part(1, 2))
-    assert run.manifest.status == "complete"
-    (warning,) = [each for each in run.manifest.warnings if each["code"] == "mixed_devices"]
-    assert "torch 9.9, not" in warning["message"]
-    assert any(note.code == "mixed_devices" for note in build_report(run).notes)
 
 
 def test_the_status_of_a_run_is_json_too(alone: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from alphaprof.commands.runs import RunStatus
 from alphaprof.errors import RunMismatch, RunUnreadable
+from alphaprof.log import store
 from alphaprof.log.manifest import Worker
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.store import Run
@@ -211,15 +213,77 @@ def test_an_imported_run_has_no_staged_shards_and_keeps_all_that_it_has(run: Run
     assert contents(run) == before
 
 
-def test_a_file_of_a_worker_that_is_damaged_is_named(going: Run) -> None:
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_file_of_a_worker_that_is_damaged_is_noted_where_it_measured_anything(
+    run: Run, going: Run, measured: bool
+) -> None:
     measured_by(going, "cpu")
-    (path,) = (going.path / "workers").iterdir()
+    going.worker = going.worker if measured else "0badcafe"
+    going.register(going.me("cpu", going.manifest.environment))
+    path = going.path / "workers" / f"{going.worker}.json"
     path.write_bytes(flipped(path, 8 * 60))
-    with pytest.raises(RunUnreadable, match=r"workers/\w+\.json"):
-        finish(going)
-    shutil.rmtree(path.parent)
+    assert len(RunStatus.of(Run.open(going.path)).workers) == (0 if measured else 1)
     finish(going)
+    codes = [note.code for note in build_report(Run.open(going.path)).notes]
+    assert ("unknown_worker" in codes) == measured
+    assert [warning["message"] for warning in going.manifest.warnings if warning["code"] == "unknown_worker"] == [
+        f"what 1 of the processes computed on is not known: workers/{going.worker}.json is damaged"
+    ] * measured
+
+
+def test_a_shard_of_other_documents_than_were_staged_is_refused_and_measured_again(run: Run, going: Run) -> None:
+    """As many documents, but others; and a number of them that is another one."""
+    shards = run.shards
+    for staged, prompts, odd in (
+        ((2, 2, 3, 2, 2, 2), (), [2]),
+        ((2,) * 6, [shard.digest if shard.index != 4 else "0" * 32 for shard in shards], [4]),
+    ):
+        going.write_manifest(dataclasses.replace(going.manifest, staged=staged, prompts=tuple(prompts)))
+        opened = Run.open(going.path)
+        with pytest.raises(RunMismatch, match=rf"1 shards of .* \({odd[0]}\) are of other documents than were staged"):
+            finish(opened)
+        assert Run.open(going.path).damaged_shards() == odd
+    going.write_manifest(dataclasses.replace(going.manifest, prompts=tuple(shard.digest for shard in shards)))
+    finish(Run.open(going.path))
     assert Run.open(going.path).manifest.status == "complete"
+
+
+def test_a_run_that_is_finished_with_a_withdrawn_commit_is_finished_again_with_the_new_one(run: Run, going: Run) -> None:
+    """A process withdraws a damaged shard while another one, that has read its commit, finishes the run."""
+    path = going.path / going.name_of("continuations", 2)
+    mender, finisher = Run.open(going.path), Run.open(going.path)
+    mender.withdraw(2)
+    finisher.commits = lambda afresh=False: dict(going.commits()) | {2: cached}  # type: ignore[method-assign]
+    cached = run.commits()[2]
+    finish(finisher)
+    assert Run.open(going.path).manifest.status == "complete"
+    path.write_bytes(b"damaged")
+    assert commit_again(mender, run, 2)
+    assert Run.open(going.path).manifest.status == "running"
+    finish(mender)
+    again = Run.open(going.path)
+    again.verify()
+    assert again.manifest.status == "complete"
+    assert again.name_of("continuations", 2) == f"continuations/part-00002.{mender.worker}.parquet"
+    assert again.positions("small", 2).equals(run.positions("small", 2))
+
+
+def test_a_commit_is_read_once_and_afresh_where_a_run_is_finished(
+    run: Run, going: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, names = store.read_commit, list[str]()
+
+    def counting(place: Any, name: str) -> Any:
+        names.append(name)
+        return read(place, name)
+
+    monkeypatch.setattr(store, "read_commit", counting)
+    opened = Run.open(going.path)
+    opened.refresh()
+    assert opened.committed() == set(opened.commits()) == set(range(6))
+    assert len(names) == 6
+    finish(opened)
+    assert len(names) == 12
 
 
 def test_a_disk_that_fails_for_a_moment_is_no_damage(run: Run, going: Run, monkeypatch: pytest.MonkeyPatch) -> None:

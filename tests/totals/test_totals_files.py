@@ -14,8 +14,8 @@ import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.files import TotalsPart, part_name, ranges, readable, shards_of
-from alphaprof.log.manifest import Shard
+from alphaprof.log.files import TotalsPart, ranges, readable, shards_of
+from alphaprof.log.manifest import Shard, part_name
 from alphaprof.log.store import Run
 from alphaprof.log.tables import rows_of, totals_content
 from alphaprof.totals.count import TotalsRequest

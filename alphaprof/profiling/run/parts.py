@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
+from alphaprof.log.joining import last_seen
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import Place
 
 PATIENCE = 1800.0  # seconds that a part waits for a sign of the one that stages the prompts
+SILENCE = 300.0  # seconds without one after which it says so
 LOOK = 2.0  # seconds between two looks
 # What schedulers tell each of their processes: its number, how many there are, and the first number.
 SCHEDULERS = (
@@ -36,6 +38,12 @@ class Part:
     def has(self, shard: int) -> bool:
         """Whether a shard is one of this part's."""
         return shard % self.count == self.index
+
+    def asks(self, committed: Collection[int], shards: int) -> bool:
+        """Whether this part asks if a verdict is sure: the first part that has shards to measure still does. Where it is
+        dead, what is measured without a gap ends at its shards, and there is nothing more to ask.
+        """
+        return all(index in committed for index in range(shards) if index % self.count < self.index)
 
 
 WHOLE = Part(0, 1)
@@ -68,18 +76,32 @@ def _scheduled(environment: Mapping[str, str]) -> Part:
     raise OptionInvalid(f"--part auto finds no scheduler's numbers in the environment ({known})", "give --part I/N")
 
 
-def wait_until_begun(place: Place, part: Part, say: Callable[[str], None]) -> None:
-    """Wait until part 0 has staged the run in a place. Raises `RunUnreadable` where nothing happens there for long."""
-    seen: dict[str, int] = {}
-    since = time.monotonic()
-    if not place.has(MANIFEST):
-        say(f"part {part} waits until part 0 has read the prompts and timed the steps")
+def wait_until_begun(
+    place: Place,
+    part: Part,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until part 0 has staged the run in a place, however long that takes, as long as there are signs of its life.
+    Raises `RunUnreadable` where there is none for `PATIENCE`.
+    """
+    if place.has(MANIFEST):
+        return
+    say(f"part {part} waits until part 0 has read the prompts and timed the steps")
+    signs, since, said = None, clock(), 0.0
     while not place.has(MANIFEST):
-        if (names := place.names("")) != seen:
-            seen, since = names, time.monotonic()
-        if time.monotonic() - since > PATIENCE:
+        seen = last_seen(place)
+        if (now := (seen, place.names(""))) != signs:
+            signs, since, said = now, clock(), 0.0
+        silent, who = clock() - since, f"seen last: {seen}" if seen else "nobody has begun the run"
+        if silent > PATIENCE:
             raise RunUnreadable(
-                f"part 0 of {place.shown} has written nothing for {PATIENCE / 60:.0f} minutes",
-                f"see why it ended, start it again (--part 0/{part.count}), and this one after it",
+                f"part 0 of {place.shown} has given no sign of life for {PATIENCE / 60:.0f} minutes ({who})",
+                f"see why it ended and start it again (--part 0/{part.count}), and this part after it",
             )
-        time.sleep(LOOK)
+        if silent >= said + SILENCE:
+            said += SILENCE
+            left = (PATIENCE - silent) / 60
+            say(f"no sign of part 0 for {silent / 60:.0f} minutes ({who}); part {part} waits {left:.0f} minutes more")
+        sleep(LOOK)

@@ -8,7 +8,7 @@ import datetime
 import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,9 +18,9 @@ import torch
 from alphaprof.config.options import MeasuredCosts, NoCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.timing import is_busy
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
-from alphaprof.log.joining import FREE, joined
-from alphaprof.log.manifest import MANIFEST, Environment, File, Manifest, RandomOrder, read_manifest
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunDamaged, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
+from alphaprof.log.joining import FREE, alive, joined
+from alphaprof.log.manifest import MANIFEST, Environment, Manifest, RandomOrder, read_manifest
 from alphaprof.log.place import Place, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
@@ -72,16 +72,17 @@ def profile(
         wait_until_begun(place, part, progress.say)
     with in_memory(), joined(place, config, resume or part != WHOLE, several=part != WHOLE):
         if place.has(MANIFEST):
-            return _resumed(options, Run.open(place), progress, settled, part)
+            return _resumed(options, Run.open(place), progress, settled, part, resume)
         set_threads(options.execution.threads, alone=part == WHOLE)
-        plan = _begun(options, place, progress, reuse, in_random_order=settled is not None)
-        with plan.run.beginning():
-            stage(plan, progress)
-            if isinstance(options.costs, MeasuredCosts):
-                _measure_latency(plan, options.costs, progress)
-            began = plan.run.begin()
+        with alive(place) if part != WHOLE else contextlib.nullcontext():
+            plan = _begun(options, place, progress, reuse, in_random_order=settled is not None)
+            with plan.run.beginning():
+                stage(plan, progress)
+                if isinstance(options.costs, MeasuredCosts):
+                    _measure_latency(plan, options.costs, progress)
+                began = plan.run.begin(str(part))
         if not began:  # another process has begun the same run meanwhile
-            return _resumed(options, Run.open(place), progress, settled, part)
+            return _resumed(options, Run.open(place), progress, settled, part, resume)
         _work(plan, progress, settled, part)
     return plan.run
 
@@ -162,15 +163,20 @@ def in_memory() -> Iterator[None]:
         raise OutOfMemory("the models do not fit into memory", hint) from None
 
 
-def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Settled | None, part: Part) -> Run:
-    """The run that is there, finished: what nobody has measured yet, and what is damaged."""
+def _resumed(
+    options: ProfileOptions, run: Run, progress: Progress, settled: Settled | None, part: Part, resume: bool
+) -> Run:
+    """The run that is there, finished: what nobody has measured yet, and what is damaged. What others measured is compared
+    with what they wrote where the run is resumed, and not by each part that begins: that compares what it wrote itself.
+    """
     costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
     options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
     require_same_profile(run, options)
     if settled is not None and run.manifest.sequential is None:
         hint = "finish it without, or choose another --out"
         raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
-    damaged = run.damaged_shards(part.has)
+    earlier = {name for name, worker in run.workers().items() if worker.part == str(part)}
+    damaged = run.damaged_shards(part.has, None if resume else earlier, progress.say)
     if damaged:
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
     untimed = costs is not None and part.index == 0 and not _timed(run)
@@ -179,16 +185,15 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
         progress.say(f"{run.path} is complete already")
         finish(run)  # as far as its totals or documents were lost
         return run
-    plan = join(options, run, progress)  # nothing is changed for a process that cannot go on with it
+    plan = join(options, run, progress, part)  # nothing is changed for a process that cannot go on with it
     _adopt_decision(run, options, progress)
     if damaged:
         reopen(run, damaged)
-    progress.say(f"resuming after {len(run.commits())} complete shards")
+    progress.say(f"resuming after {len(run.committed())} complete shards")
     if costs is not None and untimed:
         _measure_latency(plan, costs, progress)
-        times = {name: file for name, file in run.manifest.files.items() if name.startswith("latency.")}
-        told = run.manifest.warnings
-        run.update_manifest(lambda stored: with_times(stored, times, told))
+        times, told = run.manifest.times, run.manifest.warnings
+        run.update_manifest(lambda stored: dataclasses.replace(stored.with_times(times), warnings=told))
     if run.manifest.status == "complete":  # its step times alone were lost
         finish(run)
     else:
@@ -196,14 +201,14 @@ def _resumed(options: ProfileOptions, run: Run, progress: Progress, settled: Set
     return run
 
 
-def join(options: ProfileOptions, run: Run, progress: Progress) -> Plan:
-    """What a process needs that measures shards of a run which has begun, with the options of that run. Raises `RunMismatch`
-    where its models are others, or it computes otherwise.
+def join(options: ProfileOptions, run: Run, progress: Progress, part: Part = WHOLE) -> Plan:
+    """What a process needs that measures a part of the shards of a run which has begun, with the options of that run. Raises
+    `RunMismatch` where its models are others, or it computes otherwise.
     """
     set_threads(run.manifest.environment["torch_threads"])
     loaded = load(options, progress, run=run)
     now = _manifest(loaded)
-    worker = run.me(now.target.device, now.environment)
+    worker = run.me(now.target.device, now.environment, str(part))
     require_same_models(run.manifest, now, worker)
     run.register(worker)
     return Plan(**vars(loaded), run=run)
@@ -211,11 +216,11 @@ def join(options: ProfileOptions, run: Run, progress: Progress) -> Plan:
 
 def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: Part = WHOLE) -> None:
     """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; whoever finds that all
-    are committed finishes it.
+    are committed, or that a verdict is sure, finishes it.
     """
     run, staged = plan.run, plan.run.manifest.staged
     progress.start("profiling", sum(staged), "documents")
-    there = set(run.commits())
+    there = run.committed()
     progress.advance(sum(staged[index] for index in there))
 
     def advance(steps: float, positions: int) -> None:
@@ -228,9 +233,9 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         while not run.is_finished():
             if settled is not None:
                 writer.wait()  # what is asked next reads every shard so far
-                if part.index == 0:
+                if part.asks(run.committed(), len(staged)):
                     enough, asked = _settled(run, settled, asked, progress)
-            committed = set(run.commits())
+            committed = run.committed()
             progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
             there |= committed
             done = taken | there
@@ -240,9 +245,9 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
             index = lacking[-1 if run.refused else 0]  # where another process works on the same ones, from the other end
             taken.add(index)
             writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance))
-    if part != WHOLE and not run.is_finished() and enough is None and len(run.commits()) < len(staged):
+    if part != WHOLE and not run.is_finished() and enough is None and len(run.committed()) < len(staged):
         run.refresh()
-        progress.say(f"part {part} is done; others measure {len(staged) - len(run.commits())} shards still")
+        progress.say(f"part {part} is done; others measure {len(staged) - len(run.committed())} shards still")
         return
     if run.is_finished():  # by another process
         run.manifest = read_manifest(run.place)
@@ -255,19 +260,18 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         progress.say(summary)
 
 
-def with_times(manifest: Manifest, times: Mapping[str, File], warnings: tuple[dict[str, str], ...]) -> Manifest:
-    """The manifest with other step times, and what is to be said of them."""
-    others = {name: file for name, file in manifest.files.items() if not name.startswith("latency.")}
-    return dataclasses.replace(manifest, files=others | dict(times), warnings=warnings)
-
-
 def _settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
     """After how many shards a verdict is sure, of those that follow each other (None: after none of them yet), and how many
     were looked at. `asked`: how many were looked at before.
     """
     run.refresh()
     for count in range(asked + 1, len(run.shards) + 1):
-        if reason := settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count]))):
+        try:
+            reason = settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
+        except RunDamaged:  # another process has withdrawn a shard, and committed it anew
+            run.refresh(afresh=True)
+            reason = settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
+        if reason:
             progress.say(reason)
             return count, count
     return None, len(run.shards)
@@ -296,9 +300,11 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None,
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
-    documents: Documents = reused or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    documents: Documents
     if run is not None:
         documents = Staged(run)
+    else:
+        documents = reused or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)

@@ -1,0 +1,362 @@
+"""The failure matrix of many processes on one run: each row has a test here, or stands elsewhere.
+
+What object stores do (bad credentials, a missing bucket, 503s, an exception before a request, a lost answer) is in
+tests/log/test_place.py, and what a profile makes of it (503s, a store that fails for good, one that ignores put-if-absent)
+in test_remote_profile.py. A worker that fails or is killed, as `--workers` sees it, is in tests/commands/test_workers.py and
+test_many_workers.py; two that finish at once, and a commit that is withdrawn, in tests/totals/test_finish.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.cli.app import app
+from alphaprof.commands.runs import RunStatus
+from alphaprof.config.load import load_profile
+from alphaprof.errors import DiskFull, OptionInvalid, OutOfMemory, RunExists, RunMismatch, RunUnreadable
+from alphaprof.log import joining, store
+from alphaprof.log.joining import SIGN, alive, last_seen
+from alphaprof.log.manifest import MANIFEST
+from alphaprof.log.place import LocalPlace, place_of
+from alphaprof.log.store import Run
+from alphaprof.profiling.run import parts, pipeline, shards
+from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
+from alphaprof.report.build import build_report
+from tests.profiling.test_many_workers import (
+    Meanwhile,
+    alone,
+    children,
+    ended,
+    profiled,
+    require_equal,
+    started,
+)
+from tests.profiling.test_pipeline import Silent, mixed_file
+
+__all__ = ["alone"]  # a fixture
+pytestmark = pytest.mark.models
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL: nothing handles it, and what is cleaned up after it is forbidden."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, after: bool) -> None:
+    """Have the process die before or after it writes the first file of that name; it touches no file from then on."""
+    dead = False
+
+    def dying(original: Callable[..., Any], is_it: bool) -> Callable[..., Any]:
+        def call(place: LocalPlace, file: str, *rest: Any) -> Any:
+            nonlocal dead
+            hit = is_it and file.startswith(name)
+            if dead or (hit and not after):
+                dead = True
+                raise Killed
+            found = original(place, file, *rest)
+            if hit:
+                dead = True
+                raise Killed
+            return found
+
+        return call
+
+    for each in ("put", "put_new", "remove"):
+        monkeypatch.setattr(LocalPlace, each, dying(getattr(LocalPlace, each), each == verb))
+
+
+KILLS = {
+    "before its files": ("put", "positions/", False),
+    "between its files": ("put", "continuations/", False),
+    "before its commit": ("put_new", "commits/", False),
+    "after its commit": ("put_new", "commits/", True),
+}
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_a_worker_is_killed(case: str, alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same part started again measures what it had not committed; the other one is not touched by it."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    with monkeypatch.context() as patch:
+        killed_at(patch, *KILLS[case])
+        with pytest.raises(Killed):
+            profiled(path, out, Part(1, 2))
+    assert (1 in Run.open(out).commits()) == (case == "after its commit")
+    require_equal(profiled(path, out, Part(1, 2)), alone)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_random_moments_lose_nothing(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    """Five kills; `scripts/campaign.py --only workers` draws a hundred."""
+    path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", np.random.default_rng(5)
+    kills = 0
+    while kills < 5:
+        process = started(path, out, "--workers", "2", "--resume")
+        time.sleep(draw.uniform(2, 9))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(draw.choice([*children(process), process.pid])), signal.SIGKILL)
+            kills += 1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=draw.uniform(1, 20))
+        for number in children(process):
+            os.kill(number, signal.SIGTERM)
+        process.terminate()
+        process.communicate()
+    ended(started(path, out, "--resume"))
+    require_equal(Run.open(out), alone)
+
+
+def test_two_workers_measure_one_shard(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    """The same part twice at once: one of two attempts is named, the other one's files are removed."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
+    profiled(path, out, Part(0, 2))
+    pipeline.profile(options, out, Meanwhile(lambda: profiled(path, out, Part(1, 2))), part=Part(1, 2))
+    require_equal(Run.open(out), alone)
+    part = [worker for worker in Run.open(out).workers().values() if worker.part == "1/2"]
+    assert len(part) == 2
+
+
+def test_a_worker_computes_on_another_device(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both devices are named, and nothing of it is measured."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    manifest_of = pipeline._manifest
+
+    def elsewhere(loaded: Any) -> Any:
+        manifest = manifest_of(loaded)
+        return dataclasses.replace(manifest, target=dataclasses.replace(manifest.target, device="NVIDIA H200"))
+
+    before = Run.open(out).committed()
+    monkeypatch.setattr(pipeline, "_manifest", elsewhere)
+    with pytest.raises(RunMismatch, match="device NVIDIA H200, not cpu"):
+        profiled(path, out, Part(1, 2))
+    assert Run.open(out).committed() == before
+
+
+def test_shards_of_two_devices_are_mixed_on_purpose_alone(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    monkeypatch.setitem(pipeline._environment.__globals__, "version", lambda name: "9.9")
+    with pytest.raises(RunMismatch, match=r"torch 9\.9, not"):
+        profiled(path, out, Part(1, 2))
+    options = load_profile(path, ["costs={source: none}", "execution={threads: 1, mixed_devices: true}"])
+    run = pipeline.profile(options, out, Silent(), part=Part(1, 2))
+    assert run.manifest.status == "complete"
+    (warning,) = [each for each in run.manifest.warnings if each["code"] == "mixed_devices"]
+    assert "torch 9.9, not" in warning["message"]
+    assert any(note.code == "mixed_devices" for note in build_report(run).notes)
+
+
+def test_part_0_dies_while_it_stages(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever begins again reads the prompts from the first one; what the dead one staged is in no manifest."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        killed_at(patch, "put", "prompts/part-00001", True)
+        with pytest.raises(Killed):
+            profiled(path, out, Part(0, 2))
+    assert not (out / MANIFEST).exists()
+    assert len(list((out / "prompts").iterdir())) == 2
+    profiled(path, out, Part(0, 2))
+    require_equal(profiled(path, out, Part(1, 2)), alone)
+    assert not (out / SIGN).exists()
+
+
+class Clock:
+    """A clock that goes on when somebody sleeps, and what happens meanwhile, by the second at which it does."""
+
+    def __init__(self, **happens: Callable[[], object]) -> None:
+        self.now = 0.0
+        self.happens = {float(name.removeprefix("at_")): what for name, what in happens.items()}
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [when for when in self.happens if when <= self.now]:
+            self.happens.pop(when)()
+
+
+def waited(out: Path, clock: Clock) -> list[str]:
+    """What part 1 of 4 says while it waits for a run, by a clock."""
+    said: list[str] = []
+    wait_until_begun(place_of(out), Part(1, 4), said.append, lambda: clock.now, clock.sleep)
+    return said
+
+
+def test_a_part_waits_for_part_0_that_died(tmp_path: Path) -> None:
+    """It says so now and then, who was seen last, and in the end how to go on; nothing depends on a real clock."""
+    out, said, clock = tmp_path / "run", list[str](), Clock()
+    out.mkdir()
+    (out / SIGN).write_text("process 7 on node-3, at 2026-01-01T00:00:00+00:00")
+    with pytest.raises(RunUnreadable) as caught:
+        wait_until_begun(place_of(out), Part(1, 4), said.append, lambda: clock.now, clock.sleep)
+    assert clock.now == pytest.approx(parts.PATIENCE, abs=2 * parts.LOOK)
+    assert "no sign of life for 30 minutes (seen last: process 7 on node-3, at 2026-01-01" in caught.value.message
+    assert "start it again (--part 0/4)" in caught.value.hint
+    assert said[0] == "part 1/4 waits until part 0 has read the prompts and timed the steps"
+    assert [line.partition(" (")[0] for line in said[1:]] == [
+        f"no sign of part 0 for {minutes} minutes" for minutes in (5, 10, 15, 20, 25, 30)
+    ]
+    assert said[1].endswith("part 1/4 waits 25 minutes more")
+
+
+def test_a_part_waits_for_part_0_that_nobody_has_started(tmp_path: Path) -> None:
+    with pytest.raises(RunUnreadable, match="nobody has begun the run"):
+        waited(tmp_path / "none", Clock())
+
+
+def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path) -> None:
+    """Two hours to load, with a sign now and then, and then prompts: nothing is said, and nobody gives up."""
+    out = tmp_path / "run"
+    (out / "prompts").mkdir(parents=True)
+
+    def sign(minute: int) -> Callable[[], object]:
+        return lambda: (out / SIGN).write_text(f"process 7 on node-3, at minute {minute:03d}")
+
+    happens: dict[str, Callable[[], object]] = {f"at_{60 * minute}": sign(minute) for minute in range(1, 121)}
+    happens["at_7400"] = (out / "prompts" / "part-00000.0123abcd.parquet").touch
+    happens["at_9100"] = (out / "prompts" / "part-00001.0123abcd.parquet").touch
+    happens["at_9300"] = (out / MANIFEST).touch
+    said = waited(out, Clock(**happens))
+    assert len(said) == 1 + 5  # between the prompts, which take 28 minutes
+    assert waited(out, Clock()) == []  # a part of a run that has begun says nothing of it
+
+
+def test_part_0_gives_signs_of_life_until_the_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "BEAT", 0.001)
+    place, seen, twice = place_of(tmp_path), set[str](), threading.Event()
+    put = LocalPlace.put
+
+    def counting(place: LocalPlace, name: str, content: Any) -> None:
+        put(place, name, content)
+        seen.add(f"{name} {len(seen)}")
+        if len(seen) > 1:
+            twice.set()
+
+    monkeypatch.setattr(LocalPlace, "put", counting)
+    with alive(place):
+        assert twice.wait(60)
+        assert last_seen(place).startswith(f"process {os.getpid()} on ")
+        assert place.names("") == {}
+    assert (last_seen(place), list(tmp_path.iterdir())) == ("", [])
+
+
+def test_data_that_change_after_staging_do_not_matter(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    for file in tmp_path.glob("*.jsonl"):
+        file.unlink()
+    require_equal(profiled(path, out, Part(1, 2)), alone)
+
+
+def test_data_that_are_gone_after_staging_are_not_asked_for_by_the_command(alone: Run, tiny: Path, tmp_path: Path) -> None:
+    """Neither by a part, nor by who resumes the run."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 3))
+    for file in tmp_path.glob("*.jsonl"):
+        file.unlink()
+    settings = ["--set", "costs={source: none}", "--set", "execution.threads=1"]
+    for more in (["--part", "1/3"], ["--resume"]):
+        done = CliRunner().invoke(app, ["profile", str(path), "--out", str(out), *settings, *more])
+        assert done.exit_code == 0, done.output
+    require_equal(Run.open(out), alone)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_spot_takes_all(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Four parts are killed after a shard each, while they hold the files of the next; others, fewer, finish the run."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    for index in range(4):
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            killed_at(patch, "put_new", "commits/", after=index % 2 == 0)
+            profiled(path, out, Part(index, 4))
+    assert Run.open(out).committed() == {0, 2}
+    for index in range(count):
+        run = profiled(path, out, Part(index, count), resume=True)
+    require_equal(run, alone)
+
+
+def test_memory_runs_out_on_one_worker(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one document: that part ends, the status names its shards, the others go on, and it can be started again."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
+            profiled(path, out, Part(1, 3))
+    profiled(path, out, Part(2, 3))
+    assert RunStatus.of(Run.open(out)).lacking == tuple(range(1, len(alone.shards), 3))
+    require_equal(profiled(path, out, Part(1, 3)), alone)
+
+
+@pytest.mark.parametrize(("verb", "name"), [("put", "workers/"), ("put", "positions/"), ("put_new", "commits/")])
+def test_a_store_is_full_or_cannot_be_written(
+    alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    """The part ends with the system's reason, nothing of the shard is committed, and the other part goes on."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    original, before = getattr(LocalPlace, verb), Run.open(out).committed()
+
+    def refusing(place: LocalPlace, file: str, content: Any) -> Any:
+        if file.startswith(name):
+            raise DiskFull(f"cannot write {file}: Read-only file system", "correct the permissions")
+        return original(place, file, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlace, verb, refusing)
+        with pytest.raises(DiskFull, match="Read-only file system"):
+            profiled(path, out, Part(1, 2))
+    assert Run.open(out).committed() == before
+    require_equal(profiled(path, out, Part(1, 2)), alone)
+
+
+@pytest.mark.parametrize("now", ["1970-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"])
+def test_clocks_disagree(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str) -> None:
+    """No decision uses the time of another machine; the status can be asked at any time."""
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    profiled(path, out, Part(0, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_now", lambda: now)
+        run = profiled(path, out, Part(1, 2))
+    assert RunStatus.of(run).complete
+    require_equal(run, alone)
+
+
+def test_another_profile_is_refused_even_while_the_first_still_loads(tiny: Path, tmp_path: Path) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    with started(path, out) as process:
+        while not (out / "profile.json").exists():
+            time.sleep(0.005)
+        with pytest.raises(RunExists, match="begun with another profile"):
+            pipeline.profile(load_profile(path, ["gammas=[1]"]), out, Silent(), resume=True)
+        process.send_signal(signal.SIGKILL)
+    assert (out / "profile.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        *((text, {}) for text in ("4/4", "-1/4", "1", "a/b", "0/0", "1/2/3", "auto")),
+        ("auto", {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_COUNT": "8"}),
+        ("auto", {"JOB_COMPLETION_INDEX": "5"}),
+        ("auto", {"RANK": "x", "WORLD_SIZE": "8"}),
+    ],
+)
+def test_what_is_no_part_is_refused(text: str, environment: dict[str, str]) -> None:
+    with pytest.raises(OptionInvalid):
+        part_of(text, environment)
