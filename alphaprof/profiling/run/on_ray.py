@@ -32,7 +32,7 @@ from alphaprof.version import install_line
 
 LOOK = 1.0  # seconds between two looks at the commits; longer where a look takes long
 PATIENCE = 60.0  # seconds without a commit until the cause is said; then twice as long each time
-AGAIN = 3  # times that a shard is tried again whose actor was killed
+AGAIN = 3  # times that actors may be killed without a commit in between
 BLOCKS = 10_000  # pieces that Ray Data is given at most; each costs the driver some memory
 STORE = 100_000_000  # bytes of a local Ray's object store: only numbers of shards pass through it
 ADDRESS = "RAY_ADDRESS"
@@ -82,6 +82,7 @@ def profile_on_ray(
 def _session(place: Place, progress: Progress) -> Iterator[Any]:
     """Yields the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody about itself
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what it logs goes to the screen
     import ray
 
     address = os.environ.get(ADDRESS)
@@ -90,7 +91,8 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
+        with _mute():
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError) as error:
         hint = f"correct {ADDRESS}, or unset it to use this machine alone" if address else "see the logs in /tmp/ray"
         raise OptionInvalid(f"Ray cannot be used at {address or 'this machine'}: {error}", hint) from None
@@ -108,6 +110,18 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _mute() -> Iterator[None]:
+    """Keeps off the screen what compiled code writes there."""
+    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # it is closed
+            screen = os.dup(2)
+            stack.callback(os.close, screen)
+            stack.callback(os.dup2, screen, 2)
+            os.dup2(nowhere.fileno(), 2)
+        yield
 
 
 def _where(place: Place) -> str:
@@ -191,33 +205,33 @@ class Stager:
 
 
 class Measurer:
-    """An actor that measures shards. It is built from little, and loads its models at the first shard: what fails there is
-    an answer to the driver, and no reason to start another actor.
+    """An actor that measures shards. It is built from little, and from the run's place. What a user can mend is an answer to
+    the driver, and no reason to start another actor.
     """
 
     def __init__(self, where: str, execution: Mapping[str, Any]) -> None:
-        self._where, self._execution = where, execution
         self._plan: Plan | None = None
-        self._failure: Failure | None = None
+        self._failure = failure_of(lambda: self._load(where, execution))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
         """Measure and commit shards. Returns what ended it, if something did, as JSON."""
-        for index in batch["shard"]:
-            self._failure = self._failure or failure_of(lambda index=index: self._measure(int(index)))  # type: ignore[misc]
+        self._failure = self._failure or failure_of(lambda: self._measure([int(index) for index in batch["shard"]]))
         return {"failure": [json.dumps(self._failure)]}
 
-    def _measure(self, index: int) -> None:
+    def _load(self, where: str, execution: Mapping[str, Any]) -> None:
+        run = Run.open(_reached(where))
+        config = run.manifest.config | {"execution": dict(execution)}
         with pipeline.in_memory():
-            plan = self._plan = self._plan or self._loaded()
-            run = plan.run
+            self._plan = pipeline.join(ProfileOptions.model_validate(config), run, Unheard())
+
+    def _measure(self, shards: Sequence[int]) -> None:
+        assert self._plan is not None  # noqa: S101 - or there is a failure
+        run = self._plan.run
+        for index in shards:
             if not run.is_finished() and not run.place.has(commit_name(index)):
                 documents = list(documents_of(run.prompts(index)))
-                measure_shard(plan, index, documents, lambda *_: run.require_there())()
-
-    def _loaded(self) -> Plan:
-        run = Run.open(_reached(self._where))
-        config = run.manifest.config | {"execution": dict(self._execution)}
-        return pipeline.join(ProfileOptions.model_validate(config), run, Unheard())
+                with pipeline.in_memory():
+                    measure_shard(self._plan, index, documents, lambda *_: run.require_there())()
 
 
 class Unheard:
@@ -283,12 +297,12 @@ class _Silence:
         return True
 
     def of(self, wanted: int, started: int, gpus: float, ray: Any) -> str:
-        """What to say, of actors that are wanted and have loaded their models."""
+        """What to say, of actors that are wanted and those that have loaded their models."""
         total, free = (resources().get("GPU", 0.0) for resources in (ray.cluster_resources, ray.available_resources))
-        return silence(time.monotonic() - self._since, wanted, started, (gpus, free, total))
+        return why_silent(time.monotonic() - self._since, wanted, started, (gpus, free, total))
 
 
-def silence(seconds: float, wanted: int, started: int, gpus: tuple[float, float, float]) -> str:
+def why_silent(seconds: float, wanted: int, started: int, gpus: tuple[float, float, float]) -> str:
     """Says why nothing is committed. `gpus`: what an actor asks for, what is free and what the cluster has."""
     each, free, total = gpus
     nothing = f"nothing was committed for {seconds / 60:.0f} min"
@@ -321,7 +335,7 @@ class _Driver:
         self._lacking = [index for index in range(len(run.manifest.staged)) if index not in committed]
         self._gpus = _gpus(ProfileOptions.model_validate(run.manifest.config), resources)
         self._bounds = bounds(execution, resources, self._gpus, max(1, len(self._lacking)))
-        self._known = set(run.workers())
+        self._known = self._at_last = self._registered()
         self._failure: Failure | None = None
         self._error: BaseException | None = None
 
@@ -343,17 +357,32 @@ class _Driver:
             for index in commits.keys() - there:
                 progress.advance(staged[index], commits[index].shard.positions)
                 silence.end()
+            if commits.keys() - there:
+                self._at_last = self._registered()
             there |= commits.keys()
             if settled is not None:
                 enough, asked = pipeline.first_settled(run, settled, asked, progress)
             if silence.is_long():
-                started = len(run.workers().keys() - self._known)
-                progress.say(silence.of(self._bounds[0], started, self._gpus, self._ray))
+                self._require_alive()
+                progress.say(silence.of(self._bounds[0], self._registered() - self._known, self._gpus, self._ray))
             if enough is None and len(there) < len(staged):
                 actors.join(pause)
         if ended and enough is None and len(there) < len(staged):
             self._raise()
         return enough, asked
+
+    def _registered(self) -> int:
+        """How many processes have begun to measure, ever; actors that Ray has started again among them."""
+        return len(self._run.place.names("workers"))
+
+    def _require_alive(self) -> None:
+        """Raise `WorkerFailed` where actors begin again and again, and commit nothing: Ray itself would go on for ever."""
+        again = self._registered() - self._at_last - self._bounds[1]
+        if again > AGAIN:
+            raise WorkerFailed(
+                f"actors were killed {again} times, and nothing was committed meanwhile",
+                f"see why in Ray's logs, memory first; {KEPT}",
+            )
 
     def _measure(self) -> None:
         """Give the numbers of the shards that are missing to actors; what ends this early is kept for `_raise`."""
@@ -382,8 +411,6 @@ class _Driver:
             compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=1),
             num_cpus=0,
             num_gpus=self._gpus or None,
-            max_restarts=-1,
-            max_task_retries=AGAIN,
         )
         yield from answers.iter_rows()
 
@@ -391,10 +418,7 @@ class _Driver:
         """Raise what has ended the actors' work early, if something did."""
         if self._failure is not None:
             raise _error_of(self._failure)
-        error = self._error
-        while error is not None and not isinstance(error, self._ray.exceptions.RayActorError):
-            error = error.__cause__
-        if error is not None:
-            raise _killed(f"an actor was killed {AGAIN + 1} times at the same shard", error) from None
+        if isinstance(self._error, self._ray.exceptions.RayActorError):
+            raise _killed("an actor was killed", self._error) from None
         if self._error is not None:
             raise self._error
