@@ -81,6 +81,7 @@ def profile_on_ray(
 @contextlib.contextmanager
 def _session(place: Place, progress: Progress) -> Iterator[Any]:
     """Yields the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or the thread of Ray Data would start another Ray when this one ends
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody about itself
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what it logs goes to the screen
     import ray
