@@ -11,7 +11,7 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 NAME = "alphaprof"
-EXTRAS = ("profile", "gguf", "html", "multi-device", "remote")  # for users; test and dev are for a checkout
+EXTRAS = ("profile", "gguf", "html", "multi-device", "remote", "cluster")  # for users; test and dev are for a checkout
 
 
 def install_line(extra: str) -> str:

@@ -41,6 +41,7 @@ HOMES = {
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
     "obstore": ("log/place/*",),
+    "ray": ("profiling/run/on_ray.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.
 ORDER = (

@@ -44,14 +44,18 @@ def profile(
     workers: Annotated[
         int | None, Option(min=1, metavar="N", help="Share the work among this many processes here, a GPU each.")
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"] | None, Option(help="ray: share the work among actors of Ray, here or on a cluster.")
+    ] = None,
     output: Annotated[
         Literal["terminal", "json"] | None, Option("--format", help="With --dry-run: terminal or json.")
     ] = None,
     overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
+    overrides = [*(overrides or []), *([f"execution.engine={engine}"] if engine else [])]
     options = _loaded(profile_file, overrides, limit)
-    _require_together(dry_run, output, resume, reuse, until_decided, part, workers)
+    _require_together(dry_run, output, resume, reuse, until_decided, part, workers, options.execution.engine)
     if dry_run:
         _dry_run(options, out, output or "terminal")
     if out is None:
@@ -76,7 +80,11 @@ def _measure(
         from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
-        if until_decided:
+        if options.execution.engine == "ray":
+            from alphaprof.profiling.run.on_ray import profile_on_ray
+
+            profile_on_ray(options, out, progress, resume, reuse, settled if until_decided else None)
+        elif until_decided:
             pipeline.profile_until(options, out, progress, settled, resume, share)
         else:
             pipeline.profile(options, out, progress, resume, reuse, part=share)
@@ -169,11 +177,18 @@ def _require_together(
     until_decided: bool,
     part: str | None,
     workers: int | None,
+    engine: str,
 ) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if part is not None and workers is not None:
         problem = "--workers starts every part on this machine, and --part is one of them"
         raise OptionInvalid(problem, "use --workers on one machine, --part on several")
+    if engine == "ray" and (part is not None or workers is not None):
+        option = "--part" if part is not None else "--workers"
+        raise OptionInvalid(
+            f"engine ray starts actors by itself, and {option} processes",
+            f"leave {option} out, and set execution.workers, or use --engine local",
+        )
     if until_decided and reuse is not None:
         problem = "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run"
         raise OptionInvalid(problem, "use one of them")

@@ -145,6 +145,19 @@ class DecisionOptions(Options):
         return weights
 
 
+class WorkerBounds(Options):
+    """How many actors measure a run at once."""
+
+    min: Annotated[Whole, Field(ge=1)] = Field(1, description="as many are asked for at once")
+    max: Annotated[Whole, Field(ge=1)] = Field(description="as many are added as the cluster has room for, or makes room")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WorkerBounds:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
 class ExecutionOptions(Options):
     """How the work of a run is done; what is measured does not depend on it."""
 
@@ -157,6 +170,15 @@ class ExecutionOptions(Options):
         False,
         description="let processes on other devices or versions go on with a run: their rows may differ in the last "
         "digits, which the report then says",
+    )
+    engine: Literal["local", "ray"] = Field(
+        "local", description="who measures: this process, or actors of Ray, on the cluster of RAY_ADDRESS or here"
+    )
+    workers: WorkerBounds | Literal["auto"] = Field(
+        "auto", description="actors of Ray, {min: 1, max: 8}; auto: as many as the cluster has GPUs, or else CPUs, for now"
+    )
+    gpus_per_worker: float = Field(
+        1.0, gt=0, description="GPUs of an actor of Ray, where models run on one; 0.25: four share one"
     )
 
 

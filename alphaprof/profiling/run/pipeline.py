@@ -71,20 +71,37 @@ def profile(
     if part.index:
         wait_until_begun(place, part, progress.say)
     with in_memory(), joined(place, config, resume or part != WHOLE, several=part != WHOLE):
-        if place.has(MANIFEST):
-            return _resumed(options, Run.open(place), progress, settled, part, resume)
-        set_threads(options.execution.threads, alone=part == WHOLE)
-        with alive(place) if part != WHOLE else contextlib.nullcontext():
-            plan = _begun(options, place, progress, reuse, in_random_order=settled is not None)
-            with plan.run.beginning():
-                stage(plan, progress)
-                if isinstance(options.costs, MeasuredCosts):
-                    _measure_latency(plan, options.costs, progress)
-                began = plan.run.begin(str(part))
-        if not began:  # another process has begun the same run meanwhile
-            return _resumed(options, Run.open(place), progress, settled, part, resume)
+        plan = begin(options, place, progress, resume, reuse, in_random_order=settled is not None, part=part)
+        if isinstance(plan, Run):
+            return plan
         _work(plan, progress, settled, part)
     return plan.run
+
+
+def begin(
+    options: ProfileOptions,
+    place: Place,
+    progress: Progress,
+    resume: bool = False,
+    reuse: Path | None = None,
+    in_random_order: bool = False,
+    part: Part = WHOLE,
+) -> Plan | Run:
+    """Stage prompts and time steps in a place without a run, or look what lacks of the one that is there: what a process
+    needs that measures its shards, or a run that is complete. Raises the errors of `errors.py`.
+    """
+    if place.has(MANIFEST):
+        return _resumed(options, Run.open(place), progress, in_random_order, part, resume)
+    set_threads(options.execution.threads, alone=part == WHOLE and options.execution.engine == "local")
+    with alive(place) if part != WHOLE else contextlib.nullcontext():
+        plan = _begun(options, place, progress, reuse, in_random_order)
+        with plan.run.beginning():
+            stage(plan, progress)
+            if isinstance(options.costs, MeasuredCosts):
+                _measure_latency(plan, options.costs, progress)
+            began = plan.run.begin(str(part))
+    # Another process may have begun the same run meanwhile.
+    return plan if began else _resumed(options, Run.open(place), progress, in_random_order, part, resume)
 
 
 def profile_until(
@@ -98,13 +115,18 @@ def profile_until(
     """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed. Such a
     run is complete then. Finished with `profile` it goes on to its last document. Raises the errors of `profile`.
     """
+    require_verdict(options)
+    return profile(options, out, progress, resume, settled=settled, part=part)
+
+
+def require_verdict(options: ProfileOptions) -> None:
+    """Raise `ProfileInvalid` where no verdict can end a run."""
     if isinstance(options.costs, NoCosts):
         raise ProfileInvalid(
             "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is no "
             "verdict",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
         )
-    return profile(options, out, progress, resume, settled=settled, part=part)
 
 
 def profile_with_models(options: ProfileOptions, place: Place, progress: Progress) -> Plan:
@@ -164,15 +186,16 @@ def in_memory() -> Iterator[None]:
 
 
 def _resumed(
-    options: ProfileOptions, run: Run, progress: Progress, settled: Settled | None, part: Part, resume: bool
-) -> Run:
-    """The run that is there, finished: what nobody has measured yet, and what is damaged. What others measured is compared
-    with what they wrote where the run is resumed, and not by each part that begins: that compares what it wrote itself.
+    options: ProfileOptions, run: Run, progress: Progress, in_random_order: bool, part: Part, resume: bool
+) -> Plan | Run:
+    """What measures the rest of the run that is there, damaged shards included, or the run where it is complete. What others
+    measured is compared with what they wrote where the run is resumed, and not by each part that begins: that compares what
+    it wrote itself.
     """
     costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
     options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
     require_same_profile(run, options)
-    if settled is not None and run.manifest.sequential is None:
+    if in_random_order and run.manifest.sequential is None:
         hint = "finish it without, or choose another --out"
         raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
     earlier = {name for name, worker in run.workers().items() if worker.part == str(part)}
@@ -196,9 +219,8 @@ def _resumed(
         run.update_manifest(lambda stored: dataclasses.replace(stored.with_times(times), warnings=told))
     if run.manifest.status == "complete":  # its step times alone were lost
         finish(run)
-    else:
-        _work(plan, progress, settled, part)
-    return run
+        return run
+    return plan
 
 
 def join(options: ProfileOptions, run: Run, progress: Progress, part: Part = WHOLE) -> Plan:
@@ -234,7 +256,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
             if settled is not None:
                 writer.wait()  # what is asked next reads every shard so far
                 if part.asks(run.committed(), len(staged)):
-                    enough, asked = _settled(run, settled, asked, progress)
+                    enough, asked = first_settled(run, settled, asked, progress)
             committed = run.committed()
             progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
             there |= committed
@@ -249,18 +271,25 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         run.refresh()
         progress.say(f"part {part} is done; others measure {len(staged) - len(run.committed())} shards still")
         return
+    conclude(run, progress, settled, enough, asked)
+
+
+def conclude(
+    run: Run, progress: Progress, settled: Settled | None = None, enough: int | None = None, asked: int = 0
+) -> None:
+    """Finish a run all of whose shards are committed, or after the first `enough` of them; `asked`: see `first_settled`."""
     if run.is_finished():  # by another process
         run.manifest = read_manifest(run.place)
     else:
         if settled is not None and enough is None:
-            enough, _ = _settled(run, settled, asked, progress)
+            enough, _ = first_settled(run, settled, asked, progress)
         progress.say("adding up totals")
         finish(run, enough)
     if summary := padding_summary(run.shards):
         progress.say(summary)
 
 
-def _settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
+def first_settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
     """After how many shards a verdict is sure, of those that follow each other (None: after none of them yet), and how many
     were looked at. `asked`: how many were looked at before.
     """
@@ -280,8 +309,10 @@ def _settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tupl
 def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -> None:
     """A changed decision needs no new measurement: the run takes it over, and reports ask it from then on."""
     changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
-    if any(earlier.manifest.config.get(name) != value for name, value in changed.items()):
+    others = {name for name, value in changed.items() if earlier.manifest.config.get(name) != value}
+    if others:
         earlier.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | changed))
+    if others - {"execution"}:
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 

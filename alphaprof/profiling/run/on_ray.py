@@ -1,0 +1,425 @@
+"""`execution.engine: ray`: Ray Data hands out the numbers of shards to actors, which hold the models and commit what they
+measure. Rows travel through the run's place, and never through Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from alphaprof import errors
+from alphaprof.config.profile import ExecutionOptions, ProfileOptions
+from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, RunUnreadable, WorkerFailed
+from alphaprof.log.joining import joined
+from alphaprof.log.manifest import PROFILE, commit_name
+from alphaprof.log.place import LocalPlace, Place, place_of
+from alphaprof.log.store import Run
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run.shards import Plan, Progress, measure_shard
+from alphaprof.profiling.texts.staged import documents_of
+from alphaprof.version import install_line
+
+LOOK = 1.0  # seconds between two looks at the commits; longer where a look takes long
+PATIENCE = 60.0  # seconds without a commit until the cause is said; then twice as long each time
+AGAIN = 3  # times that actors may be killed without a commit in between
+BLOCKS = 10_000  # pieces that Ray Data is given at most; each costs the driver some memory
+STORE = 100_000_000  # bytes of a local Ray's object store: only numbers of shards pass through it
+ADDRESS = "RAY_ADDRESS"
+KEPT = "what is measured is kept: mend the cause, then the same command with --resume"
+Failure = dict[str, Any]  # an `AlphaprofError` as plain data, since Ray would make a traceback of it
+
+
+def require_ray() -> None:
+    """Raise `ExtraMissing` where Ray is not installed, and `OptionInvalid` for an address that takes no driver."""
+    if find_spec("ray") is None:
+        raise ExtraMissing("execution.engine: ray needs ray[data]", install_line("cluster"))
+    address = os.environ.get(ADDRESS, "")
+    if "://" in address:
+        raise OptionInvalid(
+            f"{ADDRESS}={address} is not the address of a node, which a driver needs",
+            "run it in the cluster: ray job submit --address http://HOST:8265 -- alphaprof profile ... --engine ray",
+        )
+
+
+def profile_on_ray(
+    options: ProfileOptions,
+    out: Path | str,
+    progress: Progress,
+    resume: bool = False,
+    reuse: Path | None = None,
+    settled: pipeline.Settled | None = None,
+) -> Run:
+    """Like `pipeline.profile`, or with `settled` `pipeline.profile_until`, by actors of Ray: on the cluster of RAY_ADDRESS,
+    or on this machine. Raises the errors of `errors.py`, those of actors among them.
+    """
+    require_ray()
+    if settled is not None:
+        pipeline.require_verdict(options)
+    place, looked = place_of(out), None
+    with joined(place, options.model_dump(mode="json"), resume, several=True):
+        with _session(place, progress) as ray:
+            _stage(ray, options, place, progress, reuse, settled is not None)
+            run = Run.open(place)
+            if run.manifest.status != "complete":
+                looked = _Driver(ray, run, options.execution, progress).drive(settled)
+        if looked is not None:  # only now: actors are gone, and write nothing more
+            pipeline.conclude(run, progress, settled, *looked)
+    return run
+
+
+@contextlib.contextmanager
+def _session(place: Place, progress: Progress) -> Iterator[Any]:
+    """Yields the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or the thread of Ray Data would start another Ray when this one ends
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody about itself
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what it logs goes to the screen
+    import ray
+
+    address = os.environ.get(ADDRESS)
+    local = {"object_store_memory": STORE, "include_dashboard": False}
+    progress.say(f"connecting to Ray at {address}" if address else "starting Ray on this machine")
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with _mute():
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        hint = f"correct {ADDRESS}, or unset it to use this machine alone" if address else "see the logs in /tmp/ray"
+        raise OptionInvalid(f"Ray cannot be used at {address or 'this machine'}: {error}", hint) from None
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)  # Ray would end the process without a word
+    try:
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        if address and nodes > 1 and isinstance(place, LocalPlace):
+            progress.warn(
+                "local_place",
+                f"{place.shown} is a path, and the cluster has {nodes} nodes: each must reach it under this name",
+                "use a folder that all nodes share, or an object store: --out s3://BUCKET/FOLDER",
+            )
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _mute() -> Iterator[None]:
+    """Keeps off the screen what compiled code writes there."""
+    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # it is closed
+            screen = os.dup(2)
+            stack.callback(os.close, screen)
+            stack.callback(os.dup2, screen, 2)
+            os.dup2(nowhere.fileno(), 2)
+        yield
+
+
+def _where(place: Place) -> str:
+    """How a process in another directory names a place."""
+    return str(place.path.absolute()) if isinstance(place, LocalPlace) else place.shown
+
+
+def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
+    """How many GPUs an actor asks for: none where no model runs on one."""
+    models = [options.target, *(draft.own_model for draft in options.drafts.values() if draft.own_model)]
+    wanted = {model.device.partition(":")[0] for model in models}
+    if "cuda" in wanted or ("auto" in wanted and resources.get("GPU", 0) > 0):
+        return options.execution.gpus_per_worker
+    return 0.0
+
+
+def _stage(
+    ray: Any, options: ProfileOptions, place: Place, progress: Progress, reuse: Path | None, in_random_order: bool
+) -> None:
+    """Have an actor begin the run, or look what it lacks: models and step times are those of a node that measures. Raises
+    what it raises.
+    """
+    gpus = _gpus(options, ray.cluster_resources())
+    stager = ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=2)(Stager).remote()
+    config = options.model_dump(mode="json")
+    ended = stager.begin.remote(_where(place), config, str(reuse.resolve()) if reuse else None, in_random_order)
+    said, silence, heard, last = stager.said.remote(), _Silence(), False, False
+    while not last:
+        last = bool(ray.wait([ended], timeout=LOOK)[0])
+        if ray.wait([said], timeout=LOOK)[0]:
+            heard = True
+            for name, arguments in _got(ray, said) + (_got(ray, stager.said.remote()) if last else []):
+                getattr(progress, name)(*arguments)
+            said = stager.said.remote()
+        elif not heard and silence.is_long():
+            progress.say(silence.of(1, 0, gpus, ray))
+    failure = _got(ray, ended)
+    ray.kill(stager)  # its GPU is for others
+    if failure is not None:
+        raise _error_of(failure)
+
+
+def _got(ray: Any, reference: Any) -> Any:
+    """What an actor has answered. Raises `WorkerFailed` where it was killed."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayActorError as error:
+        raise _killed("the actor that begins the run was killed", error) from None
+
+
+def _killed(what: str, error: BaseException) -> WorkerFailed:
+    line = str(error).strip().splitlines()[-1:]
+    return WorkerFailed(f"{what}: {' '.join(line)}", f"see why in Ray's logs, memory first; {KEPT}")
+
+
+class Stager:
+    """An actor that begins a run, and says meanwhile how far it is. Needs two threads."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
+
+    def begin(self, where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> Failure | None:
+        """Stage the run of a profile. Returns what ended it, if something did."""
+        return failure_of(lambda: self._begin(where, config, reuse, in_random_order))
+
+    def said(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """The calls of a `Progress` since the last call of this."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in ("say", "warn", "start", "advance"):
+            raise AttributeError(name)
+        return lambda *given, **named: self._events.append((name, (*given, *named.values())))
+
+    def _begin(self, where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> None:
+        place = _reached(where)
+        with pipeline.in_memory():
+            pipeline.begin(
+                ProfileOptions.model_validate(config), place, self, True, Path(reuse) if reuse else None, in_random_order
+            )
+
+
+class Measurer:
+    """An actor that measures shards. It is built from little, and from the run's place. What a user can mend is an answer to
+    the driver, and no reason to start another actor.
+    """
+
+    def __init__(self, where: str, execution: Mapping[str, Any]) -> None:
+        self._plan: Plan | None = None
+        self._failure = failure_of(lambda: self._load(where, execution))
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+        """Measure and commit shards. Returns what ended it, if something did, as JSON."""
+        self._failure = self._failure or failure_of(lambda: self._measure([int(index) for index in batch["shard"]]))
+        return {"failure": [json.dumps(self._failure)]}
+
+    def _load(self, where: str, execution: Mapping[str, Any]) -> None:
+        run = Run.open(_reached(where))
+        config = run.manifest.config | {"execution": dict(execution)}
+        with pipeline.in_memory():
+            self._plan = pipeline.join(ProfileOptions.model_validate(config), run, Unheard())
+
+    def _measure(self, shards: Sequence[int]) -> None:
+        assert self._plan is not None  # noqa: S101 - or there is a failure
+        run = self._plan.run
+        for index in shards:
+            if not run.is_finished() and not run.place.has(commit_name(index)):
+                documents = list(documents_of(run.prompts(index)))
+                with pipeline.in_memory():
+                    measure_shard(self._plan, index, documents, lambda *_: run.require_there())()
+
+
+class Unheard:
+    """A `Progress` that nobody watches: of an actor, the commits tell."""
+
+    def say(self, message: str) -> None:
+        """Nothing."""
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        """Nothing."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """Nothing."""
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        """Nothing."""
+
+
+def _reached(where: str) -> Place:
+    """The place of the run, as an actor sees it. Raises `RunUnreadable` where it does not see what the driver has begun."""
+    place = place_of(where)
+    if not place.has(PROFILE):
+        raise RunUnreadable(
+            f"{place.shown} is not the run on {platform.node()}, where Ray has placed an actor",
+            "use a folder that all nodes share, or an object store: --out s3://BUCKET/FOLDER",
+        )
+    return place
+
+
+def failure_of(work: Callable[[], None]) -> Failure | None:
+    """Does some work, and returns as plain data what a user can mend; a bug keeps its traceback."""
+    try:
+        work()
+    except AlphaprofError as error:
+        words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        return {"kind": type(error).__name__, "host": platform.node(), **words}
+    return None
+
+
+def _error_of(failure: Failure) -> AlphaprofError:
+    kind = getattr(errors, failure["kind"])
+    more = (failure["exit_code"],) if kind is WorkerFailed else ()
+    error: AlphaprofError = kind(failure["message"], failure["hint"], *more)
+    error.add_note(f"an actor of Ray on {failure['host']} says so; {KEPT}")
+    return error
+
+
+class _Silence:
+    """How long nothing has happened, and when that is to be said."""
+
+    def __init__(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Something has happened."""
+        self._since, self._patience = time.monotonic(), PATIENCE
+
+    def is_long(self) -> bool:
+        """Whether it is to be said; then not before twice as long."""
+        if time.monotonic() - self._since < self._patience:
+            return False
+        self._patience *= 2
+        return True
+
+    def of(self, wanted: int, started: int, gpus: float, ray: Any) -> str:
+        """What to say, of actors that are wanted and those that have loaded their models."""
+        total, free = (resources().get("GPU", 0.0) for resources in (ray.cluster_resources, ray.available_resources))
+        return why_silent(time.monotonic() - self._since, wanted, started, (gpus, free, total))
+
+
+def why_silent(seconds: float, wanted: int, started: int, gpus: tuple[float, float, float]) -> str:
+    """Says why nothing is committed. `gpus`: what an actor asks for, what is free and what the cluster has."""
+    each, free, total = gpus
+    nothing = f"nothing was committed for {seconds / 60:.0f} min"
+    if started >= wanted:
+        return f"{nothing}: all {wanted} actors measure, and a shard takes long (a lower shard_documents makes it shorter)"
+    waiting = f"{nothing}: {wanted - started} of {wanted} actors have not loaded their models"
+    if each > free:
+        return f"{waiting}; each waits for {each:g} GPU, and of the cluster's {total:g} are {free:g} free (ray status)"
+    return f"{waiting}, for which they have what they asked of Ray"
+
+
+def bounds(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> tuple[int, int]:
+    """The least and the largest number of actors for some shards; each needs some GPUs, or where that is 0 a CPU."""
+    if execution.workers == "auto":
+        threads = 1 if execution.threads == "auto" else execution.threads
+        slots = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads
+        least = most = max(1, int(slots))
+    else:
+        least, most = execution.workers.min, execution.workers.max
+    return min(least, shards), min(most, shards)
+
+
+class _Driver:
+    """Has actors measure what is missing of a run, and tells of it."""
+
+    def __init__(self, ray: Any, run: Run, execution: ExecutionOptions, progress: Progress) -> None:
+        self._ray, self._run, self._execution, self._progress = ray, run, execution, progress
+        resources = ray.cluster_resources()
+        committed = run.commits()
+        self._lacking = [index for index in range(len(run.manifest.staged)) if index not in committed]
+        self._gpus = _gpus(ProfileOptions.model_validate(run.manifest.config), resources)
+        self._bounds = bounds(execution, resources, self._gpus, max(1, len(self._lacking)))
+        self._known = self._at_last = self._registered()
+        self._failure: Failure | None = None
+        self._error: BaseException | None = None
+
+    def drive(self, settled: pipeline.Settled | None) -> tuple[int | None, int]:
+        """Measure, until all is done or settled. Returns after how many shards it is, and how many were looked at: see
+        `pipeline.first_settled`. Raises what an actor raises.
+        """
+        run, progress, staged, silence = self._run, self._progress, self._run.manifest.staged, _Silence()
+        progress.start("profiling", sum(staged), "documents")
+        there = set(range(len(staged))) - set(self._lacking)
+        progress.advance(sum(staged[index] for index in there))
+        actors = threading.Thread(target=self._measure, name="ray", daemon=True)
+        actors.start()
+        asked, enough, ended = 0, None, False
+        while enough is None and len(there) < len(staged) and not ended and not run.is_finished():
+            began, ended = time.monotonic(), not actors.is_alive() or self._failure is not None
+            commits = run.commits()
+            pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
+            for index in commits.keys() - there:
+                progress.advance(staged[index], commits[index].shard.positions)
+                silence.end()
+            if commits.keys() - there:
+                self._at_last = self._registered()
+            there |= commits.keys()
+            if settled is not None:
+                enough, asked = pipeline.first_settled(run, settled, asked, progress)
+            if silence.is_long():
+                self._require_alive()
+                progress.say(silence.of(self._bounds[0], self._registered() - self._known, self._gpus, self._ray))
+            if enough is None and len(there) < len(staged):
+                actors.join(pause)
+        if ended and enough is None and len(there) < len(staged):
+            self._raise()
+        return enough, asked
+
+    def _registered(self) -> int:
+        """How many processes have begun to measure, ever; actors that Ray has started again among them."""
+        return len(self._run.place.names("workers"))
+
+    def _require_alive(self) -> None:
+        """Raise `WorkerFailed` where actors begin again and again, and commit nothing: Ray itself would go on for ever."""
+        again = self._registered() - self._at_last - self._bounds[1]
+        if again > AGAIN:
+            raise WorkerFailed(
+                f"actors were killed {again} times, and nothing was committed meanwhile",
+                f"see why in Ray's logs, memory first; {KEPT}",
+            )
+
+    def _measure(self) -> None:
+        """Give the numbers of the shards that are missing to actors; what ends this early is kept for `_raise`."""
+        try:
+            for row in self._answers():
+                if (failure := json.loads(row["failure"])) is not None:
+                    self._failure = failure
+                    return
+        except BaseException as error:  # of the thread; the main one raises it, unless it has ended Ray itself
+            self._error = error
+
+    def _answers(self) -> Iterator[Mapping[str, str]]:
+        from ray.data import ActorPoolStrategy, DataContext, from_items
+
+        least, most = self._bounds
+        DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        # No block is read by a task: a task waits for a CPU, in silence where others hold all of them.
+        shards = from_items(
+            [{"shard": index} for index in self._lacking], override_num_blocks=min(len(self._lacking), BLOCKS)
+        )
+        answers = shards.map_batches(
+            Measurer,
+            fn_constructor_args=(_where(self._run.place), self._execution.model_dump(mode="json")),
+            batch_size=1,
+            compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=1),
+            num_cpus=0,
+            num_gpus=self._gpus or None,
+        )
+        yield from answers.iter_rows()
+
+    def _raise(self) -> None:
+        """Raise what has ended the actors' work early, if something did."""
+        if self._failure is not None:
+            raise _error_of(self._failure)
+        if isinstance(self._error, self._ray.exceptions.RayActorError):
+            raise _killed("an actor was killed", self._error) from None
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,290 @@
+"""`--engine ray`: whoever dies when, the rows are those of one process. A run is begun by a driver that loses an actor and
+is killed itself; another one meets an actor that fails; a third one finishes it. Drivers are processes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaprof.config.load import load_profile
+from alphaprof.config.profile import ExecutionOptions
+from alphaprof.errors import ExtraMissing, OptionInvalid, ProfileInvalid, RunMismatch, RunUnreadable, WorkerFailed
+from alphaprof.log.manifest import commit_name
+from alphaprof.log.store import Run
+from alphaprof.profiling.run import on_ray, pipeline
+from alphaprof.profiling.run.on_ray import Measurer, bounds, failure_of, profile_on_ray, require_ray, why_silent
+from alphaprof.profiling.run.parts import Part
+from tests.profiling.test_many_workers import COMMAND, alone, profiled, require_equal  # noqa: F401 - a fixture among them
+from tests.profiling.test_pipeline import Silent, mixed_file, profile_file
+
+HERE = Path(__file__).parents[2]
+# In processes of Ray, the first commit is not written: the actor is killed after its data files.
+KILLING = """
+import os, signal, sys
+if any(word.endswith("default_worker.py") for word in sys.orig_argv):
+    from alphaprof.log.place import LocalPlace
+
+    put_new = LocalPlace.put_new
+
+    def killing(self, name, content):
+        if name.startswith("commits/"):
+            try:
+                os.close(os.open(os.environ["KILLED"], os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return put_new(self, name, content)
+
+    LocalPlace.put_new = killing
+"""
+
+
+def driver(path: Path, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    """`alphaprof profile --engine ray` with two actors, as a process of its own."""
+    given = [
+        "--set",
+        "costs={source: none}",
+        "--set",
+        "execution={threads: 1, workers: {min: 2, max: 2}}",
+        "--engine",
+        "ray",
+    ]
+    paths = os.pathsep.join([environment.pop("FIRST", str(HERE)), str(HERE), os.environ.get("PYTHONPATH", "")])
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.Popen(
+        [*COMMAND, str(path), "--out", str(out), *given, *more],
+        env=variables | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What a driver said, once it has ended with an exit code."""
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == code, errors
+    return errors
+
+
+def wait_until_gone(out: Path) -> None:
+    """Wait until no process that has registered with a run lives."""
+    processes = [json.loads(path.read_text())["process"] for path in (out / "workers").glob("*.json")]
+    assert processes
+    while any(is_alive(process) for process in processes):
+        time.sleep(0.1)
+
+
+def is_alive(process: int) -> bool:
+    """Whether there is such a process, which nobody has to bury."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.cluster
+@pytest.mark.models
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_killed_actors_and_drivers_lose_nothing_and_failing_actors_say_why(
+    alone: Run,  # noqa: F811
+    tiny: Path,
+    tmp_path: Path,
+) -> None:
+    path, out, killed = mixed_file(tmp_path, tiny), tmp_path / "run", tmp_path / "killed"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/sitecustomize.py").write_text(KILLING)
+    process = driver(path, out, KILLED=str(killed), FIRST=str(tmp_path / "first"))
+    while process.poll() is None and not (killed.exists() and len(list((out / "commits").glob("*.json"))) >= 2):
+        time.sleep(0.02)
+    process.kill()
+    said = process.communicate()[1]
+    assert killed.exists(), said
+    wait_until_gone(out)
+    run = Run.open(out)
+    there = set(run.commits())
+    assert run.manifest.status == "running"
+    assert 2 <= len(there) < len(alone.shards)
+    lost = max(set(range(len(alone.shards))) - there)  # an actor cannot measure it: an error of two lines, and an end
+    prompts = out / run.name_of("prompts", lost)
+    prompts.rename(tmp_path / "prompts")
+    said = finished(driver(path, out, "--resume"), RunUnreadable.exit_code)
+    assert f"error: {prompts} cannot be read" in said
+    assert "hint: profile again into a new directory" in said
+    assert "an actor of Ray on" in said
+    assert "Traceback" not in said
+    (tmp_path / "prompts").rename(prompts)
+    said = finished(driver(path, out, "--resume"))
+    assert "Traceback" not in said
+    assert "adding up totals" in said
+    run = Run.open(out)
+    require_equal(run, alone)
+    assert len({commit.worker for commit in run.commits().values()}) > 2
+    assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}
+    wait_until_gone(out)
+
+
+SETTLED = """
+    from pathlib import Path
+    from alphaprof.config.load import load_profile
+    from alphaprof.profiling.run.on_ray import profile_on_ray
+    from tests.profiling.test_pipeline import Silent
+
+    given = ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
+    options = load_profile(Path("PATH"), given)
+    asked = []
+    def after_five(run):
+        asked.append(len(run.shards))
+        return "sure" if len(run.shards) == 5 else None
+    profile_on_ray(options, Path("OUT"), Silent(), settled=after_five)
+    assert asked == [1, 2, 3, 4, 5], asked
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.models
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_actors_stop_where_one_process_stops(tiny: Path, tmp_path: Path) -> None:
+    drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "ngram": {"kind": "prompt_lookup"}}
+    data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
+    path = profile_file(tmp_path, tiny, drafts=drafts, data=data)
+    given = ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
+    whole = pipeline.profile(
+        load_profile(path, given), tmp_path / "one", Silent(), settled=lambda run: "sure" if len(run.shards) == 5 else None
+    )
+    script = textwrap.dedent(SETTLED).replace("PATH", str(path)).replace("OUT", str(tmp_path / "several"))
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=variables | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ended.returncode == 0, ended.stderr
+    run = Run.open(tmp_path / "several")
+    assert len(run.shards) == len(whole.shards) == 5
+    require_equal(run, whole)
+
+
+@pytest.mark.models
+def test_an_actor_that_computes_otherwise_answers_with_both_named(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
+    run = profiled(path, out, Part(0, 4))
+    left = next(index for index in range(len(run.manifest.staged)) if index not in run.commits())
+    monkeypatch.setattr(pipeline, "set_threads", lambda *_, **__: None)  # 1 is what the run has
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    execution = ExecutionOptions(engine="ray").model_dump(mode="json")
+    actor = Measurer(str(out), execution)
+    (text,), (again,) = (actor({"shard": [left]})["failure"] for _ in range(2))
+    failure = json.loads(text)
+    assert failure == json.loads(again)
+    assert failure["kind"] == "RunMismatch"
+    assert "7 threads, not 1" in failure["message"]
+    error = on_ray._error_of(failure)
+    assert isinstance(error, RunMismatch)
+    assert "mixed_devices=true" in error.hint
+    actor = Measurer(str(out), execution | {"mixed_devices": True})
+    assert actor({"shard": [left]}) == {"failure": ["null"]}
+    assert (out / commit_name(left)).exists()
+    before = (out / commit_name(left)).read_bytes()
+    assert actor({"shard": [left]}) == {"failure": ["null"]}  # it is there already: no work, no error
+    assert (out / commit_name(left)).read_bytes() == before
+
+
+def test_an_actor_on_a_node_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:
+    (text,) = Measurer(str(tmp_path / "run"), {})({"shard": [0]})["failure"]
+    failure = json.loads(text)
+    assert failure["kind"] == "RunUnreadable"
+    assert "where Ray has placed an actor" in failure["message"]
+    assert "--out s3://" in failure["hint"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_is_data_and_a_bug_keeps_its_traceback() -> None:
+    def fail(error: Exception) -> Any:
+        raise error
+
+    failure = failure_of(lambda: fail(WorkerFailed("what", "mend", 17)))
+    assert failure is not None
+    error = on_ray._error_of(json.loads(json.dumps(failure)))
+    assert (error.message, error.hint, error.exit_code) == ("what", "mend", 17)
+    assert failure_of(lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        failure_of(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+
+
+def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    path = tmp_path / "profile.yaml"
+    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
+    with pytest.raises(ExtraMissing, match=r"ray\[data\]") as caught:
+        profile_on_ray(load_profile(path, ["execution.engine=ray"]), tmp_path / "run", Silent())
+    assert caught.value.hint.startswith("pip install")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
+def test_an_address_for_clients_is_refused_with_the_way_out(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "find_spec", importlib.util.find_spec if find_spec("ray") else lambda name: object())
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(OptionInvalid, match="address of a node") as caught:
+        require_ray()
+    assert "ray job submit" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("workers", "resources", "gpus", "shards", "expected"),
+    [
+        ("auto", {"CPU": 8.0}, 0.0, 100, (8, 8)),
+        ("auto", {"CPU": 8.0}, 0.0, 3, (3, 3)),
+        ("auto", {"CPU": 64.0, "GPU": 4.0}, 1.0, 100, (4, 4)),
+        ("auto", {"CPU": 64.0, "GPU": 4.0}, 0.25, 100, (16, 16)),
+        ("auto", {"CPU": 8.0}, 1.0, 100, (1, 1)),  # a cluster that makes GPU nodes when they are asked for
+        ({"min": 2, "max": 64}, {"CPU": 8.0}, 1.0, 100, (2, 64)),
+        ({"min": 2, "max": 64}, {"CPU": 8.0}, 1.0, 1, (1, 1)),
+        ({"max": 5}, {}, 0.0, 100, (1, 5)),
+    ],
+)
+def test_as_many_actors_as_there_is_room_or_the_profile_says(
+    workers: Any, resources: Mapping[str, float], gpus: float, shards: int, expected: tuple[int, int]
+) -> None:
+    assert bounds(ExecutionOptions(workers=workers), resources, gpus, shards) == expected
+
+
+def test_no_progress_is_said_with_its_cause() -> None:
+    assert why_silent(60, 4, 2, (1.0, 0.0, 2.0)) == (
+        "nothing was committed for 1 min: 2 of 4 actors have not loaded their models; each waits for 1 GPU, and of the "
+        "cluster's 2 are 0 free (ray status)"
+    )
+    assert "all 2 actors measure" in why_silent(120, 2, 2, (1.0, 0.0, 2.0))
+    assert "have what they asked of Ray" in why_silent(120, 2, 1, (0.0, 0.0, 0.0))
+
+
+def test_bounds_of_workers_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
+    assert load_profile(path, ["execution.workers={min: 2, max: 3}"]).execution.workers.max == 3  # type: ignore[union-attr]
+    for odd in ("{min: 3, max: 2}", "0", "{min: 0, max: 2}", "many"):
+        with pytest.raises(ProfileInvalid, match=r"execution\.workers"):
+            load_profile(path, [f"execution.workers={odd}"])
+    with pytest.raises(ProfileInvalid, match=r"execution\.engine"):
+        load_profile(path, ["execution.engine=spark"])
