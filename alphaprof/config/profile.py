@@ -58,7 +58,8 @@ class SourceOptions(Options):
 
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
     path: Name = Field(
-        min_length=1, description="hub id, or local .jsonl, .json, .csv, .parquet or .txt; relative to the profile"
+        min_length=1,
+        description="hub id, or .jsonl, .json, .csv, .parquet or .txt: s3://BUCKET/FILE, or local, relative to the profile",
     )
     name: Name | None = Field(None, description="configuration of a hub dataset")
     split: Name = Field("train", description="split of a hub dataset")
@@ -316,7 +317,13 @@ LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
 
 
 def resolve(reference: str, folder: Path) -> str:
-    """A model or dataset reference, with a local path made absolute (from `folder`) and a hub id left as it is."""
+    """A model or dataset reference, with a local path made absolute (from `folder`); a hub id, or what names a file in an
+    object store, is left as it is.
+    """
+    from alphaprof.log.place import is_remote
+
+    if is_remote(reference):
+        return reference
     path = Path(os.path.expanduser(reference))
     local = folder / path
     explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES

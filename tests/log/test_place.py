@@ -345,6 +345,7 @@ class Gate:
 
     `faults`: what to do with requests to come, by method: a status to answer without asking the server, or "lost": ask the
     server, and answer 503. `body`: of the answers that it makes. `deaf`: leave out the condition of put-if-absent.
+    `meeting`: where requests to come wait for others, so that as many of them are on their way at once.
     """
 
     url: str
@@ -354,6 +355,7 @@ class Gate:
     always: int | None = None
     body: bytes = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
     deaf: bool = False
+    meeting: threading.Barrier | None = None
 
 
 def handler(gate: Gate, server: tuple[str, int]) -> type[BaseHTTPRequestHandler]:
@@ -365,6 +367,8 @@ def handler(gate: Gate, server: tuple[str, int]) -> type[BaseHTTPRequestHandler]
 
         def answer(self) -> None:
             content = self.rfile.read(int(self.headers.get("content-length", 0)))
+            if gate.meeting is not None:
+                gate.meeting.wait(30)
             fault = gate.always or next(iter(gate.faults.get(self.command, [])), None)
             if gate.faults.get(self.command):
                 gate.faults[self.command].pop(0)

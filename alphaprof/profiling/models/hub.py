@@ -1,4 +1,4 @@
-"""Local paths and hub ids: find out within seconds that something is missing or empty, before heavy work starts."""
+"""Local paths, files in object stores and hub ids: find out within seconds that something is missing or empty, before heavy work starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, cut, shown
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
+from alphaprof.log.place import Place, is_remote, place_of
+from alphaprof.log.place.protocol import NAME
 from alphaprof.profiling.models.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from alphaprof.config.options import ModelOptions
     from alphaprof.config.profile import ProfileOptions, SourceOptions
 
@@ -61,6 +65,9 @@ def require_data(reference: str) -> None:
     """Raise `DataUnreadable` unless a dataset can be had in a known format and is what it is called, and `DataEmpty` for a
     file without rows.
     """
+    if is_remote(reference):
+        with opened(reference):
+            return
     if not is_local(reference):
         _require_hub_id(reference)
         require(reference, DataUnreadable, "dataset")
@@ -74,10 +81,43 @@ def require_data(reference: str) -> None:
     try:
         if path.is_dir():
             _require_own_files(path)
-        elif _is_empty(path):
-            raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
+        else:
+            require_filled(path, reference)
     except OSError as error:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
+
+
+def require_filled(path: Path, reference: str) -> None:
+    """Raise `DataEmpty` for a file without rows, which a profile knows by a reference. Raises `OSError`."""
+    if _is_empty(path):
+        raise DataEmpty(f"{reference} is empty", "put documents into it, or remove this source")
+
+
+@contextlib.contextmanager
+def opened(reference: str) -> Iterator[pa.NativeFile]:
+    """Yields a data file in an object store. Raises `DataUnreadable` where it cannot be had, or read in the block."""
+    folder, _, name = reference.rpartition("/")
+    if Path(name).suffix not in FORMATS:
+        raise DataUnreadable(f"{reference} has no known format", f"give one file that ends with {', '.join(FORMATS)}")
+    if not NAME.fullmatch(name):
+        hint = "use letters, digits, dots and _-= in its name: it stands in the address as it is"
+        raise DataUnreadable(f"{shown(reference)} is no address of a file", hint)
+    place = place_of(folder)
+    try:
+        with _in_store(place, name) as file:
+            yield file
+    except FileNotFoundError:
+        hint = "check the names of its bucket, folder and file: a data source is one file"
+        raise DataUnreadable(f"{reference} does not exist", hint) from None
+    except RunUnreadable as error:
+        raise DataUnreadable(error.message, error.hint) from None
+
+
+def _in_store(place: Place, name: str) -> pa.NativeFile:
+    """A file in an object store. Raises `FileNotFoundError`, and `RunUnreadable`."""
+    if not place.has(name):  # says of a missing bucket what it says of a missing file
+        place.read(name)
+    return place.open(name)
 
 
 @cache

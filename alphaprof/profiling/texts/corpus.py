@@ -14,6 +14,7 @@ import numpy as np
 
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import RandomOrder
+from alphaprof.log.place import is_remote
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import Processing, resolved
 from alphaprof.profiling.texts.reading import Row, rows
@@ -191,7 +192,8 @@ class InRandomOrder:
             message = "--until-decided takes documents as the data has them, and decision.weights asks for another mixture"
             hint = "leave weights out and set the mixture by limit of each source, or profile without --until-decided"
             raise ProfileInvalid(message, hint)
-        if endless := [source.path for source in options.data if source.limit is None and not is_local(source.path)]:
+        streamed = [source for source in options.data if not is_local(source.path) and not is_remote(source.path)]
+        if endless := [source.path for source in streamed if source.limit is None]:
             hint = "give this source a limit, or use --limit"
             raise ProfileInvalid(f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit", hint)
         documents = list(corpus)

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
-from alphaprof.profiling.models.hub import CHAIN, FORMATS, first_line, is_below, is_local, require_data
+from alphaprof.log.place import is_remote
+from alphaprof.profiling.models.hub import (
+    CHAIN,
+    FORMATS,
+    first_line,
+    is_below,
+    is_local,
+    opened,
+    require_data,
+    require_filled,
+)
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -41,10 +51,10 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
     disable_progress_bar()
     set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
     try:
-        with _plainly_named(source.path) as path:
+        with _at_hand(source.path) as path:
             builder = load_dataset_builder(**_loading(source, path))
-            _require_inside(source.path, builder.config.data_files or {})
-            is_file = is_local(source.path) and not os.path.isdir(source.path)  # which is one split
+            _require_inside(path, builder.config.data_files or {})
+            is_file = is_local(path) and not os.path.isdir(path)  # which is one split
             stream = builder.as_streaming_dataset(split="train" if is_file else source.split)
             if source.shuffle_seed is None:
                 yield from enumerate(stream)
@@ -57,7 +67,7 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
     except Exception as error:  # datasets raises whatever its parsers raise
         reason = _bad_line(Path(source.path)) or first_line(error)
         hint = "check that every line is valid and that columns keep their type"
-        if not is_local(source.path):
+        if not is_local(source.path) and not is_remote(source.path):
             hint = "check the dataset's id, name, split and your access rights"
         elif os.path.isdir(source.path):
             hint = "check name, split, its README.md and the files in it"
@@ -91,15 +101,42 @@ def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -
 
 
 @contextlib.contextmanager
-def _plainly_named(path: str) -> Iterator[str]:
-    """A path of a source that `datasets` takes as it stands: a link where it has `::`, which chains file systems."""
-    if CHAIN not in path or not os.path.isfile(path):
+def _at_hand(path: str) -> Iterator[str]:
+    """A path of a source that `datasets` takes as it stands: a copy of a file in an object store, and a link where it has
+    `::`, which chains file systems.
+    """
+    remote = is_remote(path)
+    if not remote and (CHAIN not in path or not os.path.isfile(path)):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
-        link = Path(folder) / f"data{Path(path).suffix}"
-        link.symlink_to(path)
-        yield str(link)
+        place = Path(folder) / f"data{Path(path).suffix}"
+        if remote:
+            _fetch(path, place)
+        else:
+            place.symlink_to(path)
+        try:
+            yield str(place)
+        except AlphaprofError:
+            raise
+        except Exception as error:  # while the copy is there
+            if remote and (reason := _bad_line(place)):
+                raise ValueError(reason) from error
+            raise
+
+
+def _fetch(reference: str, to: Path) -> None:
+    """Copy a file of an object store. Raises `DataUnreadable` and `DataEmpty`."""
+    try:
+        with opened(reference) as file:
+            file.download(str(to))
+        require_filled(to, reference)
+    except OSError as error:
+        if error.errno is not None:  # of the disk; those of the store have none
+            hint = "free space there, or set TMPDIR to a folder with more"
+            raise DataUnreadable(f"{reference} cannot be copied to {to.parent}: {error.strerror}", hint) from None
+        hint = "try again; its log may say why"
+        raise DataUnreadable(f"{reference} cannot be read: the store failed while it was read", hint) from None
 
 
 def _loading(source: SourceOptions, place: str) -> dict[str, Any]:

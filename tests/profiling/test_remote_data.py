@@ -1,0 +1,114 @@
+"""Prompts in an object store are read as those of a local file, and what is wrong is said in two lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from alphaprof.config.profile import SourceOptions, resolve
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
+from alphaprof.log.place import place_of
+from alphaprof.profiling.models.hub import require_data
+from alphaprof.profiling.texts.reading import rows
+from tests.log.test_place import Gate, gate, on_servers, said, server
+
+__all__ = ["gate", "server"]  # fixtures
+FRAME = pd.DataFrame({"prompt": ["007", "NA", "two\nlines", "größer"], "n": [1, 2, 3, 4]})
+
+
+def source(path: str, **options: object) -> SourceOptions:
+    return SourceOptions.model_validate({"domain": "code", "path": path, "prompt": "{prompt}"} | options)
+
+
+def written(folder: Path, suffix: str) -> Path:
+    """A file of a format."""
+    path = folder / f"prompts{suffix}"
+    if suffix == ".csv":
+        FRAME.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        FRAME.to_parquet(path)
+    elif suffix == ".txt":
+        path.write_text("one\ntwo\n")
+    else:
+        FRAME.to_json(path, orient="records", lines=suffix == ".jsonl")
+    return path
+
+
+def put(path: Path) -> str:
+    """The address of a copy."""
+    place_of("s3://bucket/data").put(path.name, path.read_bytes())
+    return f"s3://bucket/data/{path.name}"
+
+
+def refused(path: str, kind: type[AlphaprofError] = DataUnreadable) -> str:
+    """What is said of a source before anything heavy begins, which is what is said where it is read."""
+    texts = []
+    for read in (lambda: require_data(path), lambda: list(rows(source(path)))):
+        with pytest.raises(kind) as caught:
+            read()
+        texts.append(said(caught.value))
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+@on_servers
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".txt"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_rows_are_those_of_the_local_file(gate: Gate, tmp_path: Path, suffix: str, shuffled: bool) -> None:
+    path = written(tmp_path, suffix)
+    address = put(path)
+    require_data(address)
+    options = {"shuffle_seed": 1} if shuffled else {}
+    assert list(rows(source(address, **options))) == list(rows(source(str(path), **options)))
+
+
+def test_an_address_is_no_path_of_the_profile(tmp_path: Path) -> None:
+    for address in ("s3://bucket/prompts.jsonl", "gs://bucket/prompts.csv", "az://container/a/b.parquet"):
+        assert resolve(address, tmp_path) == address
+    assert resolve("prompts.jsonl", tmp_path) == str(tmp_path / "prompts.jsonl")
+
+
+@on_servers
+def test_what_is_not_there_is_said(gate: Gate) -> None:
+    assert "s3://bucket/data/none.jsonl does not exist\ncheck the names" in refused("s3://bucket/data/none.jsonl")
+    assert "there is no bucket elsewhere\ncreate it, or check the name" in refused("s3://elsewhere/prompts.jsonl")
+    assert "s3://bucket/data has no known format\ngive one file that ends with .jsonl" in refused("s3://bucket/data")
+    assert "is no address of a file\nuse letters" in refused("s3://bucket/my prompts.jsonl")
+
+
+@on_servers
+@pytest.mark.parametrize(
+    ("status", "body", "text"),
+    [
+        (403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", "AWS_ACCESS_KEY_ID"),
+        (403, b"<Error><Code>AccessDenied</Code></Error>", "access is denied"),
+        (503, b"<Error><Code>SlowDown</Code></Error>", "the store failed, and asking again did not help"),
+    ],
+)
+def test_a_store_that_refuses_is_said(gate: Gate, tmp_path: Path, status: int, body: bytes, text: str) -> None:
+    address = put(written(tmp_path, ".jsonl"))
+    gate.always, gate.body = status, body
+    assert text in refused(address)
+
+
+@on_servers
+def test_a_busy_store_is_asked_again(gate: Gate, tmp_path: Path) -> None:
+    address = put(written(tmp_path, ".jsonl"))
+    gate.faults = {"HEAD": [503], "GET": [503]}
+    assert len(list(rows(source(address)))) == len(FRAME)
+
+
+@on_servers
+def test_what_is_in_the_file_is_said_as_of_a_local_one(gate: Gate, tmp_path: Path) -> None:
+    bad, empty = tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
+    bad.write_text('{"prompt": "one"}\n{"prompt":\n')
+    empty.write_text("\n")
+    for path, kind in ((bad, DataUnreadable), (empty, DataEmpty)):
+        texts = []
+        for each in (put(path), str(path)):
+            with pytest.raises(kind) as caught:
+                list(rows(source(each)))
+            texts.append(said(caught.value).replace(each, "FILE"))
+        assert texts[0] == texts[1]
