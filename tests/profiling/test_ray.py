@@ -5,7 +5,6 @@ is killed itself; another one meets an actor that fails; a third one finishes it
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -244,11 +243,23 @@ def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
 def test_an_address_for_clients_is_refused_with_the_way_out(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", importlib.util.find_spec if find_spec("ray") else lambda name: object())
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(OptionInvalid, match="address of a node") as caught:
         require_ray()
     assert "ray job submit" in caught.value.hint
+
+
+def test_an_address_where_nobody_answers_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: tuple[str, int], timeout: float) -> Any:
+        assert address == ("head", 6379)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with pytest.raises(OptionInvalid, match="nothing answers at RAY_ADDRESS=head:6379"):
+        require_ray()
 
 
 @pytest.mark.parametrize(

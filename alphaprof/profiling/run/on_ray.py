@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -41,7 +42,9 @@ Failure = dict[str, Any]  # an `AlphaprofError` as plain data, since Ray would m
 
 
 def require_ray() -> None:
-    """Raise `ExtraMissing` where Ray is not installed, and `OptionInvalid` for an address that takes no driver."""
+    """Raise `ExtraMissing` where Ray is not installed, and `OptionInvalid` for an address that takes no driver, or where
+    nobody answers.
+    """
     if find_spec("ray") is None:
         raise ExtraMissing("execution.engine: ray needs ray[data]", install_line("cluster"))
     address = os.environ.get(ADDRESS, "")
@@ -50,6 +53,15 @@ def require_ray() -> None:
             f"{ADDRESS}={address} is not the address of a node, which a driver needs",
             "run it in the cluster: ray job submit --address http://HOST:8265 -- alphaprof profile ... --engine ray",
         )
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:  # Ray itself asks for minutes
+            raise OptionInvalid(
+                f"nothing answers at {ADDRESS}={address}: {error}",
+                f"correct {ADDRESS}, or unset it to use this machine alone",
+            ) from None
 
 
 def profile_on_ray(
