@@ -281,6 +281,30 @@ def test_as_many_actors_as_there_is_room_or_the_profile_says(
     assert bounds(ExecutionOptions(workers=workers), resources, gpus, shards) == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "resources", "expected"),
+    [("auto", {}, 0.0), ("auto", {"GPU": 2.0}, 0.5), ("cpu", {"GPU": 2.0}, 0.0), ("cuda:0", {}, 0.5)],
+)
+def test_actors_ask_for_gpus_where_models_run_on_them(
+    device: str, resources: Mapping[str, float], expected: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
+    options = load_profile(path, [f"target.device={device}", "execution.gpus_per_worker=0.5"])
+    assert on_ray._gpus(options, resources) == expected
+
+
+def test_actors_that_die_without_a_commit_in_between_end_the_run() -> None:
+    driver = object.__new__(on_ray._Driver)
+    driver._bounds, driver._at_last = (1, 3), 2
+    driver._registered = lambda: 2 + 3 + 3  # type: ignore[method-assign]
+    driver._require_alive()
+    driver._registered = lambda: 2 + 3 + 4  # type: ignore[method-assign]
+    with pytest.raises(WorkerFailed, match="killed 4 times") as caught:
+        driver._require_alive()
+    assert "--resume" in caught.value.hint
+
+
 def test_no_progress_is_said_with_its_cause() -> None:
     assert why_silent(60, 4, 2, (1.0, 0.0, 2.0)) == (
         "nothing was committed for 1 min: 2 of 4 actors have not loaded their models; each waits for 1 GPU, and of the "
