@@ -61,7 +61,10 @@ GROUPS = (
     (options.RooflineCosts, "`costs` with `source: roofline`"),
     (options.NoCosts, "`costs` with `source: none`"),
     (profile.DecisionOptions, "`decision`"),
+    (profile.RouteOptions, "`route`"),
     (profile.Markers, "`thinking`"),
+    (profile.ExecutionOptions, "`execution`"),
+    (profile.WorkerBounds, "`execution.workers`"),
 )
 
 

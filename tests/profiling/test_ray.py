@@ -5,7 +5,6 @@ is killed itself; another one meets an actor that fails; a third one finishes it
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -244,11 +243,23 @@ def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
 def test_an_address_for_clients_is_refused_with_the_way_out(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", importlib.util.find_spec if find_spec("ray") else lambda name: object())
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(OptionInvalid, match="address of a node") as caught:
         require_ray()
     assert "ray job submit" in caught.value.hint
+
+
+def test_an_address_where_nobody_answers_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: tuple[str, int], timeout: float) -> Any:
+        assert address == ("head", 6379)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with pytest.raises(OptionInvalid, match="nothing answers at RAY_ADDRESS=head:6379"):
+        require_ray()
 
 
 @pytest.mark.parametrize(
@@ -268,6 +279,30 @@ def test_as_many_actors_as_there_is_room_or_the_profile_says(
     workers: Any, resources: Mapping[str, float], gpus: float, shards: int, expected: tuple[int, int]
 ) -> None:
     assert bounds(ExecutionOptions(workers=workers), resources, gpus, shards) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "resources", "expected"),
+    [("auto", {}, 0.0), ("auto", {"GPU": 2.0}, 0.5), ("cpu", {"GPU": 2.0}, 0.0), ("cuda:0", {}, 0.5)],
+)
+def test_actors_ask_for_gpus_where_models_run_on_them(
+    device: str, resources: Mapping[str, float], expected: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
+    options = load_profile(path, [f"target.device={device}", "execution.gpus_per_worker=0.5"])
+    assert on_ray._gpus(options, resources) == expected
+
+
+def test_actors_that_die_without_a_commit_in_between_end_the_run() -> None:
+    driver = object.__new__(on_ray._Driver)
+    driver._bounds, driver._at_last = (1, 3), 2
+    driver._registered = lambda: 2 + 3 + 3  # type: ignore[method-assign]
+    driver._require_alive()
+    driver._registered = lambda: 2 + 3 + 4  # type: ignore[method-assign]
+    with pytest.raises(WorkerFailed, match="killed 4 times") as caught:
+        driver._require_alive()
+    assert "--resume" in caught.value.hint
 
 
 def test_no_progress_is_said_with_its_cause() -> None:

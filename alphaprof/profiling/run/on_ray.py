@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -41,7 +42,9 @@ Failure = dict[str, Any]  # an `AlphaprofError` as plain data, since Ray would m
 
 
 def require_ray() -> None:
-    """Raise `ExtraMissing` where Ray is not installed, and `OptionInvalid` for an address that takes no driver."""
+    """Raise `ExtraMissing` where Ray is not installed, and `OptionInvalid` for an address that takes no driver, or where
+    nobody answers.
+    """
     if find_spec("ray") is None:
         raise ExtraMissing("execution.engine: ray needs ray[data]", install_line("cluster"))
     address = os.environ.get(ADDRESS, "")
@@ -50,6 +53,15 @@ def require_ray() -> None:
             f"{ADDRESS}={address} is not the address of a node, which a driver needs",
             "run it in the cluster: ray job submit --address http://HOST:8265 -- alphaprof profile ... --engine ray",
         )
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:  # Ray itself asks for minutes
+            raise OptionInvalid(
+                f"nothing answers at {ADDRESS}={address}: {error}",
+                f"correct {ADDRESS}, or unset it to use this machine alone",
+            ) from None
 
 
 def profile_on_ray(
@@ -256,7 +268,7 @@ def _reached(where: str) -> Place:
     place = place_of(where)
     if not place.has(PROFILE):
         raise RunUnreadable(
-            f"{place.shown} is not the run on {platform.node()}, where Ray has placed an actor",
+            f"there is no run in {place.shown} on {platform.node()}, where Ray has placed an actor",
             "use a folder that all nodes share, or an object store: --out s3://BUCKET/FOLDER",
         )
     return place
@@ -349,7 +361,8 @@ class _Driver:
         there = set(range(len(staged))) - set(self._lacking)
         progress.advance(sum(staged[index] for index in there))
         actors = threading.Thread(target=self._measure, name="ray", daemon=True)
-        actors.start()
+        if self._lacking:
+            actors.start()
         asked, enough, ended = 0, None, False
         while enough is None and len(there) < len(staged) and not ended and not run.is_finished():
             began, ended = time.monotonic(), not actors.is_alive() or self._failure is not None
@@ -399,7 +412,10 @@ class _Driver:
         from ray.data import ActorPoolStrategy, DataContext, from_items
 
         least, most = self._bounds
-        DataContext.get_current().enable_progress_bars = False
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        if hasattr(context, "max_consecutive_actor_init_deaths"):  # killed while they load; 0 in Ray 2.60
+            context.max_consecutive_actor_init_deaths = AGAIN
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         # No block is read by a task: a task waits for a CPU, in silence where others hold all of them.
         shards = from_items(
