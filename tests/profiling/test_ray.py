@@ -323,3 +323,19 @@ def test_bounds_of_workers_are_checked(tmp_path: Path) -> None:
             load_profile(path, [f"execution.workers={odd}"])
     with pytest.raises(ProfileInvalid, match=r"execution\.engine"):
         load_profile(path, ["execution.engine=spark"])
+
+
+@pytest.mark.parametrize("option", [["--part", "0/2"], ["--workers", "2"]])
+def test_ray_and_parts_are_two_ways_and_not_one(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alphaprof.cli.app import main
+
+    path = tmp_path / "profile.yaml"
+    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
+    arguments = ["alphaprof", "profile", str(path), "--out", str(tmp_path / "run"), "--engine", "ray", *option]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == OptionInvalid.exit_code
+    assert f"error: engine ray starts actors by itself, and {option[0]} processes" in capsys.readouterr().err
