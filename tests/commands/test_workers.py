@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,7 +119,7 @@ def test_an_interruption_ends_every_worker_and_a_second_one_at_once(
         return wait(process, timeout)
 
     monkeypatch.setattr(workers._Worker, "start", starting)
-    monkeypatch.setattr(workers.time, "sleep", interrupted_once)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted_once))
     monkeypatch.setattr(subprocess.Popen, "wait", waiting)
     with pytest.raises(KeyboardInterrupt):
         worked(monkeypatch, going, ENDS, ENDS)
