@@ -1,4 +1,4 @@
-"""Local paths, files in object stores and hub ids: find out within seconds that something is missing or empty, before heavy work starts."""
+"""Local paths, files in object stores and hub ids: find out within seconds that something is missing or empty."""
 
 from __future__ import annotations
 
