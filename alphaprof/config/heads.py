@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError
 from alphaprof.config.load import read_tree, require_plain
 from alphaprof.config.options import Name, Options, Whole
 from alphaprof.errors import ProfileInvalid, cut
+from alphaprof.log.training import CURVE
 
-CURVE = "curve.yaml"  # in the folder of a curve
 LIST = "list of heads"
 
 
