@@ -22,7 +22,7 @@ PARTS = TRAIN, STOP, TEST = "train", "stop", "test"
 SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain; the rest is to train on
 DIGITS = 16  # hexadecimal ones, of the digest of a unit
 SHINGLE = 8  # tokens in a row; one that many units have belongs to a system prompt or a template
-COMMON, FEWEST = 0.05, 3  # many: more than this share of all units, and as many at least
+COMMON, FEWEST = 0.05, 5  # many: more than this share of all units, and as many at least
 OWN = 24  # tokens in a row that belong to no template: what a text has of its own
 GRAM = 4  # tokens in a row that two texts are compared by
 ALIKE = 0.5  # of what the shorter text has of its own: from here on two texts are near-copies
