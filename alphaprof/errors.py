@@ -121,6 +121,10 @@ class RunDamaged(RunUnreadable):
     """A file of a run is missing, or is not what was written; a file that cannot be read now may be whole."""
 
 
+class HeadRecordUnreadable(AlphaprofError, exit_code=6):
+    """What a trained head says of itself, or of how it did on test documents, is missing, damaged or of another version."""
+
+
 class NoPositionLog(AlphaprofError, exit_code=6):
     """A run was imported from an engine's metrics, and what is asked needs every position."""
 
