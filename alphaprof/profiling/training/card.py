@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -31,23 +32,22 @@ def card(record: TrainingRecord, tests: HeadTests, folder: Path, unknown_texts: 
     lines += ["", "## What was measured", "", *_measured(tests), ""]
     if unknown_texts:
         lines += [
-            "The head that training began with does not say what it was trained on: it may have seen texts of the test part.",
+            "The head that training began with does not say what it had learnt: it may have seen texts of the test part.",
             "",
         ]
     lines += ["## Use", "", "As a draft of a profile:", "", *_fenced("yaml", _yaml(folder)), ""]
-    command = 'vllm serve TARGET --speculative-config \'{"method": "eagle3", "model": "HEAD", '
-    command += '"num_speculative_tokens": 3}\''
-    command = command.replace("TARGET", shlex.quote(target.model)).replace("HEAD", str(folder).replace("'", "'\\''"))
+    served = json.dumps({"method": "eagle3", "model": str(folder), "num_speculative_tokens": record.settings["ttt"]})
+    command = shlex.join(["vllm", "serve", target.model, "--speculative-config", served])
     lines += ["With vLLM, which reads these files as they are:", "", *_fenced("bash", command), ""]
     layers = ", ".join(map(str, record.settings.get("layers", ())))
     lines += [
-        f"It reads the target's states after {layers} layers. config.json writes out which, and where its norms are: engines "
-        "guess differently where that is missing.",
+        f"It reads the target's states after {layers} layers. config.json writes out which, and where its norms "
+        "are: engines guess differently where that is missing.",
         "",
         "## Licence",
         "",
-        "The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the licences "
-        "of both apply.",
+        "The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the "
+        "licences of both apply.",
         "",
         f"{TRAINING} holds every setting and the units of each part; {TESTS} the tests, a row a document.",
         "",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +45,7 @@ class TextBatch:
 class Features:
     """The target's states on some texts: in memory where a quarter of it holds them, else in a file without a name in
     `folder`, which vanishes with the process, or computed anew for every batch. `where` says which, `bytes` how large they
-    are. Texts are run in batches of one order, so that the states are the same each time.
+    are, `seconds` how long they took. Texts are run in batches of one order, so that the states are the same each time.
     """
 
     def __init__(self, target: Model, layers: Sequence[int], texts: Sequence[RunText], folder: Path, budget: int) -> None:
@@ -56,7 +58,18 @@ class Features:
         self.where = "memory" if self.bytes <= IN_MEMORY * free_memory() else "disk"
         if self.where == "disk" and self.bytes > ON_DISK * shutil.disk_usage(folder).free:
             self.where = "nowhere"
+        self.seconds = 0.0
         self._held = self._store(folder, (int(ends[-1]), self.width))
+
+    def part(self, texts: Sequence[RunText]) -> Features:
+        """Those of some of the texts, by the numbers of their documents, with their share of bytes and seconds."""
+        place = {text.document: index for index, text in enumerate(self.texts)}
+        chosen = [place[text.document] for text in texts]
+        some = copy.copy(self)
+        some.texts, some._place = list(texts), {new: self._place[old] for new, old in enumerate(chosen)}
+        share = sum(end - start for start, end in some._place.values()) / sum(len(text.tokens) - 1 for text in self.texts)
+        some.bytes, some.seconds = round(self.bytes * share), self.seconds * share
+        return some
 
     def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor | None:
         """A tensor for all states, which is empty as yet."""
@@ -73,11 +86,13 @@ class Features:
         """Runs the target over all texts, where they are kept. `advance`: called with how many texts are done."""
         if self._held is None:
             return
+        began = time.monotonic()
         for chosen in batches([len(text.tokens) for text in self.texts], self._budget):
             for index, states in zip(chosen, self._computed(chosen), strict=True):
                 start, end = self._place[index]
                 self._held[start:end] = states[: end - start].cpu()
             advance(len(chosen))
+        self.seconds += time.monotonic() - began
 
     def batch(self, chosen: Sequence[int]) -> TextBatch:
         """Some of the texts, on the target's device."""

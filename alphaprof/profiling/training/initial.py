@@ -81,9 +81,12 @@ def _take_over(network: Eagle3, target: Model, ids: torch.Tensor | None) -> None
     the recorded states.
     """
     base, hidden = target.network.base_model, network.config.hidden_size
-    last, block = base.layers[-1], network.blocks[0]
+    base_layers: Any = base.layers
+    block: Any = network.blocks[0]
+    last = base_layers[-1]
     with torch.no_grad():
-        network.fc.weight[:, -hidden:] += torch.eye(hidden)
+        fc: Any = network.fc
+        fc.weight[:, -hidden:] += torch.eye(hidden, device=fc.weight.device)
         has_norms = hasattr(getattr(last, "self_attn", None), "q_norm")
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             weight = _weight(last, f"self_attn.{name}")
@@ -99,19 +102,18 @@ def _take_over(network: Eagle3, target: Model, ids: torch.Tensor | None) -> None
         for owner, name, norm in (*norms, (last, "post_attention_layernorm", block.post_attention_layernorm)):
             if (gain := _gain(getattr(owner, name, None), norm)) is not None:
                 norm.weight.copy_(gain)
-        rows = _weight(target.network, "lm_head")
-        rows = rows if rows is not None else target.network.get_output_embeddings().weight
-        if network.lm_head is not None and rows.is_floating_point() and not rows.is_meta and rows.shape[1] == hidden:
+        rows = _weight(target.network.get_output_embeddings(), "")
+        if network.lm_head is not None and rows is not None and rows.shape[1] == hidden:
             network.lm_head.weight.copy_(rows if ids is None else rows[ids.to(rows.device)])
 
 
 def _weight(owner: Any, path: str) -> torch.Tensor | None:
     """The weight of a linear layer; None where there is none, or it is quantised or on no device."""
-    for name in path.split("."):
+    for name in filter(None, path.split(".")):
         owner = getattr(owner, name, None)
-    weight = getattr(owner, "weight", None)
-    plain = isinstance(owner, nn.Linear) and isinstance(weight, torch.Tensor) and weight.is_floating_point()
-    return weight if plain and not weight.is_meta else None
+    weight: Any = getattr(owner, "weight", None)
+    plain = isinstance(owner, nn.Linear) and weight.is_floating_point() and not weight.is_meta
+    return weight if plain else None
 
 
 def _gain(norm: Any, own: LlamaRMSNorm) -> torch.Tensor | None:

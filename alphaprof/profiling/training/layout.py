@@ -1,4 +1,4 @@
-"""The files of a trained head: the layout of speculators, which vLLM loads, with everything written out that engines guess."""
+"""The files of a trained head: the layout of speculators, which vLLM loads, with all written out that engines guess."""
 
 from __future__ import annotations
 

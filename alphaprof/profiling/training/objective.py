@@ -27,12 +27,11 @@ class DepthRows:
 
 def rows_of(batch: TextBatch, depth: int) -> DepthRows:
     """The drafts of a depth. Base b of depth d drafts position b + d + 1, and its round begins at b + 2."""
-    rows, places = [], []
-    for row, (prompt, size) in enumerate(zip(batch.prompt.tolist(), batch.size.tolist(), strict=True)):
-        found = np.arange(max(prompt + depth - 1, depth + 1), size)
-        rows.append(np.full(len(found), row))
-        places.append(found)
-    row, at = (torch.from_numpy(np.concatenate(parts)).to(batch.ids.device) for parts in (rows, places))
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for number, (prompt, size) in enumerate(zip(batch.prompt.tolist(), batch.size.tolist(), strict=True)):
+        places = np.arange(max(prompt + depth - 1, depth + 1), size)
+        found.append((np.full(len(places), number), places))
+    row, at = (torch.from_numpy(np.concatenate(parts)).to(batch.ids.device) for parts in zip(*found, strict=True))
     return DepthRows(row, at - depth - 1, at)
 
 

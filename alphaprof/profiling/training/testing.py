@@ -43,14 +43,12 @@ class TestBench:
     run: TrainingRun
     texts: Mapping[str, Sequence[RunText]]
 
-    def loaded(self, folder: Path, depths: int) -> HeadDraft:
-        """The head in a folder. Raises `ModelUnloadable`."""
+    def loaded(self, folder: Path, depths: int) -> Any:
+        """The head in a folder, a `HeadDraft`. Raises `ModelUnloadable`."""
         from alphaprof.config.options import Eagle3Draft
 
         options = self.options.model_copy(update={"gammas": list(range(1, depths + 1))})
-        draft = load_draft("head", Eagle3Draft(kind="eagle3", model=str(folder)), options, self.target, self.tokenizer)
-        assert isinstance(draft, HeadDraft)
-        return draft
+        return load_draft("head", Eagle3Draft(kind="eagle3", model=str(folder)), options, self.target, self.tokenizer)
 
     def tested(self, folder: Path, head: str, advance: Callable[[float, int], None]) -> tuple[HeadTests, float | None]:
         """The tests of the head in a folder up to the profile's largest gamma; `head`: what identifies its files (see
@@ -71,7 +69,7 @@ class TestBench:
         tops: list[Any] = []
         for part in (STOP, TEST):
             texts = list(self.texts[part])
-            known = {number: text for number, text in enumerate(texts)}
+            known = dict(enumerate(texts))
             items = [_continuation(number, text) for number, text in known.items()]
             for batch in scoring_batches(items, self.options.batch_tokens):
                 for number, columns in by_document(batch, scorer.score(batch)[draft.name]).items():
@@ -93,8 +91,8 @@ class TestBench:
         """One row of test.parquet."""
         gammas, size, rule = range(1, draft.depths + 1), len(text.ids), self._rule(text)
         proposed = columns["proposed"].astype(np.int64)
-        ends = [np.array([0]), np.array([size]), np.array([size])]
-        trace = Trace(columns["accepted_run"].astype(np.int64), proposed, *ends, np.zeros(size, dtype=bool))
+        start, stop, run = np.array([0]), np.array([size]), columns["accepted_run"].astype(np.int64)
+        trace = Trace(run, proposed, start, stop, stop, np.zeros(size, dtype=bool))
         drawn = parse_rule(rule).rule.drawn
         if drawn:
             kept, accept = (_chances(columns, name, rule, draft.depths) for name in ("emitted", "accept"))
@@ -127,10 +125,7 @@ def _agrees(columns: Arrays, depths: int) -> Any:
 def _chances(columns: Arrays, name: str, rule: str, depths: int) -> Any:
     """[positions, depths]: acceptance or a_t of a rule whose drafts are drawn; 0 where there is no draft."""
     bound = parse_rule(rule)
-    if name == "emitted":
-        first = bound.rule.emitted(columns) if bound.rule.emitted is not None else None
-    else:
-        first = bound.accept(columns)
+    first: Any = bound.emitted(columns) if name == "emitted" else bound.accept(columns)
     deeper = (columns[f"{name}_{rule}_{depth}"] for depth in range(2, depths + 1))
     values = np.stack([np.where(columns["proposed"] > 0, first, 0.0), *deeper], 1).astype(np.float64)
     return np.maximum(values, 0.0)

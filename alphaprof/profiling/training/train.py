@@ -7,8 +7,8 @@ import json
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, split, texts_of
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
+    CURVE,
     TESTS,
     TRAINING,
     DraftVocabulary,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 PASSES = 10  # over the training texts, where neither steps nor minutes are given
 SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve, each with so many orders
+LEAST = 8  # independent units to train on, of a curve
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Workshop:
     texts: list[RunText]
     split: Split
     progress: Saying
+    features: dict[tuple[int, ...], dict[str, Features]] = field(default_factory=dict)
 
     @property
     def described(self) -> TrainingTarget:
@@ -120,9 +123,12 @@ def train_curve(
         names[("1", 0)] = "1-0"
         _require_curve(out, resume)
         shop = _opened(options, run, asked, progress)
+        if (count := len({shop.split.groups[unit] for unit in shop.split.units[TRAIN]})) < LEAST:
+            hint = "profile more prompts, or train one head: leave --curve out"
+            raise DataEmpty(f"a curve needs {LEAST} independent units to train on, and {run} has {count}", hint)
         place = LocalPlace(out)
         place.make()
-        place.put("curve.yaml", _curve(run, out, list(names.values())).encode())
+        place.put(CURVE, _curve(run, out, list(names.values())).encode())
         records = []
         for number, ((size, order), name) in enumerate(names.items(), 1):
             progress.say(f"head {number} of {len(names)}: {size} of the training units, order {order}")
@@ -174,7 +180,7 @@ def _require_curve(out: Path, resume: bool) -> None:
     place = LocalPlace(out)
     place.require_writable()
     names = [name for name in os.listdir(out) if not name.startswith(".")] if out.is_dir() else []
-    if names and "curve.yaml" not in names:
+    if names and CURVE not in names:
         raise RunExists(f"{out} exists and holds no curve", "choose a new directory for --out")
     if names and not resume:
         raise RunExists(f"{out} holds a curve", "add --resume to finish it, or choose another --out")
@@ -235,7 +241,7 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     parts = {part: shop.split.of(shop.texts, part) for part in PARTS} | {
         TRAIN: [t for t in shop.texts if t.unit in set(units)]
     }
-    network, ids, unknown_texts = _beginning(shop)
+    network, ids, unknown_texts = _beginning(shop, order)
     settings, identity = _identity(shop, network, size, order, parts)
     place = LocalPlace(out)
     begun = _begun(place, settings, identity, shop)
@@ -247,10 +253,9 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     place.remove_temporary()
     record = _record(shop, parts, units, ids, size, order, settings, identity, network)
     place.put(TRAINING, record.to_json().encode())
-    began, cpu = time.monotonic(), time.process_time()
-    train_on, stop_on = _features(shop, network, parts, out)
-    seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    schedule = _schedule(shop, parts)
+    features = _features(shop, network.layers, out)
+    train_on, stop_on = features[TRAIN].part(parts[TRAIN]), features[STOP]
+    schedule = _schedule(shop, order)
     tensor = None if ids is None else torch.from_numpy(ids)
     law = TargetLaw(shop.target, tensor)
     trainer = Trainer(network, law, train_on, stop_on, schedule, place, identity, _autocast(shop.target))
@@ -258,14 +263,14 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
         shop.progress.say(f"resuming after step {trainer.state.step}")
 
     def advanced(state: TrainingState) -> None:
-        place.put(TRAINING, _so_far(record, state, train_on, seconds, cpu).to_json().encode())
+        place.put(TRAINING, _so_far(record, state, train_on).to_json().encode())
 
     try:
         state = trainer.run(shop.progress, advanced)
     except LogitsNotFinite:
         _write_head(place, network, shop)
         raise
-    return _finished(shop, place, network, parts, _so_far(record, state, train_on, seconds, cpu), unknown_texts)
+    return _finished(shop, place, network, parts, _so_far(record, state, train_on), unknown_texts)
 
 
 def _finished(
@@ -301,7 +306,7 @@ def _write_head(place: LocalPlace, network: Eagle3, shop: Workshop) -> None:
     place.put(CONFIG, config_content(network, shop.target, shop.asked.ttt))
 
 
-def _beginning(shop: Workshop) -> tuple[Eagle3, Vocabulary | None, bool]:
+def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None, bool]:
     """The network to train, the ids that it proposes (None: all), and whether it may have learnt texts of the test part:
     a head of others that does not say what it was trained on. The vocabulary is that of all training units, whatever share
     of them is used, so that heads of a curve share it.
@@ -312,7 +317,7 @@ def _beginning(shop: Workshop) -> tuple[Eagle3, Vocabulary | None, bool]:
     if asked.init is None or asked.draft_vocab is not None:
         ids = chosen_vocabulary(texts, asked.draft_vocab, always, target.vocabulary)
     if asked.init is None:
-        return new_head(target, torch.from_numpy(ids), asked.seed), ids, False
+        return new_head(target, torch.from_numpy(ids), asked.seed + order), ids, False
     from alphaprof.config.options import Eagle3Draft
 
     given = Eagle3Draft(kind="eagle3", model=asked.init, dtype="float32")
@@ -341,7 +346,7 @@ def _identity(
     shop: Workshop, network: Eagle3, size: str, order: int, parts: dict[str, list[RunText]]
 ) -> tuple[dict[str, Any], str]:
     """All settings that fix the result, and the digest over these, the texts of the parts and the first weights."""
-    target, schedule = shop.target, _schedule(shop, parts)
+    target, schedule = shop.target, _schedule(shop, order)
     settings = {
         **asdict(shop.asked),
         "steps": schedule.steps,
@@ -430,39 +435,41 @@ def _record(
     )
 
 
-def _so_far(record: TrainingRecord, state: TrainingState, train: Features, seconds: float, cpu: float) -> TrainingRecord:
+def _so_far(record: TrainingRecord, state: TrainingState, train: Features) -> TrainingRecord:
     """The record with what a state says."""
     return replace(
         record,
         progress=tuple(state.progress),
         best_step=state.best_step,
         steps=state.step,
-        seconds=TrainingSeconds(seconds, state.seconds["training"], state.seconds["testing"], cpu + state.seconds["cpu"]),
+        seconds=TrainingSeconds(train.seconds, *(state.seconds[name] for name in ("training", "testing", "cpu"))),
         bytes=TrainingBytes(train.bytes if train.where == "disk" else 0, peak_memory(None)),
     )
 
 
-def _features(shop: Workshop, network: Eagle3, parts: dict[str, list[RunText]], out: Path) -> Iterator[Features]:
-    """The target's states on the training and the stop part."""
-    made = []
+def _features(shop: Workshop, layers: tuple[int, ...], out: Path) -> dict[str, Features]:
+    """The target's states on all texts of the training and the stop part, computed once for all heads that read the same."""
+    if layers in shop.features:
+        return shop.features[layers]
+    made = shop.features[layers] = {}
     for part in (TRAIN, STOP):
-        features = Features(shop.target, network.layers, parts[part], out, shop.options.batch_tokens)
+        texts = shop.split.of(shop.texts, part)
+        made[part] = features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
         where = {"memory": "in memory", "disk": f"on disk, in {out}", "nowhere": "too large for memory and disk: made anew"}
-        if part == TRAIN:
-            shop.progress.say(f"states of the target: {features.bytes / 2**20:,.0f} MiB, {where[features.where]}")
-        shop.progress.start(f"states of the target, {part}", len(features.texts), "documents")
+        shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where[features.where]}")
+        shop.progress.start("states of the target", len(texts), "documents")
         features.fill(shop.progress.advance)
-        made.append(features)
-    return iter(made)
+    return made
 
 
-def _schedule(shop: Workshop, parts: dict[str, list[RunText]]) -> Schedule:
-    asked, tokens = shop.asked, sum(len(text.ids) for text in parts[TRAIN])
+def _schedule(shop: Workshop, order: int) -> Schedule:
+    """The same for each size of a curve: what a small one cannot learn in as many steps, it lacks the texts for."""
+    asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
     steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
     if asked.minutes is not None and asked.steps is None:
         steps *= 10  # the clock ends it
     padded = shop.options.batch_tokens
-    return Schedule(steps, asked.minutes, asked.ttt, asked.batch_tokens, padded, asked.learning_rate, asked.seed)
+    return Schedule(steps, asked.minutes, asked.ttt, asked.batch_tokens, padded, asked.learning_rate, asked.seed + order)
 
 
 def _autocast(target: Model) -> torch.dtype | None:

@@ -27,6 +27,7 @@ from alphaprof.profiling.training.objective import DECAY, drafts, losses, right
 
 CHECKPOINT = re.compile(r"checkpoint/state-(\d+)\.safetensors")
 LOOKS = 20  # times that a training looks at the stop part, and writes a checkpoint
+PATIENCE = 5  # looks without anything better after which it ends, in its second half
 WARM_UP = 0.1  # of the steps
 BETAS, CLIP = (0.9, 0.95), 1.0
 Flags = np.ndarray[Any, Any]
@@ -64,8 +65,8 @@ class Schedule:
 
 @dataclass
 class TrainingState:
-    """Where a training is. `progress`: of each look at the stop part; `best`: the weights of `best_step`, with `score` drafts
-    right a round; `seconds` of steps and of looks, `cpu` of all threads, in this process and those before it.
+    """Where a training is. `progress`: of each look at the stop part; `best`: the weights of `best_step`, with `score`
+    drafts right a round; `seconds` of steps and of looks, `cpu` of all threads, in this process and those before it.
     """
 
     step: int = 0
@@ -131,10 +132,9 @@ class Trainer:
         return state
 
     def _ended(self) -> bool:
-        limit = self.schedule.minutes
-        return self.state.step >= self.schedule.steps or (
-            limit is not None and self.state.seconds["training"] >= 60 * limit and self.state.step > 0
-        )
+        """Whether the steps or the minutes are over, or nothing has become better for long."""
+        since = sum(look.step > self.state.best_step for look in self.state.progress)
+        return self._share() >= 1.0 or (self._share() >= 0.5 and since >= PATIENCE)
 
     def _share(self) -> float:
         """How far the training is, 0 to 1."""

@@ -15,9 +15,7 @@ MOST = 32_000  # ids, where a share is asked for or nothing: what published head
 Vocabulary = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def chosen_vocabulary(
-    texts: Sequence[RunText], wanted: int | float | None, always: Collection[int], size: int
-) -> Vocabulary:
+def chosen_vocabulary(texts: Sequence[RunText], wanted: float | None, always: Collection[int], size: int) -> Vocabulary:
     """Ids of a target with `size` logits, ascending: the most frequent ones of the continuations of training texts, those of
     `always` (EOS and other special tokens) among them. `wanted`: how many ids (1 and above), or which share of the tokens
     they cover (below 1); None: all that occur. Of ids that occur equally often those come first that prompts have more of.
