@@ -357,7 +357,7 @@ TEXT_EXPORTS: dict[str, TextExport] = {
     "speculators-data": TextExport(
         "a folder of token ids for speculators prepare-data, in the parts of alphaprof train",
         "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",
-        "speculators cuts its validation rows out of train by chance: near-copies of them are learnt; stop and test are not read",
+        "speculators validates on rows of train cut by chance, whose near-copies it learns; it reads neither stop nor test",
     ),
     "specforge-jsonl": TextExport(
         "a folder of token ids for SpecForge's data.prompts_path, in the parts of alphaprof train",
