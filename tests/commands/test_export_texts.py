@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.commands.export.formats import TEXT_EXPORTS
-from alphaprof.commands.export.texts import export_texts
+from alphaprof.commands.export.texts import FILES, export_texts
 from alphaprof.errors import DataEmpty, NoPositionLog, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.log.split import PARTS, TEST, TRAIN, split, texts_of
 from alphaprof.log.store import Run
@@ -82,9 +82,8 @@ def specforge(file: Path) -> list[dict[str, Any]]:
 
 def written(run: Run, out: Path, to: str = "speculators-data") -> Rows:
     export_texts(str(run.path), to, out, narrowed=False)
-    names = {"train": "train.jsonl", "stop": "stop.ndjson", "test": "test.ndjson"}
-    assert sorted(path.name for path in out.iterdir()) == sorted(names.values())
-    return {part: specforge(out / name) for part, name in names.items()}
+    assert sorted(path.name for path in out.iterdir()) == sorted(FILES.values())
+    return {part: specforge(out / name) for part, name in FILES.items()}
 
 
 @pytest.mark.parametrize("to", TEXT_EXPORTS)
@@ -263,3 +262,13 @@ def test_ids_are_written_as_whole_numbers(run: Run, tmp_path: Path) -> None:
     """Numbers of numpy would be written as text, or not at all."""
     row = written(run, tmp_path / "out")[TEST][0]
     assert not isinstance(row["input_ids"][0], (bool, np.generic))
+
+
+def test_the_page_names_both_formats_and_the_files() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text().split("## Texts for trainers of heads")[1]
+    assert [to for to in TEXT_EXPORTS if f"--to {to} " not in page] == []
+    assert [name for name in FILES.values() if f"data/{name}: " not in page] == []
+    lines = {
+        to: form.command.format(model="MODEL", train="data/train.jsonl", longest=2048) for to, form in TEXT_EXPORTS.items()
+    }
+    assert [to for to, line in lines.items() if line.replace(" DATA", " prepared").replace("MY", "my") not in page] == []
