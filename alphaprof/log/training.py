@@ -25,6 +25,7 @@ from alphaprof.log.schema import CATEGORY, Column, violations
 from alphaprof.log.tables import table_content
 
 TRAINING, TESTS = "training.json", "test.parquet"  # files in the folder of a head
+CURVE = "curve.yaml"  # in the folder of heads of growing size
 TRAINING_FORMAT, TESTS_FORMAT = "alphaprof-training-1", "alphaprof-tests-1"
 DEEPEST = 64  # drafts of a round, at most
 AGAIN = "train the head again, or test it: alphaprof curve with --profile tests heads that have no record"

@@ -1,0 +1,46 @@
+"""The commands about heads for one's own traffic: train one, and what more data would bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from alphaprof.cli.common import ProfileChanges, ProfileFile
+from alphaprof.cli.measuring import loaded_profile, require_references, working
+
+DraftVocab = Annotated[
+    float | None,
+    Option(min=0, metavar="N", help="Ids that the head proposes, or a share of tokens like 0.99; default: all that occur."),
+]
+
+
+def train(
+    profile_file: ProfileFile,
+    run: Annotated[str, Option("--from", metavar="RUN", help="The run whose texts the head is trained on.")],
+    out: Annotated[Path, Option(readable=False, help="Directory of the head; new, or with --resume the interrupted one.")],
+    curve: Annotated[
+        bool, Option("--curve", help="Train on 1/8, 1/4, 1/2 and all of the texts, for alphaprof curve.")
+    ] = False,
+    init: Annotated[str | None, Option(metavar="HEAD", help="Begin with this EAGLE-3 head.")] = None,
+    draft_vocab: DraftVocab = None,
+    ttt: Annotated[int, Option(min=1, max=16, help="Drafts of a round that are trained.")] = 3,
+    steps: Annotated[int | None, Option(min=1, help="Updates; default: ten passes over the texts.")] = None,
+    minutes: Annotated[float | None, Option(min=0.01, help="End after so many minutes of steps.")] = None,
+    batch_tokens: Annotated[int, Option(min=1, help="Tokens of continuations in a step.")] = 1536,
+    learning_rate: Annotated[float, Option(min=0, help="The largest, after the warm-up.")] = 2e-3,
+    seed: Annotated[int, Option(min=0, help="Of the first weights and the order of the texts.")] = 0,
+    split_seed: Annotated[int, Option(min=0, help="Of the parts that texts are split into.")] = 0,
+    resume: Annotated[bool, Option("--resume", help="Continue the interrupted training in --out, or start it.")] = False,
+    overrides: ProfileChanges = None,
+) -> None:
+    """Train an EAGLE-3 head on the texts that a run holds, and test it on documents that were held out."""
+    options = loaded_profile(profile_file, overrides)
+    require_references(options)
+    with working(str(out)) as progress:
+        from alphaprof.profiling.training.train import TrainingOptions, done, train_any
+
+        asked = TrainingOptions(steps, minutes, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed)
+        records = train_any(options, run, out, asked, progress, resume, curve)
+    print(done(records, out))
