@@ -128,7 +128,7 @@ def test_first_lines_of_train_are_the_nested_sizes_of_a_curve(run: Run, tmp_path
         units = set(parts.nested(share, 0))
         counts.append(sum(text.unit in units for text in texts))
         assert {unit[document] for document in lines[: counts[-1]]} == units
-    said = "1/8: {}, 1/4: {}, 1/2: {}, all: {}".format(*counts)
+    said = "1/8: {}, 1/4: {}, 1/2: {}, 1: {}".format(*counts)
     assert any(said in note for note in artefact.notes)
     assert counts[-1] == len(lines) > counts[0] > 0
 
@@ -164,14 +164,27 @@ def test_stdout_counts_what_was_written_and_stderr_explains(run: Run, tmp_path: 
     assert "loss_mask is 1 on the continuation" in errors
 
 
-def test_texts_that_the_target_did_not_write_and_runs_that_are_not_complete_are_said(tmp_path: Path) -> None:
-    recipe = Recipe(domains={"wiki": Domain(documents=6, on_policy=False, continuation="text"), "chat": Domain(documents=9)})
-    part = interrupted(texts_run(tmp_path / "run", recipe), tmp_path / "part", shards=3)
-    warnings = export_texts(str(part.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
-    given = sum(not text.on_policy for text in texts_of(part))
-    assert 0 < given < 12
-    assert warnings[0].startswith(f"{given} continuations of 12 were given and not written by this target")
-    assert "is not complete: 12 documents so far" in warnings[1]
+def test_texts_that_train_leaves_out_are_left_out_and_counted(tmp_path: Path) -> None:
+    domains = {"wiki": Domain(documents=6, on_policy=False, continuation="text"), "chat": Domain(documents=9)}
+    mixed = texts_run(tmp_path / "run", Recipe(domains=domains | {"short": Domain(documents=3, shortest=2, longest=3)}))
+    warnings = export_texts(str(mixed.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
+    rows = [row["document"] for name in FILES.values() for row in specforge(tmp_path / "out" / name)]
+    documents = mixed.documents().to_pandas().set_index("document")
+    assert sorted(rows) == sorted(documents.index[documents["domain"] == "chat"])
+    assert warnings == ("9 documents of 18 left out: too short, or not the target's own text",)
+
+
+def test_a_run_of_given_texts_alone_is_exported_with_a_word(tmp_path: Path) -> None:
+    given = texts_run(tmp_path / "run", Recipe(domains={"wiki": Domain(documents=9, on_policy=False, continuation="given")}))
+    artefact = export_texts(str(given.path), "speculators-data", tmp_path / "out", narrowed=False)
+    assert sum(len(specforge(tmp_path / "out" / name)) for name in FILES.values()) == 9
+    assert [warning.split(",")[0] for warning in artefact.warnings] == ["all texts were given"]
+
+
+def test_a_run_that_is_not_complete_is_said(run: Run, tmp_path: Path) -> None:
+    part = interrupted(run, tmp_path / "part", shards=3)
+    (warning,) = export_texts(str(part.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
+    assert "is not complete: 12 documents so far" in warning
 
 
 def test_a_domain_that_is_too_small_for_three_parts_is_said(tmp_path: Path) -> None:
