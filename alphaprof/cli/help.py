@@ -60,8 +60,8 @@ EXAMPLES = {
         "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",
     ),
     "train": (
-        "alphaprof train profiles/stories.yaml --from runs/stories --out heads/stories",
-        "alphaprof train profiles/stories.yaml --from runs/stories --out heads/curve --curve",
+        "alphaprof train my.yaml --from runs/my --out heads/my",
+        "alphaprof train my.yaml --from runs/my --out heads/curve --curve",
     ),
     "schema": ("alphaprof schema", "alphaprof schema --of report"),
     "rules": ("alphaprof rules",),
