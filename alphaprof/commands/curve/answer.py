@@ -34,13 +34,13 @@ class CurveReport:
     alphaprof: str
     run: str  # whose texts the heads are tested on
     confidence: float
-    min_speedup: float
+    min_speedup: float  # that serving a head is worth
     concurrency: int  # sequences decoded at a time
     gamma: int
     gamma_from: Literal["decision", "stop", "test"]  # what chose gamma: the profile, the stop part, or the test part itself
     times: str  # what step times are, or why there are none
     test_units: int  # independent units of the intervals
-    test_tokens: int
+    test_tokens: int  # that rounds emit on them
     floor: float | None  # share of test tokens that no head of this vocabulary can propose; None: vocabularies differ
     outcome: str  # the answer in a few words
     verdict: str  # which amount of data reaches min_speedup, in words

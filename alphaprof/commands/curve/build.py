@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaprof.commands.curve.answer import CurveReport
-from alphaprof.commands.curve.collect import CurveHead, CurveHeads, Tester, collected, unit_codes
+from alphaprof.commands.curve.collect import CurveHead, CurveHeads, Tester, collected, unit_codes, units_of
 from alphaprof.commands.curve.model import CurveDomain, CurvePoint
 from alphaprof.commands.curve.outlook import Outlook, costs_of, outlook_of
 from alphaprof.commands.curve.steps import HeadSteps, head_steps
@@ -158,7 +158,8 @@ def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, 
 
 def _speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, times: StepTimes | None) -> float:
     """The speedup of a size, or its tokens per round without step times."""
-    decoded = [(_counts(heads, rows, gamma, traffic.cluster), times or free_draft(gamma)) for rows in traffic.rows.values()]
+    rows = [traffic.rows[domain] for domain in traffic.mix.domains]
+    decoded = [(_counts(heads, each, gamma, traffic.cluster), times or free_draft(gamma)) for each in rows]
     return traffic.mix.value(decoded) or 0.0
 
 
@@ -186,7 +187,7 @@ def _points(inputs: CurveInputs) -> tuple[CurvePoint, ...]:
 def label_of(heads: Sequence[CurveHead]) -> str:
     """A size in a word: its fraction of the training units where all records agree, else its units."""
     fractions = {head.record.size.fraction for head in heads if head.record}
-    return fractions.pop() if len(fractions) == 1 and all(head.record for head in heads) else f"{heads[0].units} units"
+    return fractions.pop() if len(fractions) == 1 and all(head.record for head in heads) else f"{units_of(heads)} units"
 
 
 def _point(
@@ -197,22 +198,17 @@ def _point(
     known: bool = True,
 ) -> CurvePoint:
     """What heads of one size reach; `before`: what they are compared with."""
-    traffic, gamma = inputs.traffic, inputs.gamma
-    rows = np.concatenate(list(traffic.rows.values()))
-    tests = [head.tests for head in heads]
-    each = [_speed([head], traffic, gamma, None) for head in heads]
-    agreement = sum(test.agree[rows].sum(axis=0) for test in tests) / np.maximum(
-        sum(test.starts[rows].sum(axis=0) for test in tests), 1
-    )
-    accepted = sum(test.accepted[rows].sum(axis=0) for test in tests) / sum(test.rounds[rows, -1].sum() for test in tests)
+    traffic = inputs.traffic
+    each = [_speed([head], traffic, inputs.gamma, None) for head in heads]
+    agreement, accepted = _by_depth(heads, traffic)
     domains = (_domain(inputs, heads, before, domain) for domain in traffic.rows)
     return CurvePoint(
         label=label,
-        units=heads[0].units if known else None,
-        tokens=heads[0].tokens,
+        units=units_of(heads) if known else None,
+        tokens=_tokens_of(heads),
         heads=len(heads),
-        agreement=tuple(agreement.tolist()),
-        accepted=tuple(accepted.tolist()),
+        agreement=agreement,
+        accepted=accepted,
         tokens_per_round=_tokens(inputs, heads, traffic),
         spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
         speedup=_speedup(inputs, heads, traffic),
@@ -221,17 +217,40 @@ def _point(
     )
 
 
+def _by_depth(heads: Sequence[CurveHead], traffic: TestTraffic) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """By depth the share of positions that are proposed right, and the share of rounds at the largest gamma that accepted as
+    much.
+    """
+    depths = min(head.tests.depths for head in heads)
+    right, reached, rounds = np.zeros(depths), np.zeros(depths), 0.0
+    for rows, weight in traffic.parts:
+        tests = [head.tests for head in heads]
+        sums = {
+            name: np.sum([getattr(test, name)[rows, :depths].sum(axis=0) for test in tests], axis=0)
+            for name in ("agree", "starts", "accepted")
+        }
+        tokens = max(float(sum(test.tokens[rows].sum() for test in tests)), 1.0)
+        right += weight * sums["agree"] / np.maximum(sums["starts"], 1.0)
+        reached += weight * sums["accepted"] / tokens
+        rounds += weight * float(sum(test.rounds[rows, -1].sum() for test in tests)) / tokens
+    return tuple(right.tolist()), tuple((reached / max(rounds, 1e-12)).tolist())
+
+
 def _domain(inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, domain: str) -> CurveDomain:
     alone = inputs.traffic.alone(domain)
-    rows = alone.rows[domain]
-    right, all_starts = (sum(getattr(head.tests, name)[rows, 0].sum() for head in heads) for name in ("agree", "starts"))
     return CurveDomain(
         domain=domain,
-        alpha=float(right / all_starts) if all_starts else 0.0,
+        alpha=_by_depth(heads, alone)[0][0],
         tokens_per_round=_tokens(inputs, heads, alone),
         speedup=_speedup(inputs, heads, alone),
         difference=_difference(inputs, before, heads, alone) if before else None,
     )
+
+
+def _tokens_of(heads: Sequence[CurveHead]) -> int | None:
+    """Tokens that heads of one size were trained on, on average; None where one does not say."""
+    known = [head.tokens for head in heads if head.tokens is not None]
+    return round(sum(known) / len(known)) if len(known) == len(heads) else None
 
 
 def _tokens(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
@@ -271,8 +290,8 @@ def _curves(inputs: CurveInputs) -> tuple[list[tuple[int, list[Measured]]], list
     """Miss rates of every head by size: of tokens per round, and of first drafts."""
     rounds, firsts = list[tuple[int, list[Measured]]](), list[tuple[int, list[Measured]]]()
     for same in inputs.heads.sizes:
-        rounds.append((same[0].units, [_measured_rounds(inputs, head) for head in same]))
-        firsts.append((same[0].units, [_measured_firsts(inputs, head) for head in same]))
+        rounds.append((units_of(same), [_measured_rounds(inputs, head) for head in same]))
+        firsts.append((units_of(same), [_measured_firsts(inputs, head) for head in same]))
     return rounds, firsts
 
 

@@ -27,10 +27,11 @@ from alphaprof.log.training import (
 from alphaprof.stats.estimate import Array
 
 TESTED = "tested"  # folder beside the list, for tests of heads from elsewhere
-Tester = Callable[[Mapping[Path, Path]], None]  # tests heads: from their folder to the file of their tests
+# Tests heads on a run: from their folder to the file of their tests, on the parts of the record of another head.
+Tester = Callable[[Run, Mapping[Path, Path], TrainingRecord | None], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CurveHead:
     """A head with its tests, rows in the same order as those of every other head. `record`: None for one from elsewhere."""
 
@@ -90,17 +91,30 @@ def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) 
             raise ProfileInvalid(
                 f"{file}: nothing says how much {entry.head} was trained on", "give units: and tokens: beside it"
             )
-    tests = _all_tests(folders, file.absolute().parent / TESTED, run, test)
+    first = next((record for record in records.values() if record is not None), None)
+    tests = _all_tests(folders, file.absolute().parent / TESTED, run, first, test)
     heads = [_head(entry, records[Path(entry.head)], tests[Path(entry.head)]) for entry in entries]
     beside = {
         name: _head(HeadEntry(head=each.head), records[Path(each.head)], tests[Path(each.head)])
         for name, each in others.items()
     }
     _require_alike([*heads, *beside.values()])
-    by_size: dict[int, list[CurveHead]] = {}
-    for head in sorted(heads, key=lambda head: head.units):
-        by_size.setdefault(head.units, []).append(head)
-    return CurveHeads(run, tuple(tuple(same) for same in by_size.values()), beside)
+    by_size: dict[tuple[str, str], list[CurveHead]] = {}
+    for head in heads:
+        by_size.setdefault(_size_key(head), []).append(head)
+    return CurveHeads(
+        run, tuple(tuple(by_size[key]) for key in sorted(by_size, key=lambda key: units_of(by_size[key]))), beside
+    )
+
+
+def units_of(heads: Sequence[CurveHead]) -> int:
+    """The training units of heads of one size: their mean, since near-copies stay together, and orders differ a little."""
+    return round(sum(head.units for head in heads) / len(heads))
+
+
+def _size_key(head: CurveHead) -> tuple[str, str]:
+    """What heads of one size share: the fraction of the texts of one run, or the number of units."""
+    return (head.record.run.digest, head.record.size.fraction) if head.record else ("", str(head.units))
 
 
 def _head(entry: HeadEntry, record: TrainingRecord | None, tests: HeadTests) -> CurveHead:
@@ -125,7 +139,9 @@ def _require_of_run(folder: Path, record: TrainingRecord | None, run: Run) -> No
         )
 
 
-def _all_tests(folders: Sequence[Path], tested: Path, run: Run, test: Tester | None) -> dict[Path, HeadTests]:
+def _all_tests(
+    folders: Sequence[Path], tested: Path, run: Run, record: TrainingRecord | None, test: Tester | None
+) -> dict[Path, HeadTests]:
     """The tests of every head: its own, or those in the folder `tested`, which are made where they are missing or of other
     files.
     """
@@ -138,7 +154,7 @@ def _all_tests(folders: Sequence[Path], tested: Path, run: Run, test: Tester | N
         raise HeadRecordUnreadable(f"{next(iter(missing))} holds no {TESTS}: it was not tested on this run", hint)
     if missing and test is not None:
         tested.mkdir(exist_ok=True)
-        test(missing)
+        test(run, missing, record)
     tests = {folder: read_tests(file) for folder, file in files.items()}
     for folder, each in tests.items():
         if (each.target, each.texts) != (run.manifest.target.fingerprint, texts_digest(run.manifest)):
@@ -190,12 +206,13 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
         if head.record is None and head.order is None:
             yield f"the list does not say that larger heads have seen what {head.name} has (order:)"
     for small in every:
-        larger = [head for head in every if head.units > small.units and head.record is not None]
+        place = next(place for place, same in enumerate(sizes) if small in same)
+        larger = [head for same in sizes[place + 1 :] for head in same if head.record is not None]
         if small.record is None or not larger:
             continue
         own = set(small.record.units.train)
         mine = [head for head in larger if head.order == small.order]
-        whole = [head for head in larger if head.units == sizes[-1][0].units]
+        whole = [head for head in larger if head in sizes[-1]]
         for head in mine or whole:
             if head.record is not None and not own <= set(head.record.units.train):
                 yield f"{small.name} has seen units that {head.name} has not"
