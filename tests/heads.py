@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
+from alphaprof.log.store import Run
 from alphaprof.log.training import (
     STOP,
     TEST,
+    TESTS,
     DraftVocabulary,
     HeadTests,
     PartUnits,
@@ -22,7 +27,11 @@ from alphaprof.log.training import (
     TrainingSize,
     TrainingTarget,
     fraction_of,
+    texts_digest,
+    write_tests,
+    write_training,
 )
+from tests.synthetic import Domain, Recipe, write_run
 
 TARGET = "f" * 64
 
@@ -115,3 +124,58 @@ def head_tests(
         outside=np.full(2 * units, tokens // 20),
         **{name: np.array(values) for name, values in columns.items()},
     )
+
+
+SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # heads of each fraction
+
+
+def law(e: float, a: float, b: float) -> Callable[[float], float]:
+    """The miss rate by the fraction of the training units."""
+    return lambda fraction: e + a * fraction**-b
+
+
+def curve_run(folder: Path, **more: Any) -> Run:
+    """A run with a draft head, whose steps were timed."""
+    domains = {"chat": Domain(documents=6, alpha=0.5), "code": Domain(documents=6)}
+    return write_run(folder, Recipe(domains=domains, drafts={}, heads={"old": {}}, **more))
+
+
+def write_curve(
+    folder: Path,
+    run: Run,
+    truth: Callable[[float], float],
+    *,
+    sizes: Mapping[str, int] = SIZES,
+    spread: float = 0.004,
+    beside: Mapping[str, float] | None = None,
+    units: int = 80,
+    tests: int = 40,
+    domains: Sequence[str] = ("chat", "code"),
+) -> Path:
+    """A folder as `train --curve` writes it, of heads that miss as a truth says. Returns the folder."""
+    generator = np.random.default_rng(3)
+    known = {"target": run.manifest.target.fingerprint, "texts": texts_digest(run.manifest)}
+    heads = []
+    for fraction, orders in sizes.items():
+        for order in range(orders):
+            name = f"{fraction.replace('/', '-')}-{order}" if orders > 1 else fraction.replace("/", "-") + "-0"
+            miss = truth(fraction_of(fraction)) + generator.normal(0, spread)
+            write_head(
+                folder / "heads" / name, training_record(fraction, order, units=units, tests=tests, **known), miss, domains
+            )
+            heads.append({"head": f"./heads/{name}"})
+    for name, miss in (beside or {}).items():
+        write_head(folder / "heads" / name, training_record(units=units, tests=tests, **known), miss, domains)
+    others = {name: {"head": f"./heads/{name}"} for name in beside or {}}
+    content = {"run": str(run.path), "heads": heads, "beside": others}
+    (folder / "curve.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return folder
+
+
+def write_head(folder: Path, record: TrainingRecord, miss: float, domains: Sequence[str] = ("chat", "code")) -> None:
+    """A head without weights, with its records."""
+    folder.mkdir(parents=True)
+    known = {"target": record.target.fingerprint, "texts": record.run.digest}
+    seed = int(hashlib.sha256(folder.name.encode()).hexdigest()[:8], 16)
+    write_training(folder, record)
+    write_tests(folder / TESTS, head_tests(miss, seed=seed, units=len(record.units.test), domains=domains, **known))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
+from alphaprof.cli.answering import check, compare, curve, doctor, predict, report, rules, schema, trees
 from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
 from alphaprof.cli.exchange import export, import_app
 from alphaprof.cli.heads import train
@@ -25,8 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(profile, report, check, compare, trees, export, latency, validate, rollout, predict, train),
-    *(schema, rules, doctor),
+    *(profile, report, check, compare, trees, train, curve, export),
+    *(latency, validate, rollout, predict, schema, rules, doctor),
 ):
     app.command(cls=Command)(command)
 app.add_typer(import_app, name="import")

@@ -75,6 +75,11 @@ def _text(row: Mapping[str, Any]) -> RunText:
     return RunText(row["document"], row["domain"], unit, row["continuation"], row["on_policy"], drawn, prompt, ids)
 
 
+def learnable(texts: Sequence[RunText], depths: int = 3) -> list[RunText]:
+    """Those that the target wrote itself and that are longer than the depths of a round that are trained."""
+    return [text for text in texts if text.on_policy and len(text.ids) > depths and len(text.tokens) > depths + 2]
+
+
 def unit_of(cluster: str | None, prompt: Ids) -> str:
     """The digest of the unit that a document belongs to: of its cluster, or of its prompt's token ids."""
     content = np.asarray(prompt, dtype="<i4").tobytes() if cluster is None else f"cluster {cluster}".encode()

@@ -218,6 +218,22 @@ def texts_digest(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps([manifest.target.fingerprint, ids]).encode()).hexdigest()[:16]
 
 
+def head_digest(folder: Path) -> str:
+    """What identifies the files of a head: SHA-256 over its config.json and weights, the first 64 bits. Raises
+    `HeadRecordUnreadable` where there are none.
+    """
+    names = sorted([folder / "config.json", *folder.glob("*.safetensors")])
+    whole = hashlib.sha256()
+    try:
+        for name in names:
+            with name.open("rb") as file:
+                whole.update(f"{name.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    except OSError as error:
+        hint = "give the folder of a head: config.json and *.safetensors"
+        raise HeadRecordUnreadable(f"{folder} is no head: {name.name} cannot be read: {error.strerror}", hint) from None
+    return whole.hexdigest()[:16]
+
+
 def tests_content(tests: HeadTests) -> pa.Buffer:
     """The file of `tests`. Raises `ValueError` for what the columns cannot hold: a bug, not the user's fault."""
     columns = [pa.array(_listed(getattr(tests, column.name)), column.type) for column in TEST_COLUMNS]

@@ -48,7 +48,8 @@ class TestBench:
         from alphaprof.config.options import Eagle3Draft
 
         options = self.options.model_copy(update={"gammas": list(range(1, depths + 1))})
-        return load_draft("head", Eagle3Draft(kind="eagle3", model=str(folder)), options, self.target, self.tokenizer)
+        head = Eagle3Draft(kind="eagle3", model=str(folder.absolute()))  # heads/mine might be a name on the hub
+        return load_draft("head", head, options, self.target, self.tokenizer)
 
     def tested(self, folder: Path, head: str, advance: Callable[[float, int], None]) -> tuple[HeadTests, float | None]:
         """The tests of the head in a folder up to the profile's largest gamma; `head`: what identifies its files (see

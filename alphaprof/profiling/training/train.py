@@ -17,7 +17,7 @@ import torch
 
 from alphaprof.errors import DataEmpty, HeadRecordUnreadable, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, split, texts_of
+from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, learnable, split, texts_of
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
     CURVE,
@@ -201,7 +201,7 @@ def _opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, prog
     if run.manifest.status != "complete":
         raise RunMismatch(f"{run_name} is not complete", "finish it with alphaprof profile --resume first")
     texts = texts_of(run)
-    own = [text for text in texts if text.on_policy and len(text.ids) > asked.ttt and len(text.tokens) > asked.ttt + 2]
+    own = learnable(texts, asked.ttt)
     if not own:
         raise DataEmpty(
             f"no text of {run_name} was written by the target and is longer than the {asked.ttt} depths that are trained",
