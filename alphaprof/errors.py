@@ -81,6 +81,10 @@ class DataEmpty(AlphaprofError, exit_code=3):
     """A data source yields no document that can be profiled."""
 
 
+class PartsOverlap(AlphaprofError, exit_code=3):
+    """A head would be tested on texts that it was trained on."""
+
+
 class ModelUnloadable(AlphaprofError, exit_code=4):
     """A model or tokenizer is missing, unsupported or unreachable."""
 

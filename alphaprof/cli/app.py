@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli.answering import check, compare, curve, doctor, predict, report, rules, schema, trees
+from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
 from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
 from alphaprof.cli.exchange import export, import_app
+from alphaprof.cli.heads import curve, train
 from alphaprof.cli.help import Command
 from alphaprof.cli.measuring import latency, profile, rollout, validate
 from alphaprof.cli.runs import runs_app
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(profile, report, check, compare, trees, curve, export),
+    *(profile, report, check, compare, trees, train, curve, export),
     *(latency, validate, rollout, predict, schema, rules, doctor),
 ):
     app.command(cls=Command)(command)

@@ -50,13 +50,13 @@ def profile(
     overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
-    options = _loaded(profile_file, overrides, limit)
+    options = loaded_profile(profile_file, overrides, limit)
     _require_together(dry_run, output, resume, reuse, until_decided, part, workers)
     if dry_run:
         _dry_run(options, out, output or "terminal")
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
-    _require_references(options)
+    require_references(options)
     if workers is not None:
         _share(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
     else:
@@ -71,7 +71,7 @@ def _measure(
     from alphaprof.profiling.run.parts import WHOLE, part_of
 
     share = part_of(part) if part is not None else WHOLE
-    with _working(out) as progress:
+    with working(out) as progress:
         from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
@@ -117,7 +117,7 @@ def _share(
         work_together(arguments, workers, lambda message: print(message, file=sys.stderr))
 
 
-def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
+def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
     """Returns the options of a profile. Raises `ProfileInvalid`, and `ExtraMissing` where models cannot run at all."""
     from alphaprof.config.load import load_profile
 
@@ -127,7 +127,7 @@ def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None =
     return options
 
 
-def _require_references(options: ProfileOptions) -> None:
+def require_references(options: ProfileOptions) -> None:
     """Raises what `check_references` says of the profile's models and files, before torch is imported."""
     from alphaprof.profiling.models.hub import check_references
 
@@ -144,7 +144,7 @@ def _have_threads_sleep() -> None:
 
 
 @contextlib.contextmanager
-def _working(out: str | None) -> Iterator[ConsoleProgress]:
+def working(out: str | None) -> Iterator[ConsoleProgress]:
     """Yields the progress to show. What imports torch is imported in the block: Ctrl-C ends that as well."""
     from alphaprof.cli.progress import ConsoleProgress
 
@@ -184,7 +184,7 @@ def _require_together(
 
 def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:
     """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
-    with _working(None) as progress:
+    with working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear
         from alphaprof.commands.preflight.measure import preflight
 
@@ -208,9 +208,9 @@ def latency(
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
     from alphaprof.log.store import run_directory
 
-    options = _loaded(profile_file, overrides)
-    _require_references(options)
-    with run_directory(None) as folder, _working(None) as progress:
+    options = loaded_profile(profile_file, overrides)
+    require_references(options)
+    with run_directory(None) as folder, working(None) as progress:
         from alphaprof.commands.latency import Latency
         from alphaprof.profiling.run.pipeline import time_steps
 
@@ -243,9 +243,9 @@ def validate(
     """
     from alphaprof.log.store import run_directory
 
-    options = _loaded(profile_file, overrides, documents)
-    _require_references(options)
-    with run_directory(out) as folder, _working(None) as progress:
+    options = loaded_profile(profile_file, overrides, documents)
+    require_references(options)
+    with run_directory(out) as folder, working(None) as progress:
         from alphaprof.commands.validate.answer import require_within
         from alphaprof.commands.validate.build import build_validation
         from alphaprof.commands.validate.measure import validate as run_validation
@@ -280,9 +280,9 @@ def rollout(
     from alphaprof.config.load import known_rules
 
     rules = known_rules(rule, "--rule") if rule else None
-    options = _loaded(profile_file, overrides, documents)
-    _require_references(options)
-    with _working(None) as progress:
+    options = loaded_profile(profile_file, overrides, documents)
+    require_references(options)
+    with working(None) as progress:
         from alphaprof.commands.rollout.build import build_rollout
         from alphaprof.commands.rollout.measure import roll, rollout_request
 
