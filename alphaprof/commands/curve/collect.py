@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) 
     if odd := next((folder for folder, times in Counter(folders).items() if times > 1), None):
         raise ProfileInvalid(f"{file}: {odd} is listed twice", "list every head once")
     if odd := next((folder for folder in folders if not folder.is_dir()), None):
-        raise ProfileInvalid(f"{file}: {odd} is no folder", "paths start at the list; download a published head first")
+        hint = "paths start at the list; finish a training with alphaprof train --curve --resume, download a published head"
+        raise ProfileInvalid(f"{file}: {odd} is no folder", hint)
     records = {folder: read_training(folder) if (folder / TRAINING).exists() else None for folder in folders}
     for folder, record in records.items():
         _require_of_run(folder, record, run)
@@ -165,8 +167,9 @@ def _all_tests(
 
 
 def _beside(tested: Path, folder: Path) -> Path:
-    """Where the tests of a head from elsewhere lie: never in its own folder."""
-    return tested / f"{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}.parquet"
+    """Where the tests of a head from elsewhere lie: never in its own folder, and the same where all is moved together."""
+    way = os.path.relpath(folder.resolve(), tested.resolve())
+    return tested / f"{folder.resolve().name}-{hashlib.sha256(way.encode()).hexdigest()[:8]}.parquet"
 
 
 def _is_current(file: Path, digest: str, run: Run) -> bool:
