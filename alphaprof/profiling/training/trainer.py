@@ -27,7 +27,7 @@ from alphaprof.profiling.training.objective import DECAY, drafts, losses, right
 
 CHECKPOINT = re.compile(r"checkpoint/state-(\d+)\.safetensors")
 LOOKS = 20  # times that a training looks at the stop part, and writes a checkpoint
-PATIENCE = 5  # looks without anything better after which it ends, in its second half
+PATIENCE = 0.5  # of the steps so far: without anything better in these a training ends, in its second half
 WARM_UP = 0.1  # of the steps
 BETAS, CLIP = (0.9, 0.95), 1.0
 Flags = np.ndarray[Any, Any]
@@ -133,8 +133,8 @@ class Trainer:
 
     def _ended(self) -> bool:
         """Whether the steps or the minutes are over, or nothing has become better for long."""
-        since = sum(look.step > self.state.best_step for look in self.state.progress)
-        return self._share() >= 1.0 or (self._share() >= 0.5 and since >= PATIENCE)
+        stale = self.state.best_step < PATIENCE * self.state.step
+        return self._share() >= 1.0 or (self._share() >= 0.5 and stale)
 
     def _share(self) -> float:
         """How far the training is, 0 to 1."""
