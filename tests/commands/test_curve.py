@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import yaml
@@ -38,9 +39,10 @@ from alphaprof.log.training import (
     write_training,
 )
 from alphaprof.render.answer import answer_text
+from alphaprof.render.json import json_schema
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.totals.replay import RoundCounts
-from tests.conftest import Runner
+from tests.conftest import ROOT, Runner
 from tests.heads import SIZES, curve_run, head_tests, law, write_curve
 from tests.reporting import HOSTILE
 
@@ -344,12 +346,22 @@ def test_costs_grow_with_the_data(folder: Path, found: CurveReport) -> None:
     assert four.feature_bytes == 4 * record.bytes.features_on_disk
 
 
+def test_the_answer_in_the_page_is_real(tmp_path: Path) -> None:
+    run = curve_run(tmp_path / "run", decision={"min_speedup": 1.45})
+    place = write_curve(
+        tmp_path / "c", run, law(0.1, 0.35, 0.3), beside={"published": 0.6, "tuned": 0.4}, units=800, tests=60
+    )
+    (block,) = re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "curve.md").read_text(), re.DOTALL)
+    assert block.splitlines() == answer_lines(built(place))
+
+
 @pytest.mark.parametrize("output", ["terminal", "json", "md", "html"])
 def test_every_format_says_the_same(folder: Path, found: CurveReport, output: str) -> None:
     text = answer_text(found, output)
     if output == "json":
         content = json.loads(text)
         assert (content["format"], content["outcome"]) == ("alphaprof-curve", found.outcome)
+        jsonschema.validate(content, json.loads(json_schema("curve")))
         return
     assert found.outcome in re.sub(r"\s+", " ", text.replace("\\", ""))
     assert "inside its band: yes" in re.sub(r"\s+", " ", text)
