@@ -33,6 +33,7 @@ class Outcome:
     held: bool  # the truth lies inside the band
     above: bool  # the truth is worse than the worse end of the band
     width: float  # of the band
+    present: float  # width of the band at the largest size, which was measured: what test units and seeds leave open there
     naive: float  # from "nothing changes any more" to a power law through the two largest sizes, floor apart
 
 
@@ -81,7 +82,9 @@ def outcome(truth: Truth, generator: np.random.Generator) -> Outcome:
     found, real = scenarios(curve, size, CONFIDENCE), truth(size)
     present, slope = curve.miss[-1] - FLOOR, (curve.miss[-1] - FLOOR) / (curve.miss[-2] - FLOOR)
     naive = present - present * min(slope, 1.0) ** np.log2(FACTOR)
-    return Outcome(made, found.low <= real <= found.high, real > found.high, found.high - found.low, float(naive))
+    now = scenarios(curve, SIZES[-1], CONFIDENCE)
+    widths = (found.high - found.low, now.high - now.low, float(naive))
+    return Outcome(made, found.low <= real <= found.high, real > found.high, *widths)
 
 
 def outcomes(kind: Callable[[np.random.Generator], Truth], curves: int, seed: int) -> Iterator[Outcome]:
@@ -98,11 +101,13 @@ def summary(name: str, found: list[Outcome]) -> str:
         return f"{name:10} {len(found)} curves, no forecast of any"
     held, above = (sum(getattr(each, what) for each in made) for what in ("held", "above"))
     every = sum(each.held for each in found)
-    wide, naive = (float(np.median([getattr(each, what) for each in made])) for what in ("width", "naive"))
+    wide, present, naive = (
+        float(np.median([getattr(each, what) for each in made])) for what in ("width", "present", "naive")
+    )
     return (
         f"{name:10} {len(found)} curves, {len(made)} forecasts: the band at {FACTOR} x held {held / len(made):.1%}"
         f" (of all curves {every / len(found):.1%}), truth worse than both scenarios {above / len(made):.1%};"
-        f" median width {wide:.3f}, naive scenarios {naive:.3f} apart"
+        f" median width {wide:.3f} (at 1 x {present:.3f}), naive scenarios {naive:.3f} apart"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,13 +167,11 @@ def _words(
             "serve the largest head; more data is not needed for it",
         )
     if every is not None:
-        units = f"about {fmt.count(round(every))} training units ({every / largest:.1f} times)"
+        units = f"about {_rough(every)} training units ({every / largest:.1f} times)"
         return f"MORE DATA: {units} reach {goal} in every scenario", f"collect {units}, and train again"
     if some is not None:
         units = (
-            f"{fmt.count(round(some))} training units ({some / largest:.1f} times)"
-            if some > largest
-            else "the data there is"
+            f"about {_rough(some)} training units ({some / largest:.1f} times)" if some > largest else "the data there is"
         )
         maybe = f"{goal} in some scenarios from {units} on, in every scenario with no amount up to {most}"
         return (
@@ -180,6 +179,12 @@ def _words(
             "collect twice the data and look again: a band narrows with every size, or do what helps more",
         )
     return f"NOT BY DATA: {goal} in no scenario up to {most}", "do not collect for this"
+
+
+def _rough(units: float) -> str:
+    """A number of units, rounded up to two digits: the forecast is no surer."""
+    step = 10 ** max(len(str(int(units))) - 2, 0)
+    return fmt.count(math.ceil(units / step) * step)
 
 
 def _words_without(points: Sequence[CurvePoint], reason: str, least: float) -> tuple[str, str]:
