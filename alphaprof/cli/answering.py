@@ -204,45 +204,6 @@ def trees(
     show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), output, out)
 
 
-def curve(
-    heads: Annotated[
-        Path,
-        Argument(
-            metavar="OUT|HEADS.yaml", readable=False, help="What train --curve wrote, or a list of heads (docs/curve.md)."
-        ),
-    ],
-    source: Annotated[
-        str | None, Option("--from", metavar="RUN", help="The run whose texts test them; default: the list's.")
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        Option(
-            metavar="PROFILE", readable=False, help="Test heads without a record: the profile of that run, with its target."
-        ),
-    ] = None,
-    output: Annotated[
-        Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
-    ] = "terminal",
-    out: OutFile = None,
-    overrides: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Change the question, decision.min_speedup=1.2, or the step times."),
-    ] = None,
-) -> None:
-    """What heads trained on more and more texts reach, and what more data would bring: a forecast with its backtest."""
-    from alphaprof.commands.curve.build import build_curve
-    from alphaprof.config.heads import load_heads
-    from alphaprof.log.store import Run
-
-    options, file = load_heads(heads)
-    tester = None
-    if profile is not None:
-        from alphaprof.commands.curve.measure import tester_of
-
-        tester = tester_of(profile)
-    show(build_curve(options, file, Run.open(source) if source else None, overrides or [], tester), output, out)
-
-
 def predict(
     cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
     alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,

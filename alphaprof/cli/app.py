@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli.answering import check, compare, curve, doctor, predict, report, rules, schema, trees
+from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
 from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
 from alphaprof.cli.exchange import export, import_app
-from alphaprof.cli.heads import train
+from alphaprof.cli.heads import curve, train
 from alphaprof.cli.help import Command
 from alphaprof.cli.measuring import latency, profile, rollout, validate
 from alphaprof.cli.runs import runs_app

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from typer import Option
+from typer import Argument, Option
 
-from alphaprof.cli.common import ProfileChanges, ProfileFile
+from alphaprof.cli.common import OutFile, ProfileChanges, ProfileFile, show
 from alphaprof.cli.measuring import loaded_profile, require_references, working
 
 DraftVocab = Annotated[
@@ -44,3 +44,46 @@ def train(
         asked = TrainingOptions(steps, minutes, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed)
         records = train_any(options, run, out, asked, progress, resume, curve)
     print(done(records, out))
+
+
+def curve(
+    heads: Annotated[
+        Path,
+        Argument(
+            metavar="OUT|HEADS.yaml", readable=False, help="What train --curve wrote, or a list of heads (docs/curve.md)."
+        ),
+    ],
+    source: Annotated[
+        str | None, Option("--from", metavar="RUN", help="The run whose texts test them; default: the list's.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        Option(
+            metavar="PROFILE", readable=False, help="Test heads without a record: the profile of that run, with its target."
+        ),
+    ] = None,
+    output: Annotated[
+        Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
+    ] = "terminal",
+    out: OutFile = None,
+    overrides: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Change the question, decision.min_speedup=1.2, or the step times."),
+    ] = None,
+) -> None:
+    """What heads trained on more and more texts reach, and what more data would bring: a forecast with its backtest."""
+    from alphaprof.commands.curve.build import build_curve
+    from alphaprof.config.heads import load_heads
+    from alphaprof.log.store import Run
+
+    options, file = load_heads(heads)
+    run = Run.open(source) if source else None
+    if profile is None:
+        show(build_curve(options, file, run, overrides or []), output, out)
+        return
+    given = loaded_profile(profile, None)
+    with working(None) as progress:
+        from alphaprof.commands.curve.measure import tester_of
+
+        answer = build_curve(options, file, run, overrides or [], tester_of(given, progress))
+    show(answer, output, out)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import yaml
 
-from alphaprof.cli.app import main
 from alphaprof.commands.curve.answer import CurveReport, answer_lines
 from alphaprof.commands.curve.build import build_curve
 from alphaprof.commands.curve.collect import Tester
@@ -68,22 +66,6 @@ def found(folder: Path) -> CurveReport:
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy"))
-
-
-@pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """Runs a command line in this process."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["alphaprof", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def built(place: Path, *changes: str, test: Tester | None = None, source: Run | None = None) -> CurveReport:
@@ -431,9 +413,9 @@ def test_tests_that_cannot_be_used(
         built(copy)
 
 
-def test_damaged_tests_are_two_lines(copy: Path, run_cli: Runner) -> None:
+def test_damaged_tests_are_two_lines(copy: Path, console_script: Runner) -> None:
     (copy / "heads" / "1-2-0" / TESTS).write_bytes(b"PAR1 broken")
-    code, _, errors = run_cli("curve", copy)
+    code, _, errors = console_script("curve", copy)
     assert code == 6
     assert re.fullmatch(r"error: \S+ cannot be read: [^\n]+\nhint: train the head again[^\n]+\n", errors)
 
@@ -508,13 +490,13 @@ def test_a_list_without_a_run_asks_for_one(copy: Path, run: Run, found: CurveRep
     assert built(copy, source=run).points == found.points
 
 
-def test_the_command_line(folder: Path, tmp_path: Path, run_cli: Runner) -> None:
-    code, out, errors = run_cli("curve", folder, "--set", "decision.min_speedup=3")
+def test_the_command_line(folder: Path, tmp_path: Path, console_script: Runner) -> None:
+    code, out, errors = console_script("curve", folder, "--set", "decision.min_speedup=3")
     assert (code, errors) == (0, "")
     assert out.startswith("NOT BY DATA: 3x in no scenario up to 4 times the data\nbacktest: ")
     page = tmp_path / "curve.html"
-    assert run_cli("curve", folder / "curve.yaml", "--format", "html", "--out", page)[0] == 0
+    assert console_script("curve", folder / "curve.yaml", "--format", "html", "--out", page)[0] == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
-    code, _, errors = run_cli("curve", tmp_path / "nowhere")
+    code, _, errors = console_script("curve", tmp_path / "nowhere")
     assert code == 2
     assert errors.startswith("error: cannot read the list of heads ")

@@ -75,7 +75,7 @@ class CurveInputs:
 
 
 def build_curve(
-    options: HeadsOptions, file: Path, source: Run | None, changes: list[str], test: Tester | None
+    options: HeadsOptions, file: Path, source: Run | None, changes: list[str], test: Tester | None = None
 ) -> CurveReport:
     """The answer about the heads of a list. `source`: the run instead of the list's; `changes` to its decision and costs as
     in a report; `test`: tests heads that have no record. Raises `ProfileInvalid`, `RunUnreadable`, `HeadRecordUnreadable`,

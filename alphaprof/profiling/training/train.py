@@ -106,7 +106,7 @@ def train(
     """Trains a head on the texts of a run into the folder `out`. Raises the errors of `errors.py`."""
     with in_memory():
         require_free(out, resume)
-        shop = _opened(options, run, asked, progress)
+        shop = opened(options, run, asked, progress)
         return _trained(shop, out, "1", 0, resume)
 
 
@@ -122,7 +122,7 @@ def train_curve(
         }
         names[("1", 0)] = "1-0"
         _require_curve(out, resume)
-        shop = _opened(options, run, asked, progress)
+        shop = opened(options, run, asked, progress)
         if (count := len({shop.split.groups[unit] for unit in shop.split.units[TRAIN]})) < LEAST:
             hint = "profile more prompts, or train one head: leave --curve out"
             raise DataEmpty(f"a curve needs {LEAST} independent units to train on, and {run} has {count}", hint)
@@ -193,7 +193,7 @@ def _curve(run: str, out: Path, names: Sequence[str]) -> str:
     return f"# Heads of growing size. alphaprof curve reads this file.\nrun: {json.dumps(where)}\nheads:\n{heads}\n"
 
 
-def _opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Saying) -> Workshop:
+def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Saying) -> Workshop:
     """Loads the target and the texts, and splits these. Raises `RunMismatch` for a run that is not complete or has another
     target, `DataEmpty` where a part has no text that a head can be trained or tested on.
     """

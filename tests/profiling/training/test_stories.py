@@ -1,4 +1,4 @@
-"""A head for a story teller, as the demo trains it: what it reaches on documents held out, and that engines' rounds are so."""
+"""A head for a story teller, as the demo trains it: what it reaches on documents held out, and that real rounds are so."""
 
 from __future__ import annotations
 
