@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphaprof.errors import HeadRecordUnreadable, cut
+from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import Manifest, typed
 from alphaprof.log.schema import CATEGORY, Column, violations
 from alphaprof.log.tables import table_content
@@ -213,8 +214,11 @@ class HeadTests:
 
 
 def texts_digest(manifest: Manifest) -> str:
-    """What identifies the token ids of a run's texts and the target that wrote them: SHA-256, the first 64 bits."""
-    ids = sorted((name, file.whole) for name, file in manifest.files.items() if name.startswith("continuations/"))
+    """What identifies the token ids of a run's texts and the target that wrote them: SHA-256, the first 64 bits. A run that
+    reuses the texts of another one, with more drafts, has the same.
+    """
+    files = [(shards_of(name), file.whole) for name, file in manifest.files.items() if name.startswith("continuations/")]
+    ids = [whole for _, whole in sorted(files, key=lambda file: file[0] or (0, 0))]  # a name holds what attempt wrote it
     return hashlib.sha256(json.dumps([manifest.target.fingerprint, ids]).encode()).hexdigest()[:16]
 
 

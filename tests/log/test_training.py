@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import HeadRecordUnreadable
+from alphaprof.log.store import Run
 from alphaprof.log.training import (
     TEST_COLUMNS,
     TESTS,
@@ -20,10 +21,12 @@ from alphaprof.log.training import (
     fraction_of,
     read_tests,
     read_training,
+    texts_digest,
     write_tests,
     write_training,
 )
 from tests.heads import digests, head_tests, training_record
+from tests.synthetic import Recipe, write_anew
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -161,3 +164,14 @@ def test_fractions(text: str, value: float) -> None:
 def test_what_is_no_fraction(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         fraction_of(text)
+
+
+def test_texts_are_known_by_their_content_and_not_by_who_wrote_them(tmp_path: Path) -> None:
+    """A run that is profiled again on the same texts, with another head, can test heads of the first one."""
+    for name, seed in (("one", 0), ("two", 0), ("other", 1)):
+        write_anew(tmp_path / name, Recipe(seed=seed))
+    one, two, other = (Run.open(tmp_path / name).manifest for name in ("one", "two", "other"))
+    assert one.files.keys() != two.files.keys()
+    assert texts_digest(one) == texts_digest(two) != texts_digest(other)
+    target = dataclasses.replace(one.target, fingerprint="f" * 64)
+    assert texts_digest(dataclasses.replace(one, target=target)) != texts_digest(one)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,7 +147,7 @@ def _all_tests(
     """
     own = {folder for folder in folders if (folder / TESTS).exists()}
     digests = {folder: head_digest(folder) for folder in folders if folder not in own}
-    files = {folder: folder / TESTS if folder in own else _beside(tested, folder) for folder in folders}
+    files = {folder: folder / TESTS if folder in own else _beside(tested, folder, digests[folder]) for folder in folders}
     missing = {folder: files[folder] for folder in digests if not _is_current(files[folder], digests[folder], run)}
     if missing and test is None:
         hint = "give the profile of the run, and they are tested: --profile PROFILE"
@@ -166,10 +164,9 @@ def _all_tests(
     return tests
 
 
-def _beside(tested: Path, folder: Path) -> Path:
-    """Where the tests of a head from elsewhere lie: never in its own folder, and the same where all is moved together."""
-    way = os.path.relpath(folder.resolve(), tested.resolve())
-    return tested / f"{folder.resolve().name}-{hashlib.sha256(way.encode()).hexdigest()[:8]}.parquet"
+def _beside(tested: Path, folder: Path, digest: str) -> Path:
+    """Where the tests of a head from elsewhere lie: never in its own folder, and found again where a list has been moved."""
+    return tested / f"{folder.name}-{digest[:8]}.parquet"
 
 
 def _is_current(file: Path, digest: str, run: Run) -> bool:

@@ -117,7 +117,7 @@ class Trainer:
         try:
             while not self._ended():
                 began, cpu = time.monotonic(), time.process_time()
-                added, drafted = self._step(next(chosen))
+                added, drafted = self.update(next(chosen))
                 sums, counts = sums + added, counts + drafted
                 state.step += 1
                 state.seconds["training"] += time.monotonic() - began
@@ -142,7 +142,7 @@ class Trainer:
         limit = self.schedule.minutes
         return done if limit is None else min(1.0, max(done, self.state.seconds["training"] / (60 * limit)))
 
-    def _step(self, chosen: Sequence[int]) -> tuple[Flags, Flags]:
+    def update(self, chosen: Sequence[int]) -> tuple[Flags, Flags]:
         """One update; by depth [depths], the sum of the loss and the number of drafts."""
         schedule, texts = self.schedule, [self.train.texts[index] for index in chosen]
         counts = np.array(

@@ -231,7 +231,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
         if seen == moment:
             raise Killed
 
-    for owner, name in ((Trainer, "_step"), (Trainer, "tested"), (LocalPlace, "put")):
+    for owner, name in ((Trainer, "update"), (Trainer, "tested"), (LocalPlace, "put")):
         original: Callable[..., Any] = getattr(owner, name)
 
         def wrapped(self: Any, *given: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
