@@ -81,6 +81,10 @@ class DataEmpty(AlphaprofError, exit_code=3):
     """A data source yields no document that can be profiled."""
 
 
+class PartsOverlap(AlphaprofError, exit_code=3):
+    """A head would be tested on texts that it was trained on."""
+
+
 class ModelUnloadable(AlphaprofError, exit_code=4):
     """A model or tokenizer is missing, unsupported or unreachable."""
 
@@ -115,6 +119,10 @@ class RunUnreadable(AlphaprofError, exit_code=6):
 
 class RunDamaged(RunUnreadable):
     """A file of a run is missing, or is not what was written; a file that cannot be read now may be whole."""
+
+
+class HeadRecordUnreadable(AlphaprofError, exit_code=6):
+    """What a trained head says of itself, or of how it did on test documents, is missing, damaged or of another version."""
 
 
 class NoPositionLog(AlphaprofError, exit_code=6):

@@ -276,6 +276,15 @@ def default_rule(policy: str) -> str:
     return "one_hot" if policy == SAMPLED else "strict"
 
 
+def decoded_rule(decision: str, policy: str) -> str:
+    """The rule that text of a policy is decoded by: the decision's where it can be, else what engines do by default."""
+    if decision != "auto":
+        rule = parse_rule(decision).rule
+        if rule.chained and not rule.logged and policy in rule.policies:
+            return decision
+    return default_rule(policy)
+
+
 def _text(value: float) -> str:
     """A value without exponent or point: 0.1 -> 0p1, 10 -> 10."""
     return np.format_float_positional(value, trim="-").replace(".", "p")

@@ -46,6 +46,7 @@ PARTS = {
     "correctness:resume": "a profile that is killed and resumed",
     "correctness:workers": "a profile by two processes on one GPU against one process",
     "heads:depths": "a draft head's depths in one pass against its steps, one by one",
+    "heads:training": "steps of training a head: time, memory, and a loss that falls",
     "heads:cost": "scoring with a draft head against bare passes, and what its steps cost",
     "speed:steps": "step times against the roofline",
     "memory:peak": "peak memory against what the dry run says",

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from alphaprof.commands.check.answer import Check
 from alphaprof.commands.compare.answer import Comparison
+from alphaprof.commands.curve.answer import CurveReport
 from alphaprof.commands.doctor.build import Doctor
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
@@ -42,8 +43,8 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters, Doctor),
-    RunStatus,
+    *(Report, Check, Comparison, TreesReport, CurveReport, Prediction, Validation, Rollout, Latency, Preflight),
+    *(Counters, Doctor, RunStatus),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {

@@ -11,6 +11,7 @@ import typer
 from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
 from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
 from alphaprof.cli.exchange import export, import_app
+from alphaprof.cli.heads import curve, train
 from alphaprof.cli.help import Command
 from alphaprof.cli.measuring import latency, profile, rollout, validate
 from alphaprof.cli.runs import runs_app
@@ -23,7 +24,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (profile, report, check, compare, trees, export, latency, validate, rollout, predict, schema, rules, doctor):
+for command in (
+    *(profile, report, check, compare, trees, train, curve, export),
+    *(latency, validate, rollout, predict, schema, rules, doctor),
+):
     app.command(cls=Command)(command)
 app.add_typer(import_app, name="import")
 app.add_typer(runs_app, name="runs")

@@ -111,8 +111,8 @@ def interruptible(out: str | None) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         if terminable:  # a second one ends the process, whatever the next lines wait for
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        begun = out is not None and has_manifest(out)
-        hint = f"complete shards are in {out}: finish with the same command and --resume"
+        begun = out is not None and has_begun(out)
+        hint = f"what is complete is in {out}: finish with the same command and --resume"
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if you gave one"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
         print_notes(interrupt)
@@ -122,13 +122,14 @@ def interruptible(out: str | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def has_manifest(out: str) -> bool:
-    """Whether a run has begun in a place, as far as that can be seen."""
+def has_begun(out: str) -> bool:
+    """Whether a run, a training or a curve has begun in a place, as far as that can be seen."""
     from alphaprof.log.manifest import MANIFEST
     from alphaprof.log.place import place_of
+    from alphaprof.log.training import CURVE, TRAINING
 
     with contextlib.suppress(Exception):  # it is asked where something else ends a command
-        return place_of(out).has(MANIFEST)
+        return any(map(place_of(out).has, (MANIFEST, TRAINING, CURVE)))
     return False
 
 

@@ -11,18 +11,20 @@ from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import Format, OutFile, RunOfDraft, interruptible, one_line, print_text, show
 from alphaprof.cli.help import ImportCommand
-from alphaprof.commands.export.formats import EXPORTS
+from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.build import ImportRequest
+    from alphaprof.log.run_draft import RunDraft
 
-ExportFormat = StrEnum("ExportFormat", list(EXPORTS))  # type: ignore[misc]
+ABOUT = {name: form.about for name, form in (EXPORTS | TEXT_EXPORTS).items()}
+ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 
 def export(
     run: RunOfDraft,
-    to: Annotated[ExportFormat, Option(help="; ".join(f"{name}: {form.about}" for name, form in EXPORTS.items()) + ".")],
+    to: Annotated[ExportFormat, Option(help="; ".join(f"{name}: {about}" for name, about in ABOUT.items()) + ".")],
     rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
     gamma: Annotated[
         int | None,
@@ -38,21 +40,31 @@ def export(
     ] = None,
     out: OutFile = None,
 ) -> None:
-    """Export acceptance in the formats of engines and simulators. stdout is the file; its assumptions go to stderr."""
+    """Export acceptance as engines and simulators read it, or texts for trainers of heads. Assumptions go to stderr."""
     from alphaprof.commands.export.build import export as exported
     from alphaprof.commands.export.scope import ExportRequest
-    from alphaprof.config.load import changed_question, known_rules
+    from alphaprof.commands.export.texts import export_texts
+    from alphaprof.config.load import known_rules
+
+    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, nodes)
+    if to.value in TEXT_EXPORTS:
+        artefact = export_texts(run, to.value, out, narrowed=request != ExportRequest() or bool(overrides))
+        print_text(artefact.text, None)
+    else:
+        artefact = exported(_asked(run, overrides), to.value, request)
+        print_text(artefact.text, out)
+    for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
+        for line in lines:
+            print(f"{kind}: {one_line(line)}", file=sys.stderr)
+
+
+def _asked(run: str, overrides: list[str] | None) -> RunDraft:
+    """The draft that RUN[:DRAFT] names, with what --set changes of the question."""
+    from alphaprof.config.load import changed_question
     from alphaprof.log.run_draft import side_of
 
     side = side_of(run)
-    if overrides:
-        side = side.asked(changed_question(side.run.manifest.config, overrides))
-    named = known_rules([rule], "--rule")[0] if rule else None
-    export_file = exported(side, to.value, ExportRequest(named, gamma, domain, nodes))
-    print_text(export_file.text, out)
-    for kind, lines in (("note", export_file.notes), ("warning", export_file.warnings)):
-        for line in lines:
-            print(f"{kind}: {one_line(line)}", file=sys.stderr)
+    return side.asked(changed_question(side.run.manifest.config, overrides)) if overrides else side
 
 
 import_app = Typer(

@@ -12,6 +12,15 @@ ORDER = (SERVED, ASKED, HOW, OUTPUT)
 
 # Instead of <float range> and the like, which leave no room for the help in 80 columns.
 NUMBERS = {"gamma": "N", "nodes": "N", "depth": "N", "top_k": "N", "margin": "X", "temperature": "X", "top_p": "X"}
+NUMBERS |= {
+    "ttt": "N",
+    "steps": "N",
+    "minutes": "X",
+    "batch_tokens": "N",
+    "learning_rate": "X",
+    "seed": "N",
+    "split_seed": "N",
+}
 
 # The panels of options, by the names of their parameters; what is not named here says what is asked.
 PANELS = {
@@ -20,6 +29,7 @@ PANELS = {
         *("replay", "whole_log", "verify", "target_change", "undecided", "top"),
         *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "against_generate", "leave_out"),
         *("verify_slope", "overhead", "burstiness"),
+        *("ttt", "steps", "minutes", "batch_tokens", "learning_rate", "seed", "split_seed"),
     ),
 }
 IMPORTED = {SERVED: ("rule", "temperature", "top_k", "top_p", "gamma", "drafting", "verification")} | PANELS
@@ -37,6 +47,7 @@ EXAMPLES = {
     ),
     "compare": ("alphaprof compare runs/my:small runs/my:ngram", "alphaprof compare runs/new:small runs/old:small"),
     "trees": ("alphaprof trees runs/my:small --nodes 8 --nodes 16",),
+    "curve": ("alphaprof curve heads/curve", "alphaprof curve heads.yaml --from runs/my --profile my.yaml"),
     "export": (
         "alphaprof export runs/my:small --to vllm-config",
         "alphaprof export runs/my:small --to nvidia --domain code",
@@ -47,6 +58,10 @@ EXAMPLES = {
     "predict": (
         "alphaprof predict --alpha 0.75 --cost 0.04",
         "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",
+    ),
+    "train": (
+        "alphaprof train my.yaml --from runs/my --out heads/my",
+        "alphaprof train my.yaml --from runs/my --out heads/curve --curve",
     ),
     "schema": ("alphaprof schema", "alphaprof schema --of report"),
     "rules": ("alphaprof rules",),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Exit, Option
 
-from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, has_manifest, interruptible, show
+from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, has_begun, interruptible, show
 from alphaprof.errors import ExtraMissing, OptionInvalid
 from alphaprof.version import install_line
 
@@ -54,13 +54,13 @@ def profile(
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
     overrides = [*(overrides or []), *([f"execution.engine={engine}"] if engine else [])]
-    options = _loaded(profile_file, overrides, limit)
+    options = loaded_profile(profile_file, overrides, limit)
     _require_together(dry_run, output, resume, reuse, until_decided, part, workers, options.execution.engine)
     if dry_run:
         _dry_run(options, out, output or "terminal")
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
-    _require_references(options, data=not _is_staged(out, part))
+    require_references(options, data=not _is_staged(out, part))
     if workers is not None:
         _share(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
     else:
@@ -76,7 +76,7 @@ def _measure(
 
     share = part_of(part) if part is not None else WHOLE
     resume = resume or (part is not None and share == WHOLE)  # a part is started again by the same command
-    with _working(out) as progress:
+    with working(out) as progress:
         from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
@@ -126,7 +126,7 @@ def _share(
         work_together(arguments, workers, place_of(out), lambda message: print(message, file=sys.stderr))
 
 
-def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
+def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
     """Returns the options of a profile. Raises `ProfileInvalid`, and `ExtraMissing` where models cannot run at all."""
     from alphaprof.config.load import load_profile
 
@@ -140,10 +140,10 @@ def _is_staged(out: str, part: str | None) -> bool:
     """Whether this process reads no data: a run is there whose prompts are staged, or another part stages them."""
     from alphaprof.profiling.run.parts import part_of
 
-    return has_manifest(out) or (part is not None and part_of(part).index > 0)
+    return has_begun(out) or (part is not None and part_of(part).index > 0)
 
 
-def _require_references(options: ProfileOptions, data: bool = True) -> None:
+def require_references(options: ProfileOptions, data: bool = True) -> None:
     """Raises what `check_references` says of the profile's models and its data, before torch is imported."""
     from alphaprof.profiling.models.hub import check_references
 
@@ -160,7 +160,7 @@ def _have_threads_sleep() -> None:
 
 
 @contextlib.contextmanager
-def _working(out: str | None) -> Iterator[ConsoleProgress]:
+def working(out: str | None) -> Iterator[ConsoleProgress]:
     """Yields the progress to show. What imports torch is imported in the block: Ctrl-C ends that as well."""
     from alphaprof.cli.progress import ConsoleProgress
 
@@ -207,7 +207,7 @@ def _require_together(
 
 def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:
     """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
-    with _working(None) as progress:
+    with working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear
         from alphaprof.commands.preflight.measure import preflight
 
@@ -231,9 +231,9 @@ def latency(
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
     from alphaprof.log.store import run_directory
 
-    options = _loaded(profile_file, overrides)
-    _require_references(options)
-    with run_directory(None) as folder, _working(None) as progress:
+    options = loaded_profile(profile_file, overrides)
+    require_references(options)
+    with run_directory(None) as folder, working(None) as progress:
         from alphaprof.commands.latency import Latency
         from alphaprof.profiling.run.pipeline import time_steps
 
@@ -266,9 +266,9 @@ def validate(
     """
     from alphaprof.log.store import run_directory
 
-    options = _loaded(profile_file, overrides, documents)
-    _require_references(options)
-    with run_directory(out) as folder, _working(None) as progress:
+    options = loaded_profile(profile_file, overrides, documents)
+    require_references(options)
+    with run_directory(out) as folder, working(None) as progress:
         from alphaprof.commands.validate.answer import require_within
         from alphaprof.commands.validate.build import build_validation
         from alphaprof.commands.validate.measure import validate as run_validation
@@ -303,9 +303,9 @@ def rollout(
     from alphaprof.config.load import known_rules
 
     rules = known_rules(rule, "--rule") if rule else None
-    options = _loaded(profile_file, overrides, documents)
-    _require_references(options)
-    with _working(None) as progress:
+    options = loaded_profile(profile_file, overrides, documents)
+    require_references(options)
+    with working(None) as progress:
         from alphaprof.commands.rollout.build import build_rollout
         from alphaprof.commands.rollout.measure import roll, rollout_request
 

@@ -102,14 +102,14 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
         raise ProfileInvalid(f"{option}: {error}", "alphaprof rules lists them; write for example additive:0.2") from None
 
 
-def read_tree(path: Path) -> dict[str, Any]:
-    """The profile file as plain data. Raises `ProfileInvalid`."""
+def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
+    """A profile, or another YAML file (`what`), as plain data. Raises `ProfileInvalid`."""
     name = cut(str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ProfileInvalid(f"cannot read the profile {name}: {reason}", "give the path of a YAML profile file") from None
+        raise ProfileInvalid(f"cannot read the {what} {name}: {reason}", f"give the path of a YAML {what} file") from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
@@ -122,7 +122,10 @@ def read_tree(path: Path) -> dict[str, Any]:
         hint = "correct the YAML there; quote text that contains ': ' or '{'"
         raise ProfileInvalid(f"{name}{where}: {problem}", hint) from None
     if not isinstance(tree, dict):
-        raise ProfileInvalid(f"{name} holds no profile", "start from a file in profiles/: it needs target, drafts and data")
+        hint = "start from a file in profiles/: it needs target, drafts and data"
+        raise ProfileInvalid(
+            f"{name} holds no {what}", hint if what == WHOLE else "it is a group of options: key: value, ..."
+        )
     return tree
 
 
@@ -174,14 +177,14 @@ def _element(items: list[Any], key: str, place: str) -> int:
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
     """`ProfileOptions` from plain data; raises `ProfileInvalid` with the first problem and a suggestion."""
-    _require_plain(tree, origin)
+    require_plain(tree, origin)
     try:
         return ProfileOptions.model_validate(tree)
     except ValidationError as error:
         raise _invalid(error, origin) from None
 
 
-def _require_plain(tree: dict[str, Any], origin: str) -> None:
+def require_plain(tree: dict[str, Any], origin: str) -> None:
     """Raise `ProfileInvalid` for data that contain themselves, multiply beyond `LARGEST`, or are no text, number or date."""
     sizes: dict[int, int] = {}  # by identity, since aliases share what they name; 0: its parts are being looked at
 

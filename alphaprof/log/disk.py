@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from alphaprof.errors import DiskFull, RunUnreadable
 
-WRITTEN = re.compile(r"\.[\w.=-]+\.(parquet|json)\.\d+\.tmp")  # what a file is called while it is written
+WRITTEN = re.compile(r"\.[\w.=-]+\.(parquet|json|safetensors|md)\.\d+\.tmp")  # what a file is called while it is written
 REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space; a profile goes on with --resume"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space, then go on with --resume"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS),
-        "correct the permissions, or choose another --out; a profile goes on with --resume",
+        "correct the permissions, or choose another --out; then go on with --resume",
     ),
     errno.ENAMETOOLONG: "choose a shorter --out, and shorter names of drafts",
     errno.EFBIG: "lower shard_documents, or choose an --out on a file system that takes larger files",
@@ -45,7 +45,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = REMEDIES.get(error.errno or 0, "check that disk or mount; a profile goes on with --resume")
+        hint = REMEDIES.get(error.errno or 0, "check that disk or mount, then go on with --resume")
         raise DiskFull(f"cannot write {path}: {error.strerror or error}", hint) from None
 
 

@@ -413,9 +413,9 @@ def read_manifest(place: Place) -> Manifest:
             hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"
         raise RunUnreadable(f"{place.shown} holds no run (no {MANIFEST})", hint)
     with _undamaged(place, MANIFEST):
-        manifest: Manifest = _typed(data, Manifest, "the manifest")
+        manifest: Manifest = typed(data, Manifest, "the manifest")
         read = {name: value for name, value in manifest.config.items() if name in Profile.__required_keys__}
-        _typed(read, Profile, "its profile")
+        typed(read, Profile, "its profile")
         if problem := next(_problems(manifest), None):
             raise ValueError(problem)
     return manifest
@@ -438,7 +438,7 @@ def read_commit(place: Place, name: str) -> Commit | None:
     if data is None:
         return None
     with _undamaged(place, name):
-        commit: Commit = _typed(data, Commit, "the commit")
+        commit: Commit = typed(data, Commit, "the commit")
         part = part_name(commit.shard.index, commit.shard.index, commit.worker)
         commit = dataclasses.replace(commit, files={f"{folder}/{part}": file for folder, file in commit.files.items()})
         if commit_name(commit.shard.index) != name:
@@ -452,7 +452,7 @@ def read_worker(place: Place, name: str) -> Worker | None:
     if data is None:
         return None
     with _undamaged(place, name):
-        worker: Worker = _typed(data, Worker, "the worker")
+        worker: Worker = typed(data, Worker, "the worker")
     return worker
 
 
@@ -534,8 +534,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "its profile asks for other rounds than were imported"
 
 
-def _typed(value: Any, hint: Any, place: str) -> Any:
-    """A value of JSON as the type that a field declares. Raises `TypeError`, which names the place."""
+def typed(value: Any, hint: Any, place: str) -> Any:
+    """A value of JSON as the type that a field of a dataclass declares. Raises `TypeError`, which names the `place`."""
     if type(value) is hint and hint in (str, int, bool):  # most of them
         return value
     origin, inner = _parts(hint)
@@ -545,7 +545,7 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         failures = []
         for each in inner:
             try:
-                return _typed(value, each, place)
+                return typed(value, each, place)
             except TypeError as error:
                 failures.append(error)
         raise failures[0]
@@ -558,11 +558,11 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)
         if odd := (needed - set(value)) | (set(value) - set(fields)):
             raise TypeError(f"{place} has not the fields of {hint.__name__}: {', '.join(sorted(odd))[:100]}")
-        return hint(**{name: _typed(item, fields[name], f"{place}.{name}") for name, item in value.items()})
+        return hint(**{name: typed(item, fields[name], f"{place}.{name}") for name, item in value.items()})
     if origin is dict and isinstance(value, dict):
-        return {key: _typed(item, inner[1], f"{place}.{key}") for key, item in value.items()}
+        return {key: typed(item, inner[1], f"{place}.{key}") for key, item in value.items()}
     if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(_typed(item, inner[0], f"{place}[{index}]") for index, item in enumerate(value))
+        return tuple(typed(item, inner[0], f"{place}[{index}]") for index, item in enumerate(value))
     if (
         (origin is Literal and isinstance(value, str) and value in inner)
         or (hint is float and type(value) in (int, float) and math.isfinite(value))

@@ -9,15 +9,23 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from alphaprof.log.place import LocalPlace
+from alphaprof.log.split import RunText
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.steps import read
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.timing.latency import Subjects, measure
+from alphaprof.profiling.timing.steppers import seconds
+from alphaprof.profiling.training.features import Features, TargetLaw
+from alphaprof.profiling.training.initial import new_head
+from alphaprof.profiling.training.trainer import Schedule, Trainer
+from scripts.gpu.memory import GIB, most_allocated
 from scripts.gpu.setting import Line, Setting, random_head
 from scripts.gpu.speed import DRAFT, TARGET, against_bare, judged, scored_batches, spread, within
 
 DEPTHS, GAMMA = 8, 5
+STEPS = 8  # updates of a training
 BOUND = 1e-4  # of a logit in float32, as a share of the largest
 MOST_COST = 1.15  # scoring with a head of one layer / bare passes of target and depths
 
@@ -99,3 +107,49 @@ def cost(setting: Setting) -> Iterator[Line]:
     words = f"a head's steps, batch {batch}, context {context:,}, in decode steps ({decode:.2f} ms): a later one "
     words += f"{later / decode:.3f}, the first over 1 to {GAMMA + 1} tokens " + ", ".join(f"{t / decode:.3f}" for t in first)
     yield Line(words, {"decode_ms": decode, "later_ms": later, "first_ms": first})
+
+
+def training(setting: Setting) -> Iterator[Line]:
+    """Updates of a head of 32,000 ids on texts of random tokens, again and again the same ones: the loss of each, the time
+    of an update, the most memory, and the states of the target, which are made once.
+    """
+    setting = within(setting, 45)
+    target = setting.loaded(TARGET, setting.dtypes[0])
+    size, count = (24, 4) if setting.tiny else (1024, 16)
+    tokens = np.random.default_rng(1).integers(0, target.vocabulary, (count, size)).astype(np.int32)
+    texts = [
+        RunText(number, "a", str(number), "greedy", True, None, row[: size // 4], row[size // 4 :])
+        for number, row in enumerate(tokens)
+    ]
+    ids = torch.linspace(0, target.vocabulary - 1, min(32_000, target.vocabulary // 2)).long()
+    network = new_head(target, ids, seed=0)
+    features = Features(target, network.layers, texts, setting.folder, 8192)
+    features.fill(lambda _: None)
+    law, place = TargetLaw(target, ids.to(target.device)), LocalPlace(setting.folder)
+    schedule = Schedule(STEPS, None, 3, count * size, 8192, 1e-3, 0)
+    autocast = torch.bfloat16 if setting.on_gpu else None
+    trainer = Trainer(network, law, features, features, schedule, place, "", autocast)
+    losses: list[float] = []
+    times: list[float] = []
+
+    def work() -> None:
+        added, drafted = trainer.update(range(count))
+        losses.append(float(added[0] / drafted[0]))
+
+    def update() -> None:
+        times.append(seconds(target.device, work))
+        trainer.state.step += 1
+
+    update()  # what kernels need once is not in the figures
+    memory = most_allocated(target.device, update)
+    while trainer.state.step < STEPS and setting.left() > 0:
+        update()
+    ok = all(np.isfinite(losses)) and losses[-1] < losses[0]
+    drafts = size * 3 // 4 * count
+    words = f"{drafts:,} tokens an update, {TARGET}, three depths, {len(ids):,} ids: {min(times[1:]):.3f} s, "
+    words += (
+        f"{memory / GIB:.2f} GiB beside target and head; states made at {count * size / features.seconds:,.0f} tokens/s, "
+    )
+    words += f"{features.bytes / 2**20:,.0f} MiB; loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} updates"
+    figures = {"seconds": times, "losses": losses, "bytes": memory, "features_s": features.seconds}
+    yield Line(words, figures, bool(ok))

@@ -33,6 +33,7 @@ from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
 from tests.commands.test_predict_page import LLAMA
+from tests.heads import law, write_curve
 from tests.synthetic import Domain, Recipe, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ RUNS = {
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
 INDEPENDENT = {"drafts": {"ngram": {"kind": "prompt_lookup"}}, "decision": {"min_speedup": 1.2}}
-WITH_MODELS = ("profile", "latency", "validate", "rollout")
+WITH_MODELS = ("profile", "latency", "validate", "rollout", "train")
 FOREIGN = ("vllm", "jq", "llama-server", "env", "docker")  # other people's commands
 USAGE = typer.BadParameter.__bases__[0]  # the parser's own error: typer brings its own click
 NAMES = {"predict.md": {"config": LLAMA}}  # what python blocks find
@@ -110,6 +111,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
+    write_curve(folder / "heads" / "curve", Run.open(folder / "runs/my"), law(0.2, 0.3, 0.3))
+    (folder / "heads.yaml").write_text((folder / "heads/curve/curve.yaml").read_text().replace("./", "heads/curve/"))
     (folder / "my-independent.yaml").write_text(yaml.safe_dump(tree | INDEPENDENT))
     return folder
 

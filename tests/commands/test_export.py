@@ -18,7 +18,7 @@ import pytest
 
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.build import export
-from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
+from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS, Acceptance, Depths, RankAcceptance
 from alphaprof.commands.export.scope import ExportRequest
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
@@ -181,7 +181,7 @@ def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> No
     assert set(READERS) == set(CHAINS)
     assert {name for name, form in EXPORTS.items() if form.serves} == set(PASTED)
     assert {name: form.over for name, form in EXPORTS.items()} == CONVENTIONS
-    assert [choice.value for choice in ExportFormat] == list(EXPORTS)
+    assert [choice.value for choice in ExportFormat] == list(EXPORTS | TEXT_EXPORTS)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])

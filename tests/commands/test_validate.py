@@ -26,7 +26,6 @@ from alphaprof.commands.validate.build import (
     build_validation,
     clock_error,
     contexts_of,
-    decoded_rule,
     together,
 )
 from alphaprof.errors import (
@@ -41,6 +40,7 @@ from alphaprof.errors import (
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run, run_directory
 from alphaprof.render.answer import answer_text
+from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals

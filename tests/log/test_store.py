@@ -36,8 +36,8 @@ COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
 
 
 REMEDIES = {
-    errno.ENOSPC: "free space; a profile goes on with --resume",
-    errno.EDQUOT: "free space; a profile goes on with --resume",
+    errno.ENOSPC: "free space, then go on with --resume",
+    errno.EDQUOT: "free space, then go on with --resume",
     errno.EACCES: "correct the permissions",
     errno.EROFS: "correct the permissions",
     errno.EFBIG: "lower shard_documents",

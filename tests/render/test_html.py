@@ -416,7 +416,7 @@ def test_labels_show_markup_as_it_is() -> None:
 def test_without_the_plotting_library_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alphaprof.render.html.page.find_spec", lambda name: None if name == "plotly" else sys)
+    monkeypatch.setattr("alphaprof.render.html.templates.find_spec", lambda name: None if name == "plotly" else sys)
     with pytest.raises(ExtraMissing, match="plotly"):
         render_html(reported(tmp_path))
 

@@ -420,6 +420,14 @@ def test_prompt_lookup_is_no_remedy_for_prompt_lookup(tmp_path: Path) -> None:
     assert all("prompt lookup" not in shares(item) for item in report.causes)
 
 
+def test_what_a_better_draft_mends_names_what_trains_and_forecasts_one(tmp_path: Path) -> None:
+    remedies = [
+        cause.remedy for item in build_report(by_hand(tmp_path)).causes for cause in item.causes if cause.name == "draft"
+    ]
+    assert remedies
+    assert all("alphaprof train" in remedy and "alphaprof curve" in remedy for remedy in remedies)
+
+
 def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> None:
     report, rows = build_report(sampled), log_of(sampled)
     for domain, part in rows.groupby("domain", observed=True):

@@ -24,7 +24,6 @@ from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.log.store import Run
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.rules import default_rule, parse_rule
 from alphaprof.stats.estimate import Array, influences, log_interval, small_sample
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, TextGroup, mean_context
@@ -80,15 +79,6 @@ class DecodingTimes:
     foreign: int
     generated: tuple[AgainstGenerate, ...] = ()
     not_generated: tuple[str, ...] = ()
-
-
-def decoded_rule(decision: str, policy: str) -> str:
-    """The rule that text of a policy is decoded by: the decision's where it can be, else what engines do by default."""
-    if decision != "auto":
-        rule = parse_rule(decision).rule
-        if rule.chained and not rule.logged and policy in rule.policies:
-            return decision
-    return default_rule(policy)
 
 
 def by_depth(counts: Array, gamma: int) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from alphaprof.commands.validate.answer import AgainstGenerate
-from alphaprof.commands.validate.build import Decodings, DecodingTimes, beside_generate, by_depth, contexts_of, decoded_rule
+from alphaprof.commands.validate.build import Decodings, DecodingTimes, beside_generate, by_depth, contexts_of
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -33,7 +33,7 @@ from alphaprof.profiling.run.pipeline import in_memory, profile_with_models, tim
 from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import seconds
-from alphaprof.rules import GREEDY, SAMPLED, parse_rule
+from alphaprof.rules import GREEDY, SAMPLED, decoded_rule, parse_rule
 
 GENERATED = 2  # documents that `generate` decodes too
 

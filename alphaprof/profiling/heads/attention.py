@@ -60,7 +60,7 @@ def _mixed(
     later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
     scores[..., scores.shape[-1] - rows :].masked_fill_(later, float("-inf"))
     drafted = torch.stack([(query * keys).sum(-1) for keys, _ in own], -1).float() * scale
-    top = torch.maximum(scores.amax(-1), drafted.amax(-1))[..., None]
+    top = torch.maximum(scores.detach().amax(-1), drafted.detach().amax(-1))[..., None]  # any number would do
     scores, drafted = scores.sub_(top).exp_(), (drafted - top).exp()
     total = scores.sum(-1, keepdim=True) + drafted.sum(-1, keepdim=True)
     mixed = (scores.to(value.dtype).flatten(2, 3) @ value).float().view(query.shape)

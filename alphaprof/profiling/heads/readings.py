@@ -48,6 +48,11 @@ def reading_as(serve_as: str, head: EagleFormat, target: Any) -> tuple[Reading, 
     return reading, words
 
 
+def usual_layers(blocks: int) -> tuple[int, int, int]:
+    """The numbers of layers that engines guess of a target with `blocks` layers."""
+    return 2, blocks // 2, blocks - 3
+
+
 def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[tuple[int, ...], str]:
     """The target's states that enter, and why, in words."""
     if not head.reads_inner_states:
@@ -56,7 +61,7 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[tuple[int, .
     top, nested = head.settings.get(IDS), head.settings["nested_ids"]
     given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
     if not given:
-        layers = tuple(sorted({2, blocks // 2, blocks - 3}))
+        layers = tuple(sorted(set(usual_layers(blocks))))
         words = f"after {_listed(layers)} layers: {IDS} is not in config.json, and engines guess 2, n//2, n-3"
     else:
         layers, why = _explicit(serve_as, head, given, target)
@@ -155,7 +160,7 @@ def searched(network: Eagle3, target: Any) -> list[Alternative]:
     measured, blocks = network.reading, target.num_hidden_layers
     if len(measured.layers) != 3:
         return []
-    around = [range(max(0, middle - 2), min(blocks, middle + 2) + 1) for middle in (2, blocks // 2, blocks - 3)]
+    around = [range(max(0, middle - 2), min(blocks, middle + 2) + 1) for middle in usual_layers(blocks)]
     readings = [replace(measured, layers=(low, mid, high)) for low, mid, high in product(*around) if low < mid < high]
     return [
         Alternative(

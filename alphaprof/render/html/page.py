@@ -6,43 +6,34 @@ as JSON that the page does not execute, and a content security policy lets no ot
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from alphaprof.errors import ExtraMissing
 from alphaprof.render.html import figures
 from alphaprof.render.html.captions import INTRODUCTIONS, captions
 from alphaprof.render.html.first_screen import first_screen_html
-from alphaprof.render.html.templates import filled, resource
+from alphaprof.render.html.templates import filled_page, require_html
 from alphaprof.render.json import plain_values
 from alphaprof.render.sections.blocks import Block
 from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.version import install_line
 
 
 def render_html(report: Report) -> str:
     """The page. Raises `ExtraMissing` where the plotting library or the template language is not installed."""
-    if missing := [name for name in ("jinja2", "plotly") if find_spec(name) is None]:
-        raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", install_line("html"))
+    require_html()
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     style = figures.Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
     drawn = [figure for draw in figures.FIGURES if (figure := draw(report, style)) and figure.traces]
-    plotly, script = get_plotlyjs(), resource("page.js")
-    if "</script" in plotly.lower():
-        raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
-    digests = [hashlib.sha256(text.encode()) for text in (plotly, script)]  # for the content security policy
     words = captions(report)
     values = {
         "report": report,
+        "outcome": report.traffic.verdict,
         "title": _title(report.run.target),
+        "version": report.alphaprof,
         "style": style,
         "first_screen": Markup(first_screen_html(report)),  # noqa: S704  it escapes
         "figures": drawn,
@@ -52,13 +43,8 @@ def render_html(report: Report) -> str:
         "profile": _pretty(report.run.profile),
         "environment": _pretty(report.run.environment),
         "judged": list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),
-        "data": _embedded({figure.name: {"data": figure.traces, "layout": figure.layout} for figure in drawn}),
-        "css": resource("page.css") + resource("first_screen.css"),
-        "script": script,
-        "plotly": plotly,
-        "hashes": " ".join(f"'sha256-{base64.b64encode(digest.digest()).decode()}'" for digest in digests),
     }
-    return filled("page.html.j2", **values)
+    return filled_page("page.html.j2", drawn, **values)
 
 
 def _parts(report: Report, drawn: Collection[str]) -> list[tuple[str, str, Sequence[Block]]]:
@@ -82,9 +68,3 @@ def _title(reference: str) -> str:
 def _pretty(value: Mapping[str, Any]) -> str:
     lines = json.dumps(plain_values(value), indent=2, ensure_ascii=False).split("\n")
     return "\n".join(map(fmt.visible, lines))
-
-
-def _embedded(value: Mapping[str, Any]) -> str:
-    """JSON inside of a script element: nothing in it can end the element or begin another."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

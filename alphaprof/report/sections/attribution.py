@@ -60,12 +60,14 @@ REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
     TIE: "none by a better draft: the target itself may go either way; profile in the dtype that is served",
-    VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic",
+    VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic, or "
+    "train a head with its own (alphaprof train)",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
     LOOKUP: "prompt lookup beside this draft",
     RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",
     UNCERTAIN: "none by a better draft: the target itself is undecided there",
-    DRAFT: "a better draft: another one, or this one trained on the target's own texts",
+    DRAFT: "a better draft: another one, or a head trained on this traffic (alphaprof train; alphaprof curve says what one "
+    "reaches, and with more data)",
 }
 WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
     NO_PROPOSAL: "a draft model where the text so far holds nothing to copy",

@@ -1,0 +1,89 @@
+"""The commands about heads for one's own traffic: train one, and what more data would bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from alphaprof.cli.common import OutFile, ProfileChanges, ProfileFile, show
+from alphaprof.cli.measuring import loaded_profile, require_references, working
+
+DraftVocab = Annotated[
+    float | None,
+    Option(min=0, metavar="N", help="Ids that the head proposes, or a share of tokens like 0.99; default: all that occur."),
+]
+
+
+def train(
+    profile_file: ProfileFile,
+    run: Annotated[str, Option("--from", metavar="RUN", help="The run whose texts the head is trained on.")],
+    out: Annotated[Path, Option(readable=False, help="Directory of the head; new, or with --resume the interrupted one.")],
+    curve: Annotated[
+        bool, Option("--curve", help="Train on 1/8, 1/4, 1/2 and all of the texts, for alphaprof curve.")
+    ] = False,
+    init: Annotated[str | None, Option(metavar="HEAD", help="Begin with this EAGLE-3 head.")] = None,
+    draft_vocab: DraftVocab = None,
+    ttt: Annotated[int, Option(min=1, max=16, help="Drafts of a round that are trained.")] = 3,
+    steps: Annotated[int | None, Option(min=1, help="Updates; default: ten passes over the texts.")] = None,
+    minutes: Annotated[float | None, Option(min=0.01, help="End after so many minutes of steps.")] = None,
+    batch_tokens: Annotated[int, Option(min=1, help="Tokens of continuations in a step.")] = 1536,
+    learning_rate: Annotated[float, Option(min=0, help="The largest, after the warm-up.")] = 2e-3,
+    seed: Annotated[int, Option(min=0, help="Of the first weights and the order of the texts.")] = 0,
+    split_seed: Annotated[int, Option(min=0, help="Of the parts that texts are split into.")] = 0,
+    resume: Annotated[bool, Option("--resume", help="Continue the interrupted training in --out, or start it.")] = False,
+    overrides: ProfileChanges = None,
+) -> None:
+    """Train an EAGLE-3 head on the texts that a run holds, and test it on documents that were held out."""
+    options = loaded_profile(profile_file, overrides)
+    require_references(options)
+    with working(str(out)) as progress:
+        from alphaprof.profiling.training.train import TrainingOptions, done, train_any
+
+        asked = TrainingOptions(steps, minutes, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed)
+        records = train_any(options, run, out, asked, progress, resume, curve)
+    print(done(records, out))
+
+
+def curve(
+    heads: Annotated[
+        Path,
+        Argument(
+            metavar="OUT|HEADS.yaml", readable=False, help="What train --curve wrote, or a list of heads (docs/curve.md)."
+        ),
+    ],
+    source: Annotated[
+        str | None, Option("--from", metavar="RUN", help="The run whose texts test them; default: the list's.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        Option(
+            metavar="PROFILE", readable=False, help="Test heads without a record: the profile of that run, with its target."
+        ),
+    ] = None,
+    output: Annotated[
+        Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
+    ] = "terminal",
+    out: OutFile = None,
+    overrides: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Change the question, decision.min_speedup=1.2, or the step times."),
+    ] = None,
+) -> None:
+    """What heads trained on more and more texts reach, and what more data would bring: a forecast with its backtest."""
+    from alphaprof.commands.curve.build import build_curve
+    from alphaprof.config.heads import load_heads
+    from alphaprof.log.store import Run
+
+    options, file = load_heads(heads)
+    run = Run.open(source) if source else None
+    if profile is None:
+        show(build_curve(options, file, run, overrides or []), output, out)
+        return
+    given = loaded_profile(profile, None)
+    with working(None) as progress:
+        from alphaprof.commands.curve.measure import tester_of
+
+        answer = build_curve(options, file, run, overrides or [], tester_of(given, progress))
+    show(answer, output, out)

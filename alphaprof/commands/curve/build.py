@@ -1,0 +1,376 @@
+"""Counts what heads of every size reach on the test texts, and puts the answer together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from alphaprof.commands.curve.answer import CurveReport
+from alphaprof.commands.curve.collect import CurveHead, CurveHeads, Tester, collected, unit_codes, units_of
+from alphaprof.commands.curve.model import CurveDomain, CurvePoint
+from alphaprof.commands.curve.outlook import NOTABLE, Outlook, costs_of, outlook_of
+from alphaprof.commands.curve.steps import HeadSteps, head_steps
+from alphaprof.config.heads import HeadsOptions
+from alphaprof.config.load import changed_question
+from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
+from alphaprof.errors import NotComparable, ProfileInvalid
+from alphaprof.log.store import Run
+from alphaprof.log.training import STOP, TEST
+from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present, quantile
+from alphaprof.stats.learning import Measured, measured_tokens
+from alphaprof.stats.paired import weighted_inverse_difference
+from alphaprof.totals.replay import RoundCounts
+from alphaprof.version import __version__
+
+
+@dataclass(frozen=True)
+class TestTraffic:
+    """How the documents of a part make up the traffic. `rows` of each domain; `weights`: shares of tokens, None: as they
+    are. `cluster` [all rows]: numbers of units.
+    """
+
+    __test__ = False  # no test of pytest
+
+    rows: Mapping[str, Array]
+    weights: Mapping[str, float] | None
+    cluster: Array
+
+    @property
+    def mix(self) -> Mix:
+        """The domains as they make up the traffic."""
+        return Mix.of(self.weights) if self.weights else Mix(tuple(self.rows), None)
+
+    @property
+    def parts(self) -> list[tuple[Array, float]]:
+        """Rows that are one ratio, with their weight: of every domain with one, or all of them together."""
+        if self.weights is None:
+            return [(np.concatenate(list(self.rows.values())), 1.0)]
+        return [(self.rows[domain], weight) for domain, weight in self.weights.items() if weight > 0]
+
+    def alone(self, domain: str) -> TestTraffic:
+        """One domain as a traffic of its own."""
+        return TestTraffic({domain: self.rows[domain]}, None, self.cluster)
+
+
+@dataclass(frozen=True)
+class CurveInputs:
+    """What the answer rests on: heads, the decision of the run, step times, and documents of the test part."""
+
+    heads: CurveHeads
+    decision: Mapping[str, Any]
+    steps: HeadSteps
+    traffic: TestTraffic
+    gamma: int
+    gamma_from: Literal["decision", "stop", "test"]
+
+    @property
+    def confidence(self) -> float:
+        """Of every interval."""
+        return float(self.decision["confidence"])
+
+
+def build_curve(
+    options: HeadsOptions, file: Path, source: Run | None, changes: list[str], test: Tester | None = None
+) -> CurveReport:
+    """The answer about the heads of a list. `source`: the run instead of the list's; `changes` to its decision and costs as
+    in a report; `test`: tests heads that have no record. Raises `ProfileInvalid`, `RunUnreadable`, `HeadRecordUnreadable`,
+    `NotComparable` and `CostsUnreadable`.
+    """
+    if source is None and options.run is None:
+        raise ProfileInvalid(f"{file} names no run", "give the run whose texts the heads are tested on: --from RUN")
+    run = source or Run.open(str(options.run))
+    run.require_positions()
+    heads = collected(options, file, run, test)
+    config = changed_question(run.manifest.config, changes) if changes else run.manifest.config
+    inputs = _inputs(heads, config)
+    points = _points(inputs)
+    beside = tuple(
+        _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
+    )
+    outlook = outlook_of(inputs.heads, _curves(inputs), points, _timing(inputs), inputs.gamma, inputs.decision)
+    tests = heads.largest.tests
+    tested = tests.part == TEST
+    return CurveReport(
+        alphaprof=__version__,
+        run=str(run.path),
+        confidence=inputs.confidence,
+        min_speedup=float(inputs.decision["min_speedup"]),
+        concurrency=int(inputs.decision["concurrency"]),
+        gamma=inputs.gamma,
+        gamma_from=inputs.gamma_from,
+        times=inputs.steps.words,
+        test_units=distinct(inputs.traffic.cluster[tested]),
+        test_tokens=int(tests.tokens[tested].sum()),
+        floor=outlook.floor,
+        outcome=outlook.outcome,
+        verdict=outlook.verdict,
+        instead=(*_instead(inputs, beside), *outlook.instead),
+        backtest=outlook.backtest,
+        reason=outlook.reason,
+        points=points,
+        beside=beside,
+        forecast=outlook.rows,
+        costs=costs_of(heads),
+        notes=tuple(_notes(inputs, outlook)),
+    )
+
+
+def _inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
+    """What was asked, with gamma chosen where the decision leaves it open."""
+    decision, run = config["decision"], heads.run
+    everyone = [*heads.every, *heads.beside.values()]
+    allowed = [gamma for gamma in run.gammas if gamma <= min(head.tests.depths for head in everyone)]
+    if decision["gamma"] != "auto":
+        allowed = [gamma for gamma in allowed if gamma == decision["gamma"]]
+    if not allowed:
+        depths = min(everyone, key=lambda head: head.tests.depths)
+        hint = "train with more --ttt depths, or ask for another: --set decision.gamma=N"
+        raise NotComparable(
+            f"{depths.name} was tested for {depths.tests.depths} drafts a round, fewer than are asked for", hint
+        )
+    steps, cluster = head_steps(run, config, heads.largest.folder, heads.largest.record), unit_codes(heads)
+    test = _traffic(heads, TEST, decision["weights"], cluster)
+    if len(allowed) == 1:
+        fixed: Literal["decision", "test"] = "decision" if decision["gamma"] != "auto" else "test"
+        return CurveInputs(heads, decision, steps, test, allowed[0], fixed)
+    chooses = STOP if (heads.largest.tests.part == STOP).any() else TEST
+    traffic = _traffic(heads, chooses, decision["weights"], cluster)
+    gamma = max(allowed, key=lambda each: _speed(heads.sizes[-1], traffic, each, steps.times))
+    return CurveInputs(heads, decision, steps, test, gamma, "stop" if chooses == STOP else "test")
+
+
+def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, cluster: Array) -> TestTraffic:
+    """The documents of a part by domain, the largest first. Weights count where every domain that has one has documents."""
+    tests = heads.largest.tests
+    names, tokens = np.unique(tests.domain[tests.part == part].astype(str)), tests.tokens
+    rows = {str(name): np.flatnonzero((tests.part == part) & (tests.domain == name)) for name in names}
+    rows = {
+        name: rows[name] for name in sorted(rows, key=lambda name: -tokens[rows[name]].sum()) if tokens[rows[name]].sum() > 0
+    }
+    known = weights is not None and all(name in rows for name, weight in weights.items() if weight > 0)
+    return TestTraffic(rows, weights if known else None, cluster)
+
+
+def _speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, times: StepTimes | None) -> float:
+    """The speedup of a size, or its tokens per round without step times."""
+    rows = [traffic.rows[domain] for domain in traffic.mix.domains]
+    decoded = [(_counts(heads, each, gamma, traffic.cluster), times or free_draft(gamma)) for each in rows]
+    return traffic.mix.value(decoded) or 0.0
+
+
+def _counts(heads: Sequence[CurveHead], rows: Array, gamma: int, cluster: Array) -> RoundCounts:
+    """Rounds of some documents with the mean of some heads. What a round accepts at a smaller gamma than the largest is the
+    same by depth up to a factor, so that tokens add up: step times need it, and tokens per round do not.
+    """
+    rounds = np.mean([head.tests.rounds[rows, gamma - 1] for head in heads], axis=0)
+    accepted = np.mean([head.tests.accepted[rows, :gamma] for head in heads], axis=0)
+    tokens = heads[0].tests.tokens[rows].astype(np.float64)
+    total = accepted.sum(axis=1)
+    scale = np.divide(tokens - rounds, total, out=np.zeros_like(total), where=total > 0)
+    depths = np.minimum(accepted * scale[:, None], rounds[:, None])
+    drafted = np.repeat(rounds[:, None], gamma, axis=1)
+    return RoundCounts(tokens, rounds, drafted, depths, np.zeros(len(rows)), cluster[rows])
+
+
+def _points(inputs: CurveInputs) -> tuple[CurvePoint, ...]:
+    """The heads of each size, with the size before."""
+    sizes = inputs.heads.sizes
+    before: list[Sequence[CurveHead] | None] = [None, *sizes[:-1]]
+    return tuple(_point(inputs, label_of(same), same, one) for same, one in zip(sizes, before, strict=True))
+
+
+def label_of(heads: Sequence[CurveHead]) -> str:
+    """A size in a word: its fraction of the training units where all records agree, else its units."""
+    fractions = {head.record.size.fraction for head in heads if head.record}
+    return fractions.pop() if len(fractions) == 1 and all(head.record for head in heads) else f"{units_of(heads)} units"
+
+
+def _point(
+    inputs: CurveInputs,
+    label: str,
+    heads: Sequence[CurveHead],
+    before: Sequence[CurveHead] | None,
+    known: bool = True,
+) -> CurvePoint:
+    """What heads of one size reach; `before`: what they are compared with."""
+    traffic = inputs.traffic
+    each = [_speed([head], traffic, inputs.gamma, None) for head in heads]
+    agreement, accepted = _by_depth(heads, traffic)
+    domains = (_domain(inputs, heads, before, domain) for domain in traffic.rows)
+    return CurvePoint(
+        label=label,
+        units=units_of(heads) if known else None,
+        tokens=_tokens_of(heads),
+        heads=len(heads),
+        agreement=agreement,
+        accepted=accepted,
+        tokens_per_round=_tokens(inputs, heads, traffic),
+        spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
+        speedup=_speedup(inputs, heads, traffic),
+        difference=_difference(inputs, before, heads, traffic) if before else None,
+        domains=tuple(domains),
+    )
+
+
+def _by_depth(heads: Sequence[CurveHead], traffic: TestTraffic) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """By depth the share of positions that are proposed right, and the share of rounds at the largest gamma that accepted as
+    much.
+    """
+    depths = min(head.tests.depths for head in heads)
+    right, reached, rounds = np.zeros(depths), np.zeros(depths), 0.0
+    for rows, weight in traffic.parts:
+        tests = [head.tests for head in heads]
+        sums = {
+            name: np.sum([getattr(test, name)[rows, :depths].sum(axis=0) for test in tests], axis=0)
+            for name in ("agree", "starts", "accepted")
+        }
+        tokens = max(float(sum(test.tokens[rows].sum() for test in tests)), 1.0)
+        right += weight * sums["agree"] / np.maximum(sums["starts"], 1.0)
+        reached += weight * sums["accepted"] / tokens
+        rounds += weight * float(sum(test.rounds[rows, -1].sum() for test in tests)) / tokens
+    return tuple(right.tolist()), tuple((reached / max(rounds, 1e-12)).tolist())
+
+
+def _domain(inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, domain: str) -> CurveDomain:
+    alone = inputs.traffic.alone(domain)
+    return CurveDomain(
+        domain=domain,
+        alpha=_by_depth(heads, alone)[0][0],
+        tokens_per_round=_tokens(inputs, heads, alone),
+        speedup=_speedup(inputs, heads, alone),
+        difference=_difference(inputs, before, heads, alone) if before else None,
+    )
+
+
+def _tokens_of(heads: Sequence[CurveHead]) -> int | None:
+    """Tokens that heads of one size were trained on, on average; None where one does not say."""
+    known = [head.tokens for head in heads if head.tokens is not None]
+    return round(sum(known) / len(known)) if len(known) == len(heads) else None
+
+
+def _tokens(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
+    counts = [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows in traffic.rows.values()]
+    return tokens_interval(_of(traffic, counts, free_draft(inputs.gamma)), inputs.gamma, inputs.confidence)
+
+
+def _speedup(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
+    if inputs.steps.times is None:
+        return None
+    counts = [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows in traffic.rows.values()]
+    return speedup_interval(_of(traffic, counts, inputs.steps.times), inputs.confidence)
+
+
+def _timing(inputs: CurveInputs) -> float:
+    """How far step times alone may be off, on the log scale of the speedup of the largest size; 0 where there are none."""
+    if inputs.steps.times is None:
+        return 0.0
+    rows = inputs.traffic.rows.values()
+    counts = [_counts(inputs.heads.sizes[-1], each, inputs.gamma, inputs.traffic.cluster) for each in rows]
+    found = _of(inputs.traffic, counts, inputs.steps.times)
+    return quantile((1 + inputs.confidence) / 2, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
+
+
+def _of(traffic: TestTraffic, counts: Sequence[RoundCounts], times: StepTimes) -> Any:
+    """The speedup of a traffic from the rounds of its domains."""
+    places = list(traffic.rows)
+    return traffic.mix.speedup([counts[places.index(domain)] for domain in traffic.mix.domains], times)
+
+
+def _difference(
+    inputs: CurveInputs, first: Sequence[CurveHead] | None, second: Sequence[CurveHead], traffic: TestTraffic
+) -> Interval | None:
+    """Tokens per round of the second heads less those of the first, paired by unit."""
+    free, weights = free_draft(inputs.gamma), [weight for _, weight in traffic.parts]
+    counts = [
+        [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows, _ in traffic.parts] for heads in (first or (), second)
+    ]
+    if any(part.tokens.sum() == 0 for part in counts[1]):
+        return None
+    one, two = ([spent_and_base(part, free) for part in side] for side in counts)
+    units = [present(part.cluster) for part in counts[1]]
+    return weighted_inverse_difference(one, two, units, weights, inputs.confidence, inputs.gamma)[2]
+
+
+def _curves(inputs: CurveInputs) -> tuple[list[tuple[int, list[Measured]]], list[tuple[int, list[Measured]]]]:
+    """Miss rates of every head by size: of tokens per round, and of first drafts."""
+    rounds, firsts = list[tuple[int, list[Measured]]](), list[tuple[int, list[Measured]]]()
+    for same in inputs.heads.sizes:
+        rounds.append((units_of(same), [_measured_rounds(inputs, head) for head in same]))
+        firsts.append((units_of(same), [_measured_firsts(inputs, head) for head in same]))
+    return rounds, firsts
+
+
+def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
+    """Tokens per round of a head on the traffic, as a miss rate."""
+    gamma, free = inputs.gamma, free_draft(inputs.gamma)
+    parts = [(_counts([head], rows, gamma, inputs.traffic.cluster), weight) for rows, weight in inputs.traffic.parts]
+    share, errors = _weighted_ratio(
+        inputs, [(*spent_and_base(counts, free), counts.cluster, weight) for counts, weight in parts]
+    )
+    return measured_tokens(1 / share, -errors / share**2, gamma)
+
+
+def _measured_firsts(inputs: CurveInputs, head: CurveHead) -> Measured:
+    """The share of positions whose first draft is wrong."""
+    parts = list[tuple[Array, Array, Array, float]]()
+    for rows, weight in inputs.traffic.parts:
+        cluster, starts = inputs.traffic.cluster[rows], head.tests.starts[rows, 0]
+        wrong, places = by_cluster(cluster, starts - head.tests.agree[rows, 0], starts)
+        parts.append((wrong, places, cluster, weight))
+    return Measured(*_weighted_ratio(inputs, parts))
+
+
+def _weighted_ratio(inputs: CurveInputs, parts: Sequence[tuple[Array, Array, Array, float]]) -> tuple[float, Array]:
+    """sum(w sum(totals) / sum(counts)), and what each unit of the test part contributes to its error. `parts`: totals and
+    counts [units of the part], the cluster of its rows, and its weight.
+    """
+    places = np.unique(np.concatenate([rows for rows, _ in inputs.traffic.parts]))
+    units = present(np.sort(inputs.traffic.cluster[places]))
+    value, errors = 0.0, np.zeros(len(units))
+    for totals, counts, cluster, weight in parts:
+        value += weight * float(totals.sum() / counts.sum())
+        if (counts > 0).sum() > 1:
+            errors[np.searchsorted(units, present(cluster))] += weight * influences(totals, counts)
+    return value, errors
+
+
+def _instead(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]:
+    """Yields what helps beside more data, as far as it was measured: a head trained further, another gamma."""
+    for point in beside:
+        if (more := point.difference) is not None and more.low > 0:
+            yield f"the {point.label} head has {more.value:.2f} tokens per round more than the largest size"
+    heads, times = inputs.heads, inputs.steps.times
+    if times is None:
+        return
+    allowed = [gamma for gamma in heads.run.gammas if gamma <= min(head.tests.depths for head in heads.every)]
+    speeds = {gamma: _speed(heads.sizes[-1], inputs.traffic, gamma, times) for gamma in allowed}
+    best = max(speeds, key=speeds.__getitem__)
+    if speeds[best] > (1 + NOTABLE) * speeds[inputs.gamma]:
+        here = f"{speeds[inputs.gamma]:.2f}x at gamma {inputs.gamma}"
+        yield f"gamma {best}: {speeds[best]:.2f}x with the largest size, and {here}"
+
+
+def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
+    """What to know before believing the numbers."""
+    heads, notes = inputs.heads, list(outlook.notes)
+    if inputs.gamma_from == "test":
+        notes.append(
+            f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
+        )
+    if inputs.steps.times is None:
+        notes.append(f"no speedup: {inputs.steps.words}")
+    if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
+        notes.append("a domain of decision.weights has no test text: domains count as the test texts have them")
+    foreign = [head.name for head in (*heads.every, *heads.beside.values()) if head.record is None]
+    if foreign:
+        names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+        notes.append(f"nothing says what {names} was trained on: if it has seen the test texts, it looks better than it is")
+    runs = {head.record.run.digest for head in heads.every if head.record}
+    if len(runs) > 1:
+        notes.append("heads were trained on the texts of different runs")
+    return notes

@@ -1,0 +1,48 @@
+"""Tests heads that have no record of it: runs the target and each head over the texts of the stop and test parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from alphaprof.commands.curve.collect import Tester
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.log.split import STOP, TEST
+from alphaprof.log.store import Run
+from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, texts_digest, write_tests
+from alphaprof.profiling.models.hub import check_references
+from alphaprof.profiling.run.pipeline import in_memory
+from alphaprof.profiling.training.testing import TestBench
+from alphaprof.profiling.training.train import TrainingOptions, opened
+from alphaprof.profiling.training.trainer import Saying
+
+
+def tester_of(options: ProfileOptions, progress: Saying) -> Tester:
+    """What tests EAGLE-3 heads with the target of a profile. It raises `RunMismatch` for another target than the run's,
+    `ModelUnloadable` and `OutOfMemory`.
+    """
+
+    def test(run: Run, files: Mapping[Path, Path], record: TrainingRecord | None) -> None:
+        """`record`: of a head that has one, whose parts are kept; None: the texts are split as training would."""
+        asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"))
+        with in_memory():
+            check_references(options)
+            shop = opened(options, str(run.path), asked, progress)
+            units: Mapping[str, Collection[str]] = shop.split.units
+            if record is not None:
+                units = {STOP: record.units.stop, TEST: record.units.test}
+            texts = {part: [text for text in shop.texts if text.unit in set(units[part])] for part in (STOP, TEST)}
+            source = TrainingRun(str(run.path), texts_digest(run.manifest))
+            bench = TestBench(shop.options, shop.target, shop.tokenizer, source, texts)
+            for folder, file in files.items():
+                progress.start(f"testing {folder.name}", sum(map(len, texts.values())), "documents")
+                tests, _ = bench.tested(folder, head_digest(folder), progress.advance)
+                write_tests(file, tests)
+
+    return test
+
+
+def _number(record: TrainingRecord | None, name: str) -> int:
+    """A setting of a training; its default where there is no record, or one that says something else."""
+    value = record.settings.get(name) if record is not None else None
+    return value if isinstance(value, int) else int(getattr(TrainingOptions(), name))

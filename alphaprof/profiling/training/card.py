@@ -1,0 +1,88 @@
+"""The model card of a trained head: what it is, how to use and to serve it, what was measured, in Markdown."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from alphaprof.log.training import STOP, TEST, TESTS, TRAINING, HeadTests, TrainingRecord
+
+
+def card(record: TrainingRecord, tests: HeadTests, folder: Path, unknown_texts: bool) -> str:
+    """The text of README.md. `unknown_texts`: training began with a head of which nobody knows what it was trained on."""
+    size, target = record.size, record.target
+    trained = "fine-tuned" if record.settings.get("init") else "trained from the target's last layer"
+    facts = {
+        "target": f"{target.model} (fingerprint {target.fingerprint[:16]}, width {target.hidden_size})",
+        "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units, "
+        f"{size.fraction} of the training units), {size.prompt_tokens:,} tokens of prompts before them",
+        "texts": "logged in the run, in three parts by unit: training, stopping, testing",
+        "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
+        "parameters": f"{record.parameters:,}, {trained}",
+        "proposes": f"{record.vocabulary.size:,} ids; {record.vocabulary.ceiling_test:.1%} of test tokens are among them",
+        "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.features:.0f} s of the "
+        f"target's states, {record.seconds.testing:.0f} s of tests, {record.seconds.cpu:.0f} s of processors",
+        "loss": "KL of the head's law to the target's, renormalised over the ids that the head proposes",
+    }
+    lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())]
+    lines += ["", "## What was measured", "", *_measured(tests), ""]
+    if unknown_texts:
+        lines += [
+            "The head that training began with does not say what it had learnt: it may have seen texts of the test part.",
+            "",
+        ]
+    lines += ["## Use", "", "As a draft of a profile:", "", *_fenced("yaml", _yaml(folder)), ""]
+    served = json.dumps({"method": "eagle3", "model": str(folder), "num_speculative_tokens": record.settings["ttt"]})
+    command = shlex.join(["vllm", "serve", target.model, "--speculative-config", served])
+    lines += ["With vLLM, which reads these files as they are:", "", *_fenced("bash", command), ""]
+    layers = ", ".join(map(str, record.settings.get("layers", ())))
+    lines += [
+        f"It reads the target's states after {layers} layers. config.json writes out which, and where its norms "
+        "are: engines guess differently where that is missing.",
+        "",
+        "## Licence",
+        "",
+        "The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the "
+        "licences of both apply.",
+        "",
+        f"{TRAINING} holds every setting and the units of each part; {TESTS} the tests, a row a document.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _measured(tests: HeadTests) -> list[str]:
+    """Acceptance by depth and tokens a round on the test part; the stop part chose the step, and is left out."""
+    rows = tests.rows(np.asarray(tests.part == TEST))
+    shown = [f"By replay of {len(rows.unit)} test documents, which neither training nor the choice of the step has seen "]
+    shown[0] += f"({STOP} part: another)."
+    header = "| text | rule | tokens | " + " | ".join(f"depth {d}" for d in range(1, tests.depths + 1))
+    shown += ["", f"{header} | " + " | ".join(f"tokens/round, gamma {g}" for g in range(1, tests.depths + 1)) + " |"]
+    shown.append("|" + "---|" * (3 + 2 * tests.depths))
+    for text, rule in sorted(set(zip(rows.text.tolist(), rows.rule.tolist(), strict=True))):
+        of = rows.rows(np.asarray((rows.text == text) & (rows.rule == rule)))
+        right = of.agree.sum(0) / np.maximum(of.starts.sum(0), 1)
+        rounds = of.tokens.sum() / np.maximum(of.rounds.sum(0), 1e-9)
+        cells = [f"{each:.3f}" for each in (*right, *rounds)]
+        shown.append(f"| {text} | {rule} | {int(of.tokens.sum()):,} | " + " | ".join(cells) + " |")
+    shown += ["", "Depth d: drafts that are the text's token, of rounds that begin at every position."]
+    return shown
+
+
+def _yaml(folder: Path) -> str:
+    quoted = str(folder).replace("'", "''")
+    return f"drafts:\n  head: {{kind: eagle3, model: '{quoted}'}}"
+
+
+def _fenced(language: str, text: str) -> list[str]:
+    return [f"```{language}", text, "```"]
+
+
+def _cell(text: str) -> str:
+    """Text for a table: names of models and folders may hold anything."""
+    plain = "".join(each if each.isprintable() else " " for each in text)
+    return "".join(f"\\{each}" if each in "|`<*_[" else each for each in plain)

@@ -1,0 +1,171 @@
+"""The target's states on given texts: what a head reads, and what the target's own law follows from."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from alphaprof.log.disk import writing
+from alphaprof.log.split import RunText
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, recorded
+from alphaprof.profiling.texts.continuations import batches
+
+IN_MEMORY = 0.25  # of the memory that is free: states of more than that are kept on disk
+ON_DISK = 0.8  # of the disk that is free: states of more than that are computed again for every step
+ROWS = 1024  # rows whose whole logits are made at a time
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts for a step, right-padded. `ids` [batch, length]: all tokens but the last; `states` [batch, length, features] of
+    the target that a head reads, and `last` [batch, length, hidden] after its final norm; `prompt`, `size` [batch]: tokens
+    of the prompt and of the whole text; `whole` [batch, length + 1]: all tokens.
+    """
+
+    ids: torch.Tensor
+    states: torch.Tensor
+    last: torch.Tensor
+    prompt: np.ndarray[Any, Any]
+    size: np.ndarray[Any, Any]
+    whole: torch.Tensor
+
+
+class Features:
+    """The target's states on some texts: in memory where a quarter of it holds them, else in a file without a name in
+    `folder`, which vanishes with the process, or computed anew for every batch. `where` says which, `bytes` how large they
+    are, `seconds` how long they took. Texts are run in batches of one order, so that the states are the same each time.
+    """
+
+    def __init__(self, target: Model, layers: Sequence[int], texts: Sequence[RunText], folder: Path, budget: int) -> None:
+        self.texts, self._layers, self._target, self._budget = list(texts), tuple(layers), target, budget
+        hidden = int(target.network.config.get_text_config().hidden_size)
+        self._hidden, self.width = hidden, hidden * (1 + len(self._layers))
+        ends = np.cumsum([len(text.tokens) - 1 for text in texts])
+        self._place = dict(enumerate(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)))
+        self.bytes = int(ends[-1]) * self.width * target.dtype.itemsize
+        self.where = "memory" if self.bytes <= IN_MEMORY * free_memory() else "disk"
+        if self.where == "disk" and self.bytes > ON_DISK * shutil.disk_usage(folder).free:
+            self.where = "nowhere"
+        self.seconds = 0.0
+        self._held = self._store(folder, (int(ends[-1]), self.width))
+
+    def part(self, texts: Sequence[RunText]) -> Features:
+        """Those of some of the texts, by the numbers of their documents, with their share of bytes and seconds."""
+        place = {text.document: index for index, text in enumerate(self.texts)}
+        chosen = [place[text.document] for text in texts]
+        some = copy.copy(self)
+        some.texts, some._place = list(texts), {new: self._place[old] for new, old in enumerate(chosen)}
+        share = sum(end - start for start, end in some._place.values()) / sum(len(text.tokens) - 1 for text in self.texts)
+        some.bytes, some.seconds = round(self.bytes * share), self.seconds * share
+        return some
+
+    def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor | None:
+        """A tensor for all states, which is empty as yet."""
+        if self.where == "nowhere":
+            return None
+        if self.where == "memory":
+            return torch.empty(shape, dtype=self._target.dtype)
+        with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, self.bytes)  # a full disk is an error now, not a signal later
+            mapped = np.memmap(file, dtype=np.uint8, mode="r+", shape=(self.bytes,))
+        return torch.from_numpy(mapped).view(self._target.dtype).view(shape)
+
+    def fill(self, advance: Callable[[int], None]) -> None:
+        """Runs the target over all texts, where they are kept. `advance`: called with how many texts are done."""
+        if self._held is None:
+            return
+        began = time.monotonic()
+        for chosen in batches([len(text.tokens) for text in self.texts], self._budget):
+            for index, states in zip(chosen, self._computed(chosen), strict=True):
+                start, end = self._place[index]
+                self._held[start:end] = states[: end - start].cpu()
+            advance(len(chosen))
+        self.seconds += time.monotonic() - began
+
+    def batch(self, chosen: Sequence[int]) -> TextBatch:
+        """Some of the texts, on the target's device."""
+        texts = [self.texts[index].tokens for index in chosen]
+        sizes = np.array([len(text) for text in texts])
+        device, length = self._target.device, int(sizes.max()) - 1
+        whole = torch.zeros((len(texts), length + 1), dtype=torch.long)
+        for row, text in enumerate(texts):
+            whole[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
+        if self._held is None:
+            states = torch.stack(self._computed(chosen)).clone()
+        else:
+            states = torch.zeros((len(texts), length, self.width), dtype=self._held.dtype)
+            for row, index in enumerate(chosen):
+                start, end = self._place[index]
+                states[row, : end - start] = self._held[start:end]
+            states = states.to(device)
+        ids = whole[:, :-1].clone()
+        ids[torch.arange(length) >= torch.from_numpy(sizes)[:, None] - 1] = 0  # as in a pass over given texts
+        read, last = states[..., : -self._hidden], states[..., -self._hidden :]
+        prompt = np.array([len(self.texts[index].prompt) for index in chosen])
+        return TextBatch(ids.to(device), read, last, prompt, sizes, whole.to(device))
+
+    @torch.no_grad()
+    def _computed(self, chosen: Sequence[int]) -> list[torch.Tensor]:
+        """States [length, width] of texts that are run together."""
+        texts = [self.texts[index].tokens[:-1].astype(np.int64) for index in chosen]
+        ids = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = torch.from_numpy(text)
+        base = self._target.network.base_model
+        with recorded(base, (*self._layers, FINAL)) as states:
+            base(input_ids=ids.to(self._target.device), use_cache=False)
+        parts = [states[count].to(self._target.device) for count in (*self._layers, FINAL)]
+        return list(torch.cat(parts, -1))
+
+
+class TargetLaw:
+    """The target's law over the ids that a head can propose: its softmax, renormalised over them, as EAGLE-3 and speculators
+    do, before any temperature or truncation.
+    """
+
+    def __init__(self, target: Model, ids: torch.Tensor | None) -> None:
+        self._forced, self._ids = TeacherForced(target), None if ids is None else ids.to(target.device)
+        self._rows: torch.Tensor | None = None
+        weight = getattr(target.network.get_output_embeddings(), "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.is_floating_point() and not weight.is_meta and self._forced.chunked:
+            rows = weight if self._ids is None else weight[self._ids.to(weight.device)]
+            probe = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+            plain, full = functional.linear(probe, rows).float(), self._of_logits(probe).float()
+            scale = full.abs().max().clamp(min=1.0)
+            if (plain - full).abs().max() <= 8 * torch.finfo(weight.dtype).eps * scale:  # no bias, cap or scale
+                self._rows = rows
+
+    @torch.no_grad()
+    def __call__(self, last: torch.Tensor) -> torch.Tensor:
+        """Log probabilities [n, ids], in float32, of states [n, hidden] after the final norm."""
+        if self._rows is not None:
+            logits = functional.linear(last, self._rows)
+        else:
+            logits = torch.cat([self._of_logits(part) for part in torch.split(last, ROWS)])
+        return logits.float().log_softmax(-1)
+
+    @torch.no_grad()
+    def _of_logits(self, last: torch.Tensor) -> torch.Tensor:
+        logits = self._forced.logits(last).clone()
+        return logits if self._ids is None else logits[:, self._ids]
+
+
+def free_memory() -> int:
+    """Bytes of memory that processes of this machine can still have, as the system says."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

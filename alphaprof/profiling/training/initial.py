@@ -1,0 +1,154 @@
+"""What the training of a head begins with: the target's last layer and LM head, or another head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
+from alphaprof.profiling.heads.formats import FIXED_ROPE
+from alphaprof.profiling.heads.readings import usual_layers
+from alphaprof.profiling.models.load import Model
+
+if TYPE_CHECKING:
+    from alphaprof.profiling.heads.draft import HeadDraft
+
+STD = 0.02  # of weights that begin at random
+NORM_TOLERANCE = 1e-5
+
+
+def layers_to_read(blocks: int) -> tuple[int, ...]:
+    """After how many of a target's layers the states are that a new head reads: those that engines guess, 2, n//2 and n-3,
+    where these are three; of a shallow target layers around its middle.
+    """
+    low, middle, high = usual_layers(blocks)
+    if low < middle < high:
+        return low, middle, high
+    return (1, blocks // 2, blocks - 1) if blocks >= 4 else tuple(range(max(0, blocks - 2), blocks + 1))
+
+
+def new_head(target: Model, ids: torch.Tensor | None, seed: int) -> Eagle3:
+    """A head in float32 on the target's device, of one layer in the style of Llama, that begins as the target's last layer
+    after its highest recorded state, wherever shapes allow: its projections over the state (the embedding's half begins at
+    random), MLP and norms, the final norm, and the rows `ids` of the LM head (None: all). The embedding is the target's.
+    """
+    text = target.network.config.get_text_config()
+    config = _shape(target, text)
+    layers = layers_to_read(text.num_hidden_layers)
+    embedding = target.network.get_input_embeddings().weight
+    network = Eagle3(config, Reading(layers), width=config.hidden_size, ids=ids, target={EMBEDDING: embedding})
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=STD, generator=generator)
+            elif name.endswith("bias"):
+                weight.zero_()
+        _take_over(network, target, ids)
+    return network.to(device=target.device, dtype=torch.float32)
+
+
+def _shape(target: Model, text: Any) -> LlamaConfig:
+    """The layer of a new head: as wide as the target's, with its heads and positions."""
+    heads = text.num_attention_heads
+    rope = getattr(text, "rope_parameters", None)
+    if not isinstance(rope, dict) or rope.get("rope_type", "default") not in FIXED_ROPE or "rope_theta" not in rope:
+        rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    return LlamaConfig(
+        vocab_size=target.vocabulary,
+        hidden_size=text.hidden_size,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        max_position_embeddings=target.context or 131_072,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
+        rope_parameters=dict(rope),
+        hidden_act="silu",
+        attention_bias=False,
+        mlp_bias=False,
+    )
+
+
+def _take_over(network: Eagle3, target: Model, ids: torch.Tensor | None) -> None:
+    """Copies what the target's last layer, final norm and LM head hold in the same shapes. `fc` begins as the highest of
+    the recorded states.
+    """
+    base, hidden = target.network.base_model, network.config.hidden_size
+    base_layers: Any = base.layers
+    block: Any = network.blocks[0]
+    last = base_layers[-1]
+    with torch.no_grad():
+        fc: Any = network.fc
+        fc.weight[:, -hidden:] += torch.eye(hidden, device=fc.weight.device)
+        has_norms = hasattr(getattr(last, "self_attn", None), "q_norm")
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            weight = _weight(last, f"self_attn.{name}")
+            own = getattr(block.self_attn, name).weight
+            part = own if name == "o_proj" else own[:, hidden:]
+            if weight is not None and weight.shape == part.shape and not (has_norms and name in ("q_proj", "k_proj")):
+                part.copy_(weight)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            weight, own = _weight(last, f"mlp.{name}"), getattr(block.mlp, name).weight
+            if weight is not None and weight.shape == own.shape:
+                own.copy_(weight)
+        norms = ((last, "input_layernorm", network.hidden_norm), (base, "norm", network.norm))
+        for owner, name, norm in (*norms, (last, "post_attention_layernorm", block.post_attention_layernorm)):
+            if (gain := _gain(getattr(owner, name, None), norm)) is not None:
+                norm.weight.copy_(gain)
+        rows = _weight(target.network.get_output_embeddings(), "")
+        if network.lm_head is not None and rows is not None and rows.shape[1] == hidden:
+            network.lm_head.weight.copy_(rows if ids is None else rows[ids.to(rows.device)])
+
+
+def _weight(owner: Any, path: str) -> torch.Tensor | None:
+    """The weight of a linear layer; None where there is none, or it is quantised or on no device."""
+    for name in filter(None, path.split(".")):
+        owner = getattr(owner, name, None)
+    weight: Any = getattr(owner, "weight", None)
+    plain = isinstance(owner, nn.Linear) and weight.is_floating_point() and not weight.is_meta
+    return weight if plain else None
+
+
+def _gain(norm: Any, own: LlamaRMSNorm) -> torch.Tensor | None:
+    """What a norm of the head needs as its weight to compute what a norm of the target does; None: it cannot."""
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.shape != own.weight.shape or weight.is_meta:
+        return None
+    probe = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0))
+    expected = norm(probe.to(weight)).float().cpu()
+    plain = probe * (probe.square().mean(-1, keepdim=True) + own.variance_epsilon).rsqrt()
+    for gain in (weight.float().cpu(), 1 + weight.float().cpu()):
+        if torch.allclose(plain * gain, expected, rtol=2e-2, atol=NORM_TOLERANCE + 2e-2 * (weight.dtype != torch.float32)):
+            return gain.to(weight.device)
+    return None
+
+
+def prepared(draft: HeadDraft, target: Model, ids: torch.Tensor | None) -> Eagle3:
+    """The network of a head that was loaded in float32, to be trained further; with `ids`, over these: rows that it lacks
+    come from the target's LM head. Raises `ModelUnloadable` for heads of other kinds.
+    """
+    network = draft.network
+    if not isinstance(network, Eagle3):
+        raise ModelUnloadable(f"{draft.reference} is no EAGLE-3 head", "give --init a head of EAGLE-3, or leave it out")
+    if ids is not None and network.lm_head is not None and (network.ids is None or not torch.equal(network.ids, ids)):
+        known = torch.arange(network.vocabulary) if network.ids is None else network.ids.cpu()
+        place = torch.searchsorted(known, ids.cpu()).clamp(max=len(known) - 1)
+        has = known[place] == ids.cpu()
+        rows = target.network.get_output_embeddings().weight.float().cpu()[ids.cpu()]
+        rows[has] = network.lm_head.weight.float().cpu()[place[has]]
+        network.lm_head = nn.Linear(rows.shape[1], rows.shape[0], bias=False)
+        network.lm_head.weight.data = rows.to(target.device)
+        network.ids = ids.to(target.device)
+    return network
+
+
+def trained_parameters(network: Eagle3) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, by name: all but an embedding."""
+    return {name: weight for name, weight in network.named_parameters() if name != EMBEDDING}

@@ -1,0 +1,484 @@
+"""train(): texts of a run in, a head out. Read it from top to bottom; and the curve, which is several of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from alphaprof.errors import DataEmpty, HeadRecordUnreadable, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
+from alphaprof.log.place import LocalPlace
+from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, learnable, split, texts_of
+from alphaprof.log.store import Run
+from alphaprof.log.training import (
+    CURVE,
+    TESTS,
+    TRAINING,
+    DraftVocabulary,
+    PartUnits,
+    TestedText,
+    TrainingBytes,
+    TrainingRecord,
+    TrainingRun,
+    TrainingSeconds,
+    TrainingSize,
+    TrainingTarget,
+    fraction_of,
+    read_training,
+    tests_content,
+    texts_digest,
+)
+from alphaprof.profiling.heads.eagle import Eagle3
+from alphaprof.profiling.models.drafts import load_draft, special_ids
+from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.run.pipeline import in_memory, set_threads
+from alphaprof.profiling.run.resume import as_measured
+from alphaprof.profiling.training.card import card
+from alphaprof.profiling.training.features import Features, TargetLaw
+from alphaprof.profiling.training.initial import new_head, prepared, trained_parameters
+from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
+from alphaprof.profiling.training.testing import TestBench
+from alphaprof.profiling.training.trainer import Saying, Schedule, Trainer, TrainingState, remove_checkpoints
+from alphaprof.profiling.training.vocabulary import Vocabulary, chosen_vocabulary, outside, vocabulary_digest
+from alphaprof.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config.profile import ProfileOptions
+
+CARD = "README.md"
+PASSES = 10  # over the training texts, where neither steps nor minutes are given
+SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve, each with so many orders
+LEAST = 8  # independent units to train on, of a curve
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What `alphaprof train` can be asked for; see `alphaprof train --help`."""
+
+    steps: int | None = None
+    minutes: float | None = None
+    ttt: int = 3
+    batch_tokens: int = 1536
+    learning_rate: float = 2e-3
+    draft_vocab: float | None = None
+    init: str | None = None
+    seed: int = 0
+    split_seed: int = 0
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What the heads of one run are trained with: the profile, the target, and the texts of the run in three parts."""
+
+    options: ProfileOptions
+    asked: TrainingOptions
+    run: Run
+    run_name: str
+    target: Model
+    tokenizer: PreTrainedTokenizerBase
+    texts: list[RunText]
+    split: Split
+    progress: Saying
+    features: dict[tuple[int, ...], dict[str, Features]] = field(default_factory=dict)
+
+    @property
+    def described(self) -> TrainingTarget:
+        """The target, as a record has it."""
+        config = self.target.network.config.get_text_config()
+        sizes = config.hidden_size, config.num_hidden_layers, self.target.vocabulary
+        return TrainingTarget(self.target.reference, self.target.digest, *sizes)
+
+
+def train(
+    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Saying, resume: bool = False
+) -> TrainingRecord:
+    """Trains a head on the texts of a run into the folder `out`. Raises the errors of `errors.py`."""
+    with in_memory():
+        require_free(out, resume)
+        shop = opened(options, run, asked, progress)
+        return _trained(shop, out, "1", 0, resume)
+
+
+def train_curve(
+    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Saying, resume: bool = False
+) -> list[TrainingRecord]:
+    """Trains heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
+    below `out`, and writes curve.yaml, which lists them. Raises the errors of `errors.py`.
+    """
+    with in_memory():
+        names = {
+            (size, order): f"{size.replace('/', '-')}-{order}" for size, orders in SIZES.items() for order in range(orders)
+        }
+        names[("1", 0)] = "1-0"
+        _require_curve(out, resume)
+        shop = opened(options, run, asked, progress)
+        if (count := len({shop.split.groups[unit] for unit in shop.split.units[TRAIN]})) < LEAST:
+            hint = "profile more prompts, or train one head: leave --curve out"
+            raise DataEmpty(f"a curve needs {LEAST} independent units to train on, and {run} has {count}", hint)
+        place = LocalPlace(out)
+        place.make()
+        place.put(CURVE, _curve(run, out, list(names.values())).encode())
+        records = []
+        for number, ((size, order), name) in enumerate(names.items(), 1):
+            progress.say(f"head {number} of {len(names)}: {size} of the training units, order {order}")
+            records.append(_trained(shop, out / "heads" / name, size, order, resume=True))
+        return records
+
+
+def train_any(
+    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Saying, resume: bool, curve: bool
+) -> list[TrainingRecord]:
+    """Trains one head, or those of a curve."""
+    if curve:
+        return train_curve(options, run, out, asked, progress, resume)
+    return [train(options, run, out, asked, progress, resume)]
+
+
+def done(records: Sequence[TrainingRecord], out: Path) -> str:
+    """What was trained, and what to do next, in a line."""
+    if len(records) > 1:
+        return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
+    (record,) = records
+    best = next(look for look in record.progress if look.step == record.best_step)
+    right = " ".join(f"{share:.3f}" for share in best.agreement)
+    told = f"{out}: {record.steps} steps, the best was {record.best_step}: right on stop documents by depth {right}"
+    return f"{told}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
+
+
+def require_free(out: Path, resume: bool) -> None:
+    """Raise `RunExists` where a folder holds something else than a training, or one that is not to be gone on with."""
+    place = LocalPlace(out)
+    place.require_writable()
+    if not out.is_dir():
+        return
+    names = [name for name in os.listdir(out) if not name.startswith(".")]
+    if not names:
+        return
+    if TRAINING not in names:
+        raise RunExists(f"{out} exists and holds no training", "choose a new directory for --out")
+    record = read_training(out)
+    if not resume:
+        what = "a trained head" if record.status == "complete" else "a training that was interrupted"
+        hint = (
+            "choose another --out" if record.status == "complete" else "add --resume to finish it, or choose another --out"
+        )
+        raise RunExists(f"{out} holds {what}", hint)
+
+
+def _require_curve(out: Path, resume: bool) -> None:
+    place = LocalPlace(out)
+    place.require_writable()
+    names = [name for name in os.listdir(out) if not name.startswith(".")] if out.is_dir() else []
+    if names and CURVE not in names:
+        raise RunExists(f"{out} exists and holds no curve", "choose a new directory for --out")
+    if names and not resume:
+        raise RunExists(f"{out} holds a curve", "add --resume to finish it, or choose another --out")
+
+
+def _curve(run: str, out: Path, names: Sequence[str]) -> str:
+    """The text of curve.yaml; JSON's strings are YAML's."""
+    where = run if "://" in run else os.path.relpath(run, out)
+    heads = "\n".join(f"  - {{head: ./heads/{name}}}" for name in names)
+    return f"# Heads of growing size. alphaprof curve reads this file.\nrun: {json.dumps(where)}\nheads:\n{heads}\n"
+
+
+def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Saying) -> Workshop:
+    """Loads the target and the texts, and splits these. Raises `RunMismatch` for a run that is not complete or has another
+    target, `DataEmpty` where a part has no text that a head can be trained or tested on.
+    """
+    run = Run.open(run_name)
+    if run.manifest.status != "complete":
+        raise RunMismatch(f"{run_name} is not complete", "finish it with alphaprof profile --resume first")
+    texts = texts_of(run)
+    own = learnable(texts, asked.ttt)
+    if not own:
+        raise DataEmpty(
+            f"no text of {run_name} was written by the target and is longer than the {asked.ttt} depths that are trained",
+            "profile with continuation kind greedy or sampled and a larger max_new_tokens, or lower --ttt",
+        )
+    if len(own) < len(texts):
+        progress.say(f"{len(texts) - len(own)} of {len(texts)} documents are left out: too short, or not the target's text")
+    parts = split(own, asked.split_seed)
+    for note in parts.notes:
+        progress.say(note)
+    if empty := [part for part in PARTS if not parts.units[part]]:
+        count = sum(map(len, parts.units.values()))
+        raise DataEmpty(
+            f"{run_name} has {count} independent units, and no part for {' and '.join(empty)} can be made of them",
+            "profile more prompts: a domain needs three that are no near-copies of each other",
+        )
+    set_threads(
+        run.manifest.environment["torch_threads"] if options.execution.threads == "auto" else options.execution.threads
+    )
+    options = as_measured(options, run.manifest)
+    progress.say(f"loading {options.target.model}")
+    tokenizer = load_tokenizer(options.target)
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    before = run.manifest
+    if target.digest != before.target.fingerprint or tokenizer_fingerprint(tokenizer) != before.tokenizer:
+        raise RunMismatch(
+            f"{run_name} was made with another target, dtype or tokenizer than {options.target.model}",
+            "give the profile that made the run: a head learns the law of the target that wrote its texts",
+        )
+    return Workshop(options, asked, run, run_name, target, tokenizer, own, parts, progress)
+
+
+def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> TrainingRecord:
+    """One head: on a share of the training units in one order."""
+    require_free(out, resume)
+    units = shop.split.nested(fraction_of(size), order)
+    parts = {part: shop.split.of(shop.texts, part) for part in PARTS} | {
+        TRAIN: [t for t in shop.texts if t.unit in set(units)]
+    }
+    network, ids, unknown_texts = _beginning(shop, order)
+    settings, identity = _identity(shop, network, size, order, parts)
+    place = LocalPlace(out)
+    begun = _begun(place, settings, identity, shop)
+    if begun is not None and begun.status == "complete":
+        shop.progress.say(f"{out} is complete already")
+        remove_checkpoints(place)
+        return begun
+    place.make()
+    place.remove_temporary()
+    record = _record(shop, parts, units, ids, size, order, settings, identity, network)
+    place.put(TRAINING, record.to_json().encode())
+    features = _features(shop, network.layers, out)
+    train_on, stop_on = features[TRAIN].part(parts[TRAIN]), features[STOP]
+    schedule = _schedule(shop, order)
+    tensor = None if ids is None else torch.from_numpy(ids)
+    law = TargetLaw(shop.target, tensor)
+    trainer = Trainer(network, law, train_on, stop_on, schedule, place, identity, _autocast(shop.target))
+    if resume and trainer.resume():
+        shop.progress.say(f"resuming after step {trainer.state.step}")
+
+    def advanced(state: TrainingState) -> None:
+        place.put(TRAINING, _so_far(record, state, train_on).to_json().encode())
+
+    try:
+        state = trainer.run(shop.progress, advanced)
+    except LogitsNotFinite:
+        _write_head(place, network, shop)
+        raise
+    return _finished(shop, place, network, parts, _so_far(record, state, train_on), unknown_texts)
+
+
+def _finished(
+    shop: Workshop,
+    place: LocalPlace,
+    network: Eagle3,
+    parts: dict[str, list[RunText]],
+    record: TrainingRecord,
+    unknown_texts: bool,
+) -> TrainingRecord:
+    """Writes the head, tests what was written, and writes the record last."""
+    _write_head(place, network, shop)
+    shop.progress.start("testing", len(parts[STOP]) + len(parts[TEST]), "documents")
+    began, cpu = time.monotonic(), time.process_time()
+    bench = TestBench(shop.options, shop.target, shop.tokenizer, record.run, {part: parts[part] for part in (STOP, TEST)})
+    tests, uncertainty = bench.tested(place.path, "", shop.progress.advance)
+    spent = replace(
+        record.seconds,
+        testing=record.seconds.testing + time.monotonic() - began,
+        cpu=record.seconds.cpu + time.process_time() - cpu,
+    )
+    record = replace(record, status="complete", uncertainty=uncertainty, seconds=spent)
+    record = replace(record, bytes=replace(record.bytes, peak_memory=peak_memory(shop.target.device)))
+    place.put(TESTS, tests_content(tests).to_pybytes())
+    place.put(CARD, card(record, tests, place.path, unknown_texts).encode())
+    place.put(TRAINING, record.to_json().encode())
+    remove_checkpoints(place)
+    return record
+
+
+def _write_head(place: LocalPlace, network: Eagle3, shop: Workshop) -> None:
+    place.put(WEIGHTS, weights_content(network, shop.target.dtype))
+    place.put(CONFIG, config_content(network, shop.target, shop.asked.ttt))
+
+
+def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None, bool]:
+    """The network to train, the ids that it proposes (None: all), and whether it may have learnt texts of the test part:
+    a head of others that does not say what it was trained on. The vocabulary is that of all training units, whatever share
+    of them is used, so that heads of a curve share it.
+    """
+    asked, target = shop.asked, shop.target
+    texts = shop.split.of(shop.texts, TRAIN)
+    always = {*special_ids(shop.tokenizer), *target.eos}
+    if asked.init is None or asked.draft_vocab is not None:
+        ids = chosen_vocabulary(texts, asked.draft_vocab, always, target.vocabulary)
+    if asked.init is None:
+        return new_head(target, torch.from_numpy(ids), asked.seed + order), ids, False
+    from alphaprof.config.options import Eagle3Draft
+
+    given = Eagle3Draft(kind="eagle3", model=asked.init, dtype="float32")
+    draft: Any = load_draft("init", given, shop.options, target, shop.tokenizer)
+    unknown = _require_unseen(shop, Path(asked.init))
+    network = prepared(draft, target, torch.from_numpy(ids) if asked.draft_vocab is not None else None)
+    return network, None if network.ids is None else network.ids.cpu().numpy(), unknown
+
+
+def _require_unseen(shop: Workshop, init: Path) -> bool:
+    """Raise `PartsOverlap` where a head to begin with was trained on texts of the stop or test part. True where it does not
+    say what it was trained on.
+    """
+    if not (init / TRAINING).is_file():
+        return True
+    seen = set(read_training(init).units.train)
+    if both := seen & {*shop.split.units[STOP], *shop.split.units[TEST]}:
+        raise PartsOverlap(
+            f"{init} was trained on {len(both)} of the units that it would be stopped by and tested on",
+            "split the texts as that training did (--split-seed), or begin with another head",
+        )
+    return False
+
+
+def _identity(
+    shop: Workshop, network: Eagle3, size: str, order: int, parts: dict[str, list[RunText]]
+) -> tuple[dict[str, Any], str]:
+    """All settings that fix the result, and the digest over these, the texts of the parts and the first weights."""
+    target, schedule = shop.target, _schedule(shop, order)
+    settings = {
+        **asdict(shop.asked),
+        "steps": schedule.steps,
+        "passes": None if shop.asked.steps else PASSES,
+        "size": size,
+        "order": order,
+        "layers": list(network.layers),
+        "gammas": list(shop.options.gammas),
+        "padded_tokens": schedule.padded_tokens,
+        "device": target.device.type,
+        "dtype": target.dtype_name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "target": target.digest,
+    }
+    total = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for part in PARTS:
+        for text in parts[part]:
+            total.update(f"{part} {text.unit} {len(text.prompt)} {len(text.ids)} ".encode())
+            total.update(text.tokens.tobytes())
+    for name, weight in sorted(network.state_dict().items()):
+        total.update(f"{name} {list(weight.shape)}".encode())
+        total.update(weight.detach().cpu().contiguous().numpy().tobytes())
+    return settings, total.hexdigest()
+
+
+def _begun(place: LocalPlace, settings: dict[str, Any], identity: str, shop: Workshop) -> TrainingRecord | None:
+    """The record of the training in a folder. Raises `RunMismatch` where that is another one."""
+    try:
+        record = read_training(place.path)
+    except HeadRecordUnreadable:
+        if place.has(TRAINING):
+            raise
+        return None
+    if record.identity != identity:
+        changed = sorted(name for name in settings if record.settings.get(name) != settings[name])
+        what = f"{', '.join(changed)} changed" if changed else "other texts, or another head to begin with"
+        hint = "resume with the options and the run of the first call, or choose another --out"
+        raise RunMismatch(f"{place.shown} is another training ({what})", hint)
+    return record
+
+
+def _record(
+    shop: Workshop,
+    parts: dict[str, list[RunText]],
+    units: Sequence[str],
+    ids: Vocabulary | None,
+    size: str,
+    order: int,
+    settings: dict[str, Any],
+    identity: str,
+    network: Eagle3,
+) -> TrainingRecord:
+    """The record of a training that begins."""
+    texts, tested = parts[TRAIN], parts[TEST]
+    emitted = sum(len(text.ids) - 1 for text in tested)
+    missed = sum(outside(ids, text) for text in tested) / max(1, emitted)
+    every = np.arange(shop.target.vocabulary) if ids is None else ids
+    return TrainingRecord(
+        alphaprof=__version__,
+        status="running",
+        run=TrainingRun(shop.run_name, texts_digest(shop.run.manifest)),
+        target=shop.described,
+        settings=settings,
+        identity=identity,
+        size=TrainingSize(
+            fraction=size,
+            order=order,
+            units=len(units),
+            documents=len(texts),
+            tokens=sum(len(text.ids) for text in texts),
+            prompt_tokens=sum(len(text.prompt) for text in texts),
+        ),
+        units=PartUnits(tuple(units), shop.split.units[STOP], shop.split.units[TEST]),
+        vocabulary=DraftVocabulary(len(every), vocabulary_digest(every), 1 - missed),
+        floor=missed,
+        uncertainty=None,
+        progress=(),
+        best_step=0,
+        steps=0,
+        seconds=TrainingSeconds(0.0, 0.0, 0.0, 0.0),
+        bytes=TrainingBytes(0, 0),
+        parameters=sum(weight.numel() for weight in trained_parameters(network).values()),
+        device=torch.cuda.get_device_name(shop.target.device) if shop.target.device.type == "cuda" else "cpu",
+        test=TestedText(len(tested), emitted),
+    )
+
+
+def _so_far(record: TrainingRecord, state: TrainingState, train: Features) -> TrainingRecord:
+    """The record with what a state says."""
+    return replace(
+        record,
+        progress=tuple(state.progress),
+        best_step=state.best_step,
+        steps=state.step,
+        seconds=TrainingSeconds(train.seconds, *(state.seconds[name] for name in ("training", "testing", "cpu"))),
+        bytes=TrainingBytes(train.bytes if train.where == "disk" else 0, peak_memory(None)),
+    )
+
+
+def _features(shop: Workshop, layers: tuple[int, ...], out: Path) -> dict[str, Features]:
+    """The target's states on all texts of the training and the stop part, computed once for all heads that read the same."""
+    if layers in shop.features:
+        return shop.features[layers]
+    made = shop.features[layers] = {}
+    for part in (TRAIN, STOP):
+        texts = shop.split.of(shop.texts, part)
+        made[part] = features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
+        where = {"memory": "in memory", "disk": f"on disk, in {out}", "nowhere": "too large for memory and disk: made anew"}
+        shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where[features.where]}")
+        shop.progress.start("states of the target", len(texts), "documents")
+        features.fill(shop.progress.advance)
+    return made
+
+
+def _schedule(shop: Workshop, order: int) -> Schedule:
+    """The same for each size of a curve: what a small one cannot learn in as many steps, it lacks the texts for."""
+    asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
+    steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
+    if asked.minutes is not None and asked.steps is None:
+        steps *= 10  # the clock ends it
+    padded = shop.options.batch_tokens
+    return Schedule(steps, asked.minutes, asked.ttt, asked.batch_tokens, padded, asked.learning_rate, asked.seed + order)
+
+
+def _autocast(target: Model) -> torch.dtype | None:
+    """The dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
+    return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
+
+
+def peak_memory(device: torch.device | None) -> int:
+    """Bytes: of the process so far, or what was allocated on a GPU."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

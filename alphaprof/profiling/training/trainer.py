@@ -1,0 +1,302 @@
+"""Steps of a training on one device: the loop, which documents make a step, and checkpoints that it goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from alphaprof.errors import HeadRecordUnreadable, LogitsNotFinite, RunMismatch
+from alphaprof.log.place import LocalPlace
+from alphaprof.log.training import TrainingProgress
+from alphaprof.profiling.heads.eagle import Eagle3
+from alphaprof.profiling.texts.continuations import batches
+from alphaprof.profiling.training.features import Features, TargetLaw
+from alphaprof.profiling.training.initial import trained_parameters
+from alphaprof.profiling.training.objective import DECAY, drafts, losses, right
+
+CHECKPOINT = re.compile(r"checkpoint/state-(\d+)\.safetensors")
+LOOKS = 20  # times that a training looks at the stop part, and writes a checkpoint
+PATIENCE = 0.5  # of the steps so far: without anything better in these a training ends, in its second half
+WARM_UP = 0.1  # of the steps
+BETAS, CLIP = (0.9, 0.95), 1.0
+Flags = np.ndarray[Any, Any]
+
+
+class Saying(Protocol):
+    """The part of `Progress` that a training uses."""
+
+    def say(self, message: str) -> None:
+        """Say in a line what happens now."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """A new stage begins."""
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        """Part of the stage is done."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a training goes. `steps`: how many updates at most; `minutes`: after which it ends (None: none), by the clock,
+    which the learning rate then follows too; `ttt`: drafts of a round that are trained; `batch_tokens`: tokens of
+    continuations in a step; `padded_tokens`: padded tokens that are run at a time, gradients of several such batches being
+    added up; `seed`: of the order of documents.
+    """
+
+    steps: int
+    minutes: float | None
+    ttt: int
+    batch_tokens: int
+    padded_tokens: int
+    learning_rate: float
+    seed: int
+
+
+@dataclass
+class TrainingState:
+    """Where a training is. `progress`: of each look at the stop part; `best`: the weights of `best_step`, with `score`
+    drafts right a round; `seconds` of steps and of looks, `cpu` of all threads, in this process and those before it.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    best_step: int = 0
+    score: float = -1.0
+    seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "testing": 0.0, "cpu": 0.0})
+    progress: list[TrainingProgress] = field(default_factory=list)
+    best: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Trainer:
+    """A training in a folder. `identity`: what it fixes itself by; a checkpoint of another one is refused."""
+
+    def __init__(
+        self,
+        network: Eagle3,
+        law: TargetLaw,
+        train: Features,
+        stop: Features,
+        schedule: Schedule,
+        place: LocalPlace,
+        identity: str,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.network, self.law, self.train, self.stop, self.schedule = network, law, train, stop, schedule
+        self.place, self.identity, self.autocast = place, identity, autocast
+        self.weights = trained_parameters(network)
+        for name, weight in network.named_parameters():
+            weight.requires_grad_(name in self.weights)
+        self.optimizer = torch.optim.AdamW(self.weights.values(), schedule.learning_rate, BETAS, weight_decay=0.0)
+        self.state = TrainingState()
+
+    def run(self, progress: Saying, looked: Callable[[TrainingState], None] = lambda _: None) -> TrainingState:
+        """Trains from where the state is to the end, and returns it with the best weights in the network. `looked`: called
+        after each checkpoint. Raises `LogitsNotFinite` where the loss is none; the network then holds the best weights so
+        far, and the last checkpoint stays.
+        """
+        schedule, state = self.schedule, self.state
+        progress.start("training", schedule.steps, "steps")
+        progress.advance(state.step)
+        if not state.progress:
+            self._look(progress, [])
+        chosen = steps_of([len(text.ids) for text in self.train.texts], schedule.batch_tokens, schedule.seed)
+        for _ in range(state.step):
+            next(chosen)
+        sums, counts = np.zeros(schedule.ttt), np.zeros(schedule.ttt)
+        try:
+            while not self._ended():
+                began, cpu = time.monotonic(), time.process_time()
+                added, drafted = self.update(next(chosen))
+                sums, counts = sums + added, counts + drafted
+                state.step += 1
+                state.seconds["training"] += time.monotonic() - began
+                state.seconds["cpu"] += time.process_time() - cpu
+                progress.advance(1, int(drafted[0]))
+                if state.step % max(1, schedule.steps // LOOKS) == 0 or self._ended():
+                    self._look(progress, (sums / np.maximum(counts, 1)).tolist())
+                    sums, counts = np.zeros(schedule.ttt), np.zeros(schedule.ttt)
+                    looked(state)
+        finally:
+            self._restore(state.best)
+        return state
+
+    def _ended(self) -> bool:
+        """Whether the steps or the minutes are over, or nothing has become better for long."""
+        stale = self.state.best_step < PATIENCE * self.state.step
+        return self._share() >= 1.0 or (self._share() >= 0.5 and stale)
+
+    def _share(self) -> float:
+        """How far the training is, 0 to 1."""
+        done = self.state.step / self.schedule.steps
+        limit = self.schedule.minutes
+        return done if limit is None else min(1.0, max(done, self.state.seconds["training"] / (60 * limit)))
+
+    def update(self, chosen: Sequence[int]) -> tuple[Flags, Flags]:
+        """One update; by depth [depths], the sum of the loss and the number of drafts."""
+        schedule, texts = self.schedule, [self.train.texts[index] for index in chosen]
+        counts = np.array(
+            [
+                sum(drafts(len(text.prompt), len(text.tokens), depth) for text in texts)
+                for depth in range(1, schedule.ttt + 1)
+            ]
+        )
+        weights = [DECAY**depth / max(1, int(count)) for depth, count in enumerate(counts)]
+        warm = min(1.0, (self._share() + 1 / schedule.steps) / WARM_UP)
+        rate = schedule.learning_rate * warm * (0.5 + 0.5 * math.cos(math.pi * self._share()))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(schedule.ttt, device=self.network.device)
+        for part in batches([len(text.tokens) for text in texts], schedule.padded_tokens):
+            batch = self.train.batch([chosen[index] for index in part])
+            with self._precision():
+                found = losses(self.network, batch, self.law, schedule.ttt)
+            sum(loss * weight for loss, weight in zip(found, weights, strict=True)).backward()  # type: ignore[union-attr]
+            sums += torch.stack(found).detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), CLIP)
+        if not bool(torch.isfinite(sums).all() & torch.isfinite(norm)):
+            kept = f"the weights of step {self.state.best_step}, the best so far, are in {self.place.shown}"
+            raise LogitsNotFinite(
+                f"the loss of step {self.state.step + 1} is not finite (learning rate {rate:.2g})",
+                f"{kept}; train into another --out with a lower --learning-rate, from the start or from there (--init)",
+            )
+        self.optimizer.step()
+        self.state.tokens += sum(len(text.ids) for text in texts)
+        return sums.double().cpu().numpy(), counts
+
+    def _precision(self) -> Any:
+        """16 bits where the target has them and the device is a GPU; the target's own states and law are made outside."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.network.device.type, self.autocast)
+
+    def _look(self, progress: Saying, loss: list[float]) -> None:
+        """Tests on the stop part, keeps the weights where they are the best so far, and writes a checkpoint."""
+        state, schedule = self.state, self.schedule
+        began, cpu = time.monotonic(), time.process_time()
+        agree, starts, prefix = self.tested(self.stop, schedule.ttt)
+        score = float(prefix.sum() / max(1, starts[0]))
+        if score > state.score:
+            state.score, state.best_step = score, state.step
+            state.best = {name: weight.detach().cpu().clone() for name, weight in self.weights.items()}
+        shares = tuple((agree / np.maximum(starts, 1)).tolist())
+        state.seconds["testing"] += time.monotonic() - began
+        spent = sum(state.seconds[name] for name in ("training", "testing"))
+        state.progress.append(TrainingProgress(state.step, round(spent, 3), tuple(loss), shares, state.tokens))
+        self.save()
+        state.seconds["cpu"] += time.process_time() - cpu
+        told = f"step {state.step} of {schedule.steps}: "
+        told += f"loss by depth {' '.join(f'{each:.2f}' for each in loss)}; " if loss else ""
+        told += f"right on stop documents {' '.join(f'{each:.3f}' for each in shares)}"
+        if state.step:
+            left = spent * (1 / max(self._share(), 1e-9) - 1)
+            told += f"; about {left:.0f} s left"
+        progress.say(told)
+
+    @torch.no_grad()
+    def tested(self, features: Features, depths: int) -> tuple[Flags, Flags, Flags]:
+        """What `right` says of all texts of some features, by depth [depths]."""
+        total = np.zeros((3, depths), dtype=np.int64)
+        for part in batches([len(text.tokens) for text in features.texts], self.schedule.padded_tokens):
+            with self._precision():
+                total += np.stack(right(self.network, features.batch(part), depths))
+        agree, starts, prefix = total
+        return agree, starts, prefix
+
+    def save(self) -> None:
+        """Writes a checkpoint, and removes those before it. Raises `DiskFull`."""
+        state = self.state
+        tensors = {f"weights.{name}": weight.detach().cpu().contiguous() for name, weight in self.weights.items()}
+        tensors |= {f"best.{name}": weight for name, weight in state.best.items()}
+        for name, weight in self.weights.items():
+            for moment, value in self.optimizer.state.get(weight, {}).items():
+                tensors[f"{moment}.{name}"] = value.detach().cpu().contiguous().clone()
+        facts = {key: value for key, value in asdict(replace(state, best={})).items() if key != "best"}
+        meta = {"identity": self.identity, "state": json.dumps(facts)}
+        name = f"checkpoint/state-{state.step}.safetensors"
+        self.place.put(name, save(tensors, metadata=meta))
+        remove_checkpoints(self.place, keep=name)
+
+    def resume(self) -> bool:
+        """Goes on from the last checkpoint in the folder; False where there is none. Raises `HeadRecordUnreadable` where it
+        is damaged, `RunMismatch` where it is of another training.
+        """
+        names = checkpoints(self.place)
+        if not names:
+            return False
+        path = self.place.path / names[-1]
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
+            facts = json.loads(meta["state"])
+            facts["progress"] = [TrainingProgress(**_tuples(each)) for each in facts["progress"]]
+            state = TrainingState(**facts)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+            raise HeadRecordUnreadable(f"{path} cannot be read: {reason}", "delete it: --resume begins again") from None
+        if meta.get("identity") != self.identity:
+            raise RunMismatch(f"{path} is of another training", "train into another --out")
+        state.best = {name: tensors[f"best.{name}"] for name in self.weights if f"best.{name}" in tensors}
+        self._restore({name: tensors[f"weights.{name}"] for name in self.weights})
+        for name, weight in self.weights.items():
+            moments = {moment: tensors.get(f"{moment}.{name}") for moment in ("step", "exp_avg", "exp_avg_sq")}
+            if moments["step"] is not None:
+                self.optimizer.state[weight] = {
+                    moment: value if moment == "step" else value.to(weight.device)
+                    for moment, value in moments.items()
+                    if value is not None
+                }
+        self.state = state
+        return True
+
+    @torch.no_grad()
+    def _restore(self, weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            self.weights[name].copy_(weight)
+
+
+def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
+    """Yields without end the texts of each step: all texts in an order of its own for each pass, as many as hold
+    `batch_tokens` of `sizes`, one at least. A step may go over the end of a pass.
+    """
+    step, tokens, number = list[int](), 0, 0
+    while True:
+        for index in np.random.default_rng([seed, number]).permutation(len(sizes)).tolist():
+            step.append(index)
+            tokens += sizes[index]
+            if tokens >= batch_tokens:
+                yield step
+                step, tokens = [], 0
+        number += 1
+
+
+def checkpoints(place: LocalPlace) -> list[str]:
+    """The checkpoints in a folder, by their steps."""
+    names = [name for name in place.names("checkpoint") if CHECKPOINT.fullmatch(name)]
+    return sorted(names, key=lambda name: int(name.removeprefix("checkpoint/state-").split(".")[0]))
+
+
+def remove_checkpoints(place: LocalPlace, keep: str | None = None) -> None:
+    """Removes the checkpoints in a folder but for one, and no other file; the folder where it is empty then."""
+    for name in checkpoints(place):
+        if name != keep:
+            place.remove(name)
+    if keep is None:
+        with contextlib.suppress(OSError):
+            (place.path / "checkpoint").rmdir()
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

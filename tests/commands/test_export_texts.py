@@ -1,0 +1,287 @@
+"""`alphaprof export --to speculators-data` and `specforge-jsonl`: files are read as their readers read them; errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from alphaprof.commands.export.formats import TEXT_EXPORTS
+from alphaprof.commands.export.texts import FILES, export_texts
+from alphaprof.errors import DataEmpty, NoPositionLog, OptionInvalid, RunExists, RunUnreadable
+from alphaprof.log.split import PARTS, TEST, TRAIN, split, texts_of
+from alphaprof.log.store import Run
+from tests.conftest import Runner
+from tests.synthetic import VOCABULARY, Domain, Recipe, interrupted, replaced, write_run
+
+# Three sessions of several documents each, documents that stand alone, and equal prompts, which are one unit.
+SESSIONS = [f"session {number % 5}" if number < 15 else None for number in range(24)]
+RECIPE = Recipe(
+    domains={
+        "chat": Domain(documents=24, clusters=SESSIONS),
+        "code": Domain(documents=16, prompts=[f"prompt {number // 2}" for number in range(16)]),
+    },
+)
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def with_prompts(run: Run) -> Run:
+    """The run with a prompt of its own for each `prompt_hash`: those of a synthetic run are all the same tokens."""
+    texts = {}
+    for shard in run.shards:
+        table = run.continuations(shard.index)
+        seeds = [int(digest[:8], 16) for digest in table["prompt_hash"].to_pylist()]
+        ids = [np.random.default_rng(seed).integers(3, VOCABULARY, 8).tolist() for seed in seeds]
+        place = table.schema.get_field_index("prompt_ids")
+        field = table.schema.field(place)
+        texts[shard.index] = table.set_column(place, field, pa.array(ids, field.type))
+    return replaced(run, {}, texts)
+
+
+def texts_run(path: Path, recipe: Recipe) -> Run:
+    return with_prompts(write_run(path, recipe))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return texts_run(tmp_path_factory.mktemp("texts") / "run", RECIPE)
+
+
+@pytest.fixture
+def alphaprof(console_script: Runner) -> Runner:
+    """`alphaprof export`."""
+    return partial(console_script, "export")
+
+
+def speculators(folder: Path) -> list[dict[str, Any]]:
+    """speculators' `load_raw_dataset` of a folder: all .json and .jsonl files below it as one; then `_append_row`, which
+    takes rows of equal lengths and drops those without a token to learn.
+    """
+    files = sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    for row in rows:
+        assert len(row["input_ids"]) == len(row["loss_mask"])
+    return [row for row in rows if sum(row["loss_mask"])]
+
+
+def specforge(file: Path) -> list[dict[str, Any]]:
+    """SpecForge's `_prompt_from_record`: both fields are flat lists of integers, of equal lengths, masks of 0 and 1."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        assert {type(value) for name in ("input_ids", "loss_mask") for value in row[name]} == {int}
+        assert set(row["loss_mask"]) <= {0, 1}
+        assert len(row["input_ids"]) == len(row["loss_mask"]) > 0
+    return [row for row in rows if sum(row["loss_mask"]) >= 1]
+
+
+def written(run: Run, out: Path, to: str = "speculators-data") -> Rows:
+    export_texts(str(run.path), to, out, narrowed=False)
+    assert sorted(path.name for path in out.iterdir()) == sorted(FILES.values())
+    return {part: specforge(out / name) for part, name in FILES.items()}
+
+
+@pytest.mark.parametrize("to", TEXT_EXPORTS)
+def test_parts_are_those_of_train_and_hold_every_document_once(run: Run, tmp_path: Path, to: str) -> None:
+    rows, parts, texts = written(run, tmp_path / "out", to), split(texts_of(run)), texts_of(run)
+    expected = {part: {text.document for text in parts.of(texts, part)} for part in PARTS}
+    assert {part: {row["document"] for row in rows[part]} for part in PARTS} == expected
+    assert sum(map(len, rows.values())) == run.manifest.documents
+    assert all(len(rows[part]) for part in PARTS)
+
+
+def test_token_ids_are_those_of_the_run_and_only_the_continuation_is_learnt(run: Run, tmp_path: Path) -> None:
+    by_document = {row["document"]: row for rows in written(run, tmp_path / "out").values() for row in rows}
+    for shard in run.shards:
+        for document in run.continuations(shard.index).to_pylist():
+            row = by_document[document["document"]]
+            assert row["input_ids"] == document["prompt_ids"] + document["continuation_ids"]
+            learnt = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+            assert learnt == document["continuation_ids"]
+            assert sum(row["loss_mask"][: len(document["prompt_ids"])]) == 0
+
+
+def test_no_session_and_no_prompt_is_in_two_parts(run: Run, tmp_path: Path) -> None:
+    documents = run.documents().to_pandas().set_index("document")
+    unit = documents["cluster"].where(documents["cluster"].notna(), documents["prompt_hash"])
+    units = [{unit[row["document"]] for row in rows} for rows in written(run, tmp_path / "out").values()]
+    assert sum(map(len, units)) == len(set.union(*units)) == unit.nunique()
+
+
+def test_a_reader_that_is_given_the_folder_learns_from_train_alone(run: Run, tmp_path: Path) -> None:
+    rows = written(run, tmp_path / "out")
+    assert [row["document"] for row in speculators(tmp_path / "out")] == [row["document"] for row in rows[TRAIN]]
+
+
+def test_first_lines_of_train_are_the_nested_sizes_of_a_curve(run: Run, tmp_path: Path) -> None:
+    artefact = export_texts(str(run.path), "specforge-jsonl", tmp_path / "out", narrowed=False)
+    lines = [row["document"] for row in specforge(tmp_path / "out" / "train.jsonl")]
+    texts = texts_of(run)
+    parts, unit = split(texts), {text.document: text.unit for text in texts}
+    counts = []
+    for share in (1 / 8, 1 / 4, 1 / 2, 1):
+        units = set(parts.nested(share, 0))
+        counts.append(sum(text.unit in units for text in texts))
+        assert {unit[document] for document in lines[: counts[-1]]} == units
+    said = "1/8: {}, 1/4: {}, 1/2: {}, 1: {}".format(*counts)
+    assert any(said in note for note in artefact.notes)
+    assert counts[-1] == len(lines) > counts[0] > 0
+
+
+def test_a_second_export_is_equal_byte_by_byte(run: Run, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        written(run, tmp_path / name)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_the_next_command_names_the_model_and_a_length_that_cuts_nothing(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "a folder; rm -rf"
+    rows = written(run, out)
+    longest = max(len(row["input_ids"]) for part in rows.values() for row in part)
+    artefact = export_texts(str(run.path), "speculators-data", tmp_path / "next; ls", narrowed=False)
+    (command,) = [note for note in artefact.notes if note.startswith("next: ")]
+    assert f"--seq-length {longest} " in command
+    assert f"--model {run.manifest.target.reference} " in command
+    assert f"--data '{tmp_path}/next; ls/train.jsonl' " in command
+
+
+def test_stdout_counts_what_was_written_and_stderr_explains(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
+    out = tmp_path / "out"
+    code, output, errors = alphaprof(str(run.path), "--to", "speculators-data", "--out", str(out))
+    texts = texts_of(run)
+    test = split(texts).of(texts, TEST)
+    tokens = sum(len(text.ids) for text in test)
+    assert code == 0
+    assert output.splitlines()[2].startswith(f"{out}/test.ndjson: {len(test)} documents, ")
+    assert output.splitlines()[2].endswith(f" units, {tokens} tokens to learn")
+    assert [line.split(":")[0] for line in errors.splitlines()] == ["note"] * 4
+    assert "loss_mask is 1 on the continuation" in errors
+
+
+def test_texts_that_train_leaves_out_are_left_out_and_counted(tmp_path: Path) -> None:
+    domains = {"wiki": Domain(documents=6, on_policy=False, continuation="text"), "chat": Domain(documents=9)}
+    mixed = texts_run(tmp_path / "run", Recipe(domains=domains | {"short": Domain(documents=3, shortest=2, longest=3)}))
+    warnings = export_texts(str(mixed.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
+    rows = [row["document"] for name in FILES.values() for row in specforge(tmp_path / "out" / name)]
+    documents = mixed.documents().to_pandas().set_index("document")
+    assert sorted(rows) == sorted(documents.index[documents["domain"] == "chat"])
+    assert warnings == ("9 documents of 18 left out: too short, or not the target's own text",)
+
+
+def test_a_run_of_given_texts_alone_is_exported_with_a_word(tmp_path: Path) -> None:
+    given = texts_run(tmp_path / "run", Recipe(domains={"wiki": Domain(documents=9, on_policy=False, continuation="given")}))
+    artefact = export_texts(str(given.path), "speculators-data", tmp_path / "out", narrowed=False)
+    assert sum(len(specforge(tmp_path / "out" / name)) for name in FILES.values()) == 9
+    assert [warning.split(",")[0] for warning in artefact.warnings] == ["all texts were given"]
+
+
+def test_a_run_that_is_not_complete_is_said(run: Run, tmp_path: Path) -> None:
+    part = interrupted(run, tmp_path / "part", shards=3)
+    (warning,) = export_texts(str(part.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
+    assert "is not complete: 12 documents so far" in warning
+
+
+def test_a_domain_that_is_too_small_for_three_parts_is_said(tmp_path: Path) -> None:
+    tiny = texts_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=9), "code": Domain(documents=2)}))
+    notes = export_texts(str(tiny.path), "speculators-data", tmp_path / "out", narrowed=False).notes
+    assert any("domain code has 2 independent units, too few for three parts" in note for note in notes)
+
+
+def test_what_a_data_set_calls_its_domains_reaches_no_terminal(tmp_path: Path, alphaprof: Runner) -> None:
+    hostile = "chat\x1b[2J\nwarning: all is well\u202e"
+    run = texts_run(tmp_path / "run", Recipe(domains={hostile: Domain(documents=2), "code": Domain(documents=5)}))
+    code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(tmp_path / "out"))
+    assert code == 0
+    assert all(char.isprintable() or char == "\n" for char in output + errors)
+    assert not [line for line in errors.splitlines() if line.startswith("warning: all is well")]
+
+
+def _to_a_file(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
+    return str(run.path), None, False
+
+
+def _narrowed(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
+    return str(run.path), folder / "out", True
+
+
+def _not_empty(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("mine")
+    return str(run.path), folder / "mine", False
+
+
+def _into_the_run(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
+    return str(run.path), Path(run.path), False
+
+
+def _no_run(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
+    return str(folder / "none"), folder / "out", False
+
+
+def _begun(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
+    return str(interrupted(run, folder / "begun", shards=0).path), folder / "out", False
+
+
+REFUSED: list[tuple[Callable[[Run, Path], tuple[str, Path | None, bool]], type[Exception], str, str]] = [
+    (_to_a_file, OptionInvalid, "is a folder with a file for each part", "--out FOLDER"),
+    (_narrowed, OptionInvalid, "writes all texts of a run", "without other options"),
+    (_not_empty, RunExists, "exists and is not empty", "choose a new directory"),
+    (_into_the_run, RunExists, "holds a run already", "choose another --out"),
+    (_no_run, RunUnreadable, "none", ""),
+    (_begun, DataEmpty, "holds no complete document", "--resume"),
+]
+
+
+@pytest.mark.parametrize(("case", "error", "problem", "hint"), REFUSED, ids=[case[0].__name__ for case in REFUSED])
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    run: Run,
+    tmp_path: Path,
+    case: Callable[[Run, Path], tuple[str, Path | None, bool]],
+    error: type[Exception],
+    problem: str,
+    hint: str,
+) -> None:
+    where, out, narrowed = case(run, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error) as caught:
+        export_texts(where, "specforge-jsonl", out, narrowed)
+    assert problem in caught.value.message  # type: ignore[attr-defined]
+    assert hint in caught.value.hint  # type: ignore[attr-defined]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("option", [("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat"), ("--nodes", "4")])
+def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner, option: tuple[str, str]) -> None:
+    out = tmp_path / "out"
+    code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(out), *option)
+    assert (code, output, len(errors.splitlines()), out.exists()) == (2, "", 2, False)
+
+
+def test_an_imported_run_holds_no_texts(tmp_path: Path, console_script: Runner) -> None:
+    requests = Path(__file__).parents[1] / "golden" / "vllm" / "offline-draft-g1-0.32.0.jsonl"
+    code, _, errors = console_script("import", "vllm", str(requests), "--rule", "strict", "--out", str(tmp_path / "run"))
+    assert code == 0, errors
+    with pytest.raises(NoPositionLog):
+        export_texts(str(tmp_path / "run"), "speculators-data", tmp_path / "out", narrowed=False)
+
+
+def test_ids_are_written_as_whole_numbers(run: Run, tmp_path: Path) -> None:
+    """Numbers of numpy would be written as text, or not at all."""
+    row = written(run, tmp_path / "out")[TEST][0]
+    assert not isinstance(row["input_ids"][0], (bool, np.generic))
+
+
+def test_the_page_names_both_formats_and_the_files() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text().split("## Texts for trainers of heads")[1]
+    assert [to for to in TEXT_EXPORTS if f"--to {to} " not in page] == []
+    assert [name for name in FILES.values() if f"data/{name}: " not in page] == []
+    lines = {
+        to: form.command.format(model="MODEL", train="data/train.jsonl", longest=2048) for to, form in TEXT_EXPORTS.items()
+    }
+    assert [to for to, line in lines.items() if line.replace(" DATA", " prepared").replace("MY", "my") not in page] == []

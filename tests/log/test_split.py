@@ -1,0 +1,246 @@
+"""The texts of a run in three parts: no unit and no near-copy of one is in two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaprof.errors import DataEmpty, PartsOverlap, RunUnreadable
+from alphaprof.log.split import (
+    PARTS,
+    SHARES,
+    STOP,
+    TEST,
+    TRAIN,
+    RunText,
+    Split,
+    groups_of,
+    require_apart,
+    split,
+    texts_of,
+    unit_of,
+)
+from alphaprof.log.store import Run
+from tests.synthetic import write_run
+
+WORDS = 3000
+
+
+def text(ids: Sequence[int], number: int = 0, domain: str = "a", cluster: str | None = None, prompt: int = 12) -> RunText:
+    """A greedy document whose first tokens are its prompt."""
+    every = np.array(ids, dtype=np.int32)
+    unit = unit_of(cluster, every[:prompt])
+    return RunText(number, domain, unit, "greedy", True, None, every[:prompt], every[prompt:])
+
+
+def words(rng: np.random.Generator, count: int) -> list[int]:
+    return rng.integers(0, WORDS, count).tolist()
+
+
+def changed(rng: np.random.Generator, ids: Sequence[int], places: int) -> list[int]:
+    """A copy with other tokens at some places."""
+    copy = list(ids)
+    for place in rng.choice(len(copy), places, replace=False):
+        copy[place] = WORDS + int(rng.integers(0, WORDS))
+    return copy
+
+
+def independent(count: int, seed: int = 0, length: int = 80, domain: str = "a") -> list[RunText]:
+    rng = np.random.default_rng(seed)
+    return [text(words(rng, length), number, domain) for number in range(count)]
+
+
+def parts_of(result: Split, texts: Sequence[RunText]) -> set[str]:
+    return {result.part_of(each.unit) for each in texts}
+
+
+def test_every_unit_is_in_one_part_and_shares_are_as_asked() -> None:
+    texts = independent(200)
+    result = split(texts)
+    assert {part: len(units) for part, units in result.units.items()} == {TRAIN: 160, STOP: 20, TEST: 20}
+    assert sorted(unit for units in result.units.values() for unit in units) == sorted({each.unit for each in texts})
+    assert sum(len(result.of(texts, part)) for part in PARTS) == 200
+    assert result.notes == ()
+
+
+def test_the_split_depends_on_the_seed_and_not_on_the_order_of_documents() -> None:
+    texts = independent(60)
+    assert split(texts) == split(texts[::-1])
+    assert split(texts).units != split(texts, seed=1).units
+
+
+@pytest.mark.parametrize(("one", "other"), list(permutations(PARTS, 2)))
+def test_a_unit_planted_in_two_parts_is_found(one: str, other: str) -> None:
+    units = {part: list(members) for part, members in split(independent(40)).units.items()}
+    require_apart(units)
+    units[other].append(units[one][0])
+    with pytest.raises(PartsOverlap, match=f"1 units are both in .*{units[one][0]}"):
+        require_apart(units)
+
+
+def test_documents_of_one_cluster_or_with_one_prompt_are_in_one_part() -> None:
+    rng = np.random.default_rng(3)
+    texts = independent(40)
+    prompt = words(rng, 12)
+    sessions = [text(words(rng, 60), cluster="0:session") for _ in range(6)]
+    drawn = [text([*prompt, *words(rng, 60)]) for _ in range(6)]
+    assert len({each.unit for each in drawn}) == 1
+    elsewhere = text([*prompt, *words(rng, 60)], cluster="0:other")
+    result = split([*texts, *sessions, *drawn, elsewhere])
+    assert len(parts_of(result, sessions)) == 1
+    assert len(parts_of(result, [*drawn, elsewhere])) == 1
+
+
+@pytest.mark.parametrize("copies", [1, 2, 6, 30])
+@pytest.mark.parametrize(("length", "places"), [(40, 1), (80, 2), (400, 6)])
+def test_near_copies_are_one_group_however_many_there_are(copies: int, length: int, places: int) -> None:
+    """30 copies are more than two fifths of all units, so that what they share looks like a template."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        original = words(rng, length)
+        texts = [
+            text(original, prompt=length),
+            *(text(changed(rng, original, places), prompt=length) for _ in range(copies)),
+        ]
+        groups = groups_of([*independent(40, seed + 100), *texts])
+        assert len({groups[each.unit] for each in texts}) == 1, seed
+
+
+def test_a_copy_that_was_cut_or_prolonged_is_a_near_copy() -> None:
+    rng = np.random.default_rng(0)
+    original = words(rng, 80)
+    texts = [
+        text(original),
+        text(words(rng, 5) + original[10:60], prompt=9),
+        text([*words(rng, 3), *original, *words(rng, 40)]),
+    ]
+    groups = groups_of([*independent(60), *texts])
+    assert len({groups[each.unit] for each in texts}) == 1
+
+
+@pytest.mark.parametrize("template", [30, 200, 3000])
+@pytest.mark.parametrize("own", [32, 100])
+def test_what_all_share_makes_no_near_copies(template: int, own: int) -> None:
+    """A system prompt before and a closing line after what users write, however long these are."""
+    rng = np.random.default_rng(1)
+    before, after = words(rng, template), words(rng, 10)
+    texts = [text([*before, *words(rng, own), *after, *words(rng, own)], prompt=template + own + 10) for _ in range(50)]
+    groups = groups_of(texts)
+    assert {len(members) for members in groups.values()} == {1}
+
+
+def test_copies_of_what_users_write_are_found_below_a_template() -> None:
+    rng = np.random.default_rng(2)
+    before = words(rng, 500)
+    texts = [text([*before, *words(rng, 60)], prompt=520) for _ in range(50)]
+    copy = text(changed(rng, texts[7].tokens.tolist(), 1), prompt=520)
+    groups = groups_of([*texts, copy])
+    assert groups[copy.unit] == tuple(sorted({copy.unit, texts[7].unit}))
+    assert sum(len(members) > 1 for members in groups.values()) == 2
+
+
+def test_texts_shorter_than_a_shingle_are_compared_whole() -> None:
+    texts = [text([1, 2, 3, 4], prompt=2), text([1, 2, 3, 4], prompt=1), text([1, 2, 3, 5], prompt=3), text([7], prompt=1)]
+    groups = groups_of(texts)
+    assert groups[texts[0].unit] == groups[texts[1].unit]
+    assert len(set(groups.values())) == 3
+
+
+def test_each_part_has_a_unit_of_each_domain_with_three_and_others_are_named() -> None:
+    texts = [*independent(3, 1, domain="three"), *independent(2, 2, domain="two"), *independent(50, 3, domain="many")]
+    result = split(texts)
+    for part in PARTS:
+        assert {"three", "many"} <= {each.domain for each in result.of(texts, part)}
+    assert {result.part_of(each.unit) for each in texts if each.domain == "two"} == {TRAIN}
+    assert result.notes == ("domain two has 2 independent units, too few for three parts: it is all for training",)
+
+
+def test_a_group_that_is_most_of_a_domain_is_for_training_and_said_so() -> None:
+    rng = np.random.default_rng(4)
+    original = words(rng, 100)
+    texts = [*independent(20), *(text(changed(rng, original, 1), prompt=100) for _ in range(20))]
+    result = split(texts)
+    assert parts_of(result, texts[20:]) == {TRAIN}
+    assert "20 of 40 units are near-copies of each other" in result.notes[0]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 7), min_size=3, max_size=12),
+    seed=st.integers(0, 10_000),
+    domains=st.integers(1, 3),
+)
+@settings(max_examples=60)
+def test_no_group_is_torn_and_no_unit_lost(sizes: list[int], seed: int, domains: int) -> None:
+    rng = np.random.default_rng(seed)
+    texts = []
+    for number, size in enumerate(sizes):
+        original = words(rng, 60)
+        texts += [text(changed(rng, original, 1), domain=str(number % domains), prompt=60) for _ in range(size)]
+    result = split(texts, seed)
+    assert sorted(unit for units in result.units.values() for unit in units) == sorted({each.unit for each in texts})
+    place = 0
+    for size in sizes:
+        assert len(parts_of(result, texts[place : place + size])) == 1
+        place += size
+    for domain in range(domains):
+        if len(sizes[domain::domains]) >= len(PARTS):
+            assert {result.part_of(each.unit) for each in texts if each.domain == str(domain)} == set(PARTS)
+
+
+@given(units=st.integers(10, 60), order=st.integers(0, 5), seed=st.integers(0, 100))
+@settings(max_examples=30)
+def test_smaller_sizes_are_within_larger_ones_of_the_same_order(units: int, order: int, seed: int) -> None:
+    result = split(independent(units, seed, length=30))
+    sizes = [set(result.nested(share, order)) for share in (1 / 8, 1 / 4, 1 / 2, 1)]
+    assert sizes[0] <= sizes[1] <= sizes[2] <= sizes[3] == set(result.units[TRAIN])
+    count = len(result.units[TRAIN])
+    assert [len(each) for each in sizes] == [max(1, count // 8), max(1, count // 4), count // 2, count]
+
+
+def test_orders_are_different() -> None:
+    result = split(independent(80))
+    assert len({result.nested(1 / 4, order) for order in range(4)}) == 4
+
+
+def test_sizes_take_whole_groups() -> None:
+    rng = np.random.default_rng(5)
+    texts = []
+    for _ in range(20):
+        original = words(rng, 60)
+        texts += [text(changed(rng, original, 1), prompt=60) for _ in range(2)]
+    result = split(texts, shares=SHARES)
+    for order in range(5):
+        chosen = set(result.nested(1 / 4, order))
+        assert {result.groups[unit] for unit in chosen} & {
+            result.groups[unit] for unit in set(result.units[TRAIN]) - chosen
+        } == set()
+
+
+def test_the_texts_of_a_run_are_those_that_it_holds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    rows = run.continuations(0).to_pylist()
+    texts = texts_of(run)
+    assert len(texts) == run.manifest.documents
+    for row, found in zip(rows, texts, strict=False):
+        assert (found.document, found.domain, found.group) == (row["document"], row["domain"], row["continuation"])
+        assert found.tokens.tolist() == row["prompt_ids"] + row["continuation_ids"]
+        assert found.unit == unit_of(row["cluster"], np.array(row["prompt_ids"], dtype=np.int32))
+        assert found.on_policy == row["on_policy"]
+        assert (found.drawn is None) == (row["temperature"] is None)
+
+
+def test_a_run_without_documents_or_texts_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with pytest.raises(DataEmpty, match="holds no complete document"):
+        texts_of(run.view(dataclasses.replace(run.manifest, shards=())))
+    shutil.rmtree(tmp_path / "run" / "continuations")
+    with pytest.raises(RunUnreadable):
+        texts_of(Run.open(tmp_path / "run"))

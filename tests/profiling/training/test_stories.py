@@ -1,0 +1,57 @@
+"""A head for a story teller, as the demo trains it: what it reaches on documents held out, and that real rounds are so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alphaprof.config.load import load_profile
+from alphaprof.log.split import TEST, split, texts_of
+from alphaprof.log.store import Run
+from alphaprof.log.training import TESTS, read_tests
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.training.testing import TestBench
+from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.rules import parse_rule
+from scripts.make_stories import FILE, stories
+from tests.conftest import ROOT
+from tests.profiling.test_speculation import Silent
+
+
+def test_the_prompts_are_those_that_the_script_writes() -> None:
+    import json
+
+    assert [json.loads(line)["prompt"] for line in FILE.read_text().splitlines()] == stories()
+
+
+@pytest.mark.slow
+@pytest.mark.demo_model
+@pytest.mark.usefixtures("one_thread")
+def test_a_short_training_drafts_three_tenths_right_and_real_rounds_are_those_of_replay(
+    stories15m: Path, tmp_path: Path
+) -> None:
+    """A third of the demo's steps, on 12,219 tokens."""
+    changes = [f"target.model={stories15m}", "costs.source=none"]
+    options = load_profile(ROOT / "profiles" / "stories.yaml", changes)
+    pipeline.profile(options, tmp_path / "run", Silent())
+    record = train(options, str(tmp_path / "run"), tmp_path / "head", TrainingOptions(steps=28), Silent())
+    assert record.size.tokens > 11_000
+    tests = read_tests(tmp_path / "head" / TESTS)
+    rows = tests.rows(tests.part == TEST)
+    assert rows.agree[:, 0].sum() / rows.starts[:, 0].sum() > 0.30
+    target, tokenizer = load_model("target", options.target, "float32", extra_eos=(2,)), load_tokenizer(options.target)
+    texts = texts_of(Run.open(tmp_path / "run"))
+    bench = TestBench(options, target, tokenizer, record.run, {})
+    draft, total = bench.loaded(tmp_path / "head", 5), 0
+    for text in split(texts).of(texts, TEST)[:6]:
+        (row,) = np.flatnonzero(rows.unit == text.unit)
+        for gamma in (1, 3, 5):
+            decoded = Speculation(target, draft, parse_rule("strict"), gamma).decode(text.prompt, len(text.ids))
+            assert decoded.ids.tolist() == text.ids.tolist()
+            assert len(decoded.drafted) == rows.rounds[row, gamma - 1]
+            total += len(decoded.drafted)
+    assert total > 800

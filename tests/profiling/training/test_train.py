@@ -1,0 +1,480 @@
+"""Training from a run to a head: what is written, that it is tested as any draft is, and that a killed training goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from alphaprof.config.load import load_profile
+from alphaprof.errors import (
+    AlphaprofError,
+    DataEmpty,
+    DiskFull,
+    HeadRecordUnreadable,
+    LogitsNotFinite,
+    ModelUnloadable,
+    NoPositionLog,
+    OptionInvalid,
+    PartsOverlap,
+    RunExists,
+    RunMismatch,
+)
+from alphaprof.log.place import LocalPlace
+from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, split, texts_of
+from alphaprof.log.store import Run
+from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.training import train as training
+from alphaprof.profiling.training.features import Features
+from alphaprof.profiling.training.objective import logits_by_depth
+from alphaprof.profiling.training.testing import TestBench
+from alphaprof.profiling.training.train import TrainingOptions, train, train_curve
+from alphaprof.profiling.training.trainer import Trainer, steps_of
+from alphaprof.rules import parse_rule
+from alphaprof.totals.replay import Trace, steps
+from tests.conftest import Runner
+from tests.profiling.test_speculation import Silent
+from tests.profiling.training.conftest import Case
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+ASKED = TrainingOptions(steps=12, batch_tokens=60, learning_rate=5e-3)
+
+
+def trained(case: Case, out: Path, resume: bool = False, **changes: Any) -> Path:
+    """A head of some steps in a folder."""
+    train(case.options, str(case.run), out, dataclasses.replace(ASKED, **changes), Silent(), resume)
+    return out
+
+
+@pytest.fixture(scope="module")
+def head(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(case, tmp_path_factory.mktemp("head") / "a")
+
+
+@pytest.fixture(scope="module")
+def bench(case: Case) -> TestBench:
+    """What heads of the case are tested with."""
+    options = case.options
+    target = load_model("target", options.target, "float32", extra_eos=(256,))
+    texts = texts_of(case.opened)
+    parts = split(texts)
+    run = read_training_run(case)
+    return TestBench(options, target, load_tokenizer(options.target), run, {p: parts.of(texts, p) for p in (STOP, TEST)})
+
+
+def read_training_run(case: Case) -> Any:
+    from alphaprof.log.training import TrainingRun, texts_digest
+
+    return TrainingRun(str(case.run), texts_digest(case.opened.manifest))
+
+
+def test_the_folder_of_a_head_holds_what_engines_and_readers_need(head: Path, case: Case) -> None:
+    assert sorted(path.name for path in head.iterdir()) == [
+        *("README.md", "config.json", "model.safetensors", "test.parquet", "training.json"),
+    ]
+    described, weights = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    assert described["speculators_model_type"] == "eagle3"
+    assert described["norm_before_residual"] is False
+    assert described["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert described["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+    offsets, flags = weights["d2t"], weights["t2d"]
+    ids = torch.arange(len(offsets)) + offsets
+    assert flags.nonzero().flatten().tolist() == ids.tolist()
+    assert len(ids) == described["draft_vocab_size"] == weights["lm_head.weight"].shape[0]
+    record = read_training(head)
+    assert (record.status, record.size.fraction, record.settings["steps"]) == ("complete", "1", 12)
+    assert record.best_step <= record.steps <= 12
+    assert record.target.fingerprint == case.opened.manifest.target.fingerprint
+    assert record.floor == pytest.approx(1 - record.vocabulary.ceiling_test)
+    assert record.seconds.cpu > 0
+    assert record.size.tokens == sum(len(each.ids) for each in texts_of(case.opened) if each.unit in record.units.train)
+
+
+def test_the_vocabulary_never_sees_what_it_is_stopped_by_or_tested_on(head: Path, case: Case) -> None:
+    texts = texts_of(case.opened)
+    parts = split(texts)
+    weights = load_file(head / "model.safetensors")
+    ids = set((torch.arange(len(weights["d2t"])) + weights["d2t"]).tolist())
+    seen = {token for each in parts.of(texts, TRAIN) for token in each.ids.tolist()}
+    held_out = {token for part in (STOP, TEST) for each in parts.of(texts, part) for token in each.ids.tolist()}
+    assert ids == seen | {256, 257, 258, 259}  # EOS, padding and the markers of turns
+    assert held_out - ids  # something that only other parts hold
+
+
+def test_the_parts_of_the_record_are_those_of_the_split(head: Path, case: Case) -> None:
+    parts, record = split(texts_of(case.opened)), read_training(head)
+    assert {part: getattr(record.units, part) for part in PARTS} == parts.units
+    tests = read_tests(head / TESTS)
+    for part in (STOP, TEST):
+        assert set(tests.unit[tests.part == part]) == set(parts.units[part])
+
+
+def test_the_loss_falls_and_the_best_step_is_that_of_the_stop_part(case: Case, tmp_path: Path) -> None:
+    record = read_training(trained(case, tmp_path / "long", steps=60))
+    looks = record.progress
+    assert sum(looks[-1].loss) < 0.7 * sum(looks[1].loss)
+    assert looks[-1].agreement[0] > looks[0].agreement[0]
+    assert record.best_step in [look.step for look in looks]
+
+
+def test_a_head_is_scored_as_the_trainer_computes_it(head: Path, bench: TestBench) -> None:
+    """The logits of the trainer's forward, on states that it recorded, give the counts of the record of tests."""
+    draft = bench.loaded(head, 3)
+    tests = read_tests(head / TESTS)
+    features = Features(bench.target, draft.network.layers, bench.texts[TEST], head.parent, 512)
+    features.fill(lambda _: None)
+    rows = tests.rows(tests.part == TEST)
+    for index, text in enumerate(bench.texts[TEST]):
+        (row,) = np.flatnonzero(rows.unit == text.unit)
+        batch = features.batch([index])
+        for depth, (drafted, logits) in enumerate(logits_by_depth(draft.network, batch, 3)):
+            top = draft.network.ids[logits.argmax(-1)]
+            assert int((top == batch.whole[drafted.row, drafted.at]).sum()) == rows.agree[row, depth]
+            assert len(top) == rows.starts[row, depth]
+
+
+def test_the_files_hold_what_was_trained(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: TestBench
+) -> None:
+    """Read again by the loader of profiles, the logits are those of the network in the trainer, to the last bit."""
+    kept: list[Trainer] = []
+    run = Trainer.run
+    monkeypatch.setattr(Trainer, "run", lambda self, *given: (kept.append(self), run(self, *given))[1])
+    out = trained(case, tmp_path / "head")
+    (trainer,) = kept
+    draft = bench.loaded(out, 3)
+    assert draft.network.reading == trainer.network.reading
+    batch = trainer.stop.batch([0, 1])
+    with torch.no_grad():
+        pairs = zip(logits_by_depth(trainer.network, batch, 3), logits_by_depth(draft.network, batch, 3), strict=True)
+        for (_, ours), (_, theirs) in pairs:
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_real_decoding_has_the_rounds_of_replay(head: Path, bench: TestBench, gamma: int, case: Case) -> None:
+    """Every round of every stop and test document, and the sums in the record."""
+    tests, draft, total = read_tests(head / TESTS), bench.loaded(head, 3), 0
+    for part in (STOP, TEST):
+        for text in bench.texts[part]:
+            engine = Speculation(bench.target, draft, parse_rule("strict"), gamma)
+            decoded = engine.decode(text.prompt, len(text.ids))
+            assert decoded.ids.tolist() == text.ids.tolist()
+            (row,) = np.flatnonzero(tests.unit == text.unit)
+            assert len(decoded.drafted) == tests.rounds[row, gamma - 1]
+            if gamma == tests.depths:
+                reached = [int((decoded.accepted >= depth).sum()) for depth in range(1, gamma + 1)]
+                assert reached == tests.accepted[row].tolist()
+            total += len(decoded.drafted)
+    assert total > 40
+
+
+def test_rounds_of_a_profile_are_those_of_the_record(head: Path, case: Case, tmp_path: Path) -> None:
+    """The trained head as a draft of the next profile, on the same texts."""
+    tree = yaml.safe_load(case.profile.read_text()) | {"drafts": {"own": {"kind": "eagle3", "model": str(head)}}}
+    profile = case.profile.parent / "next.yaml"
+    profile.write_text(yaml.safe_dump(tree))
+    run = pipeline.profile(load_profile(profile, []), tmp_path / "next", Silent())
+    tests = read_tests(head / TESTS)
+    texts = {text.document: text for text in texts_of(run)}
+    checked = 0
+    for shard in run.shards:
+        frame = run.positions("own", shard.index).to_pandas()
+        for number, rows in frame.groupby("document"):
+            found = np.flatnonzero(tests.unit == texts[int(number)].unit)
+            if not len(found):
+                continue
+            size, nothing = len(rows), np.zeros(len(rows), dtype=bool)
+            proposed = rows["proposed"].to_numpy().astype(np.int64)
+            ends = np.array([size])
+            trace = Trace(rows["accepted_run"].fillna(0).to_numpy(), proposed, np.array([0]), ends, ends, nothing)
+            for gamma in (1, 2, 3):
+                assert len(steps(trace, gamma).at) == tests.rounds[found[0], gamma - 1]
+                checked += 1
+    assert checked == 3 * len(tests.unit)
+
+
+def test_sampled_texts_have_rows_of_the_rule_that_the_decision_asks_for(sampled: Case, tmp_path: Path) -> None:
+    out = trained(sampled, tmp_path / "head")
+    record, tests = read_training(out), read_tests(out / TESTS)
+    assert set(tests.rule) == {"lossless"}
+    assert set(tests.text) == {"sampled"}
+    assert record.uncertainty is not None
+    assert 0 < record.uncertainty < 1
+    assert (tests.rounds[:, 0] <= tests.tokens).all()
+    assert (np.diff(tests.rounds, axis=1) <= 1e-9).all()
+
+
+class Killed(BaseException):
+    """A process ends here."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
+    """Has the training end at the n-th of its updates, looks and written files, these half-written."""
+    seen = 0
+
+    def maybe() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == moment:
+            raise Killed
+
+    for owner, name in ((Trainer, "update"), (Trainer, "tested"), (LocalPlace, "put")):
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def wrapped(self: Any, *given: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
+            maybe()
+            result = original(self, *given, **named)
+            maybe()
+            return result
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_training_that_was_killed_goes_on_to_the_same_weights_and_record(
+    case: Case, head: Path, tmp_path: Path, seed: int
+) -> None:
+    """At random moments, until it comes to its end."""
+    rng, out, times = np.random.default_rng(seed), tmp_path / "head", 0
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, int(rng.integers(1, 40)))
+        try:
+            trained(case, out)
+        except Killed:
+            times += 1
+    while not (out / TRAINING).is_file() or read_training(out).status != "complete":
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(patch, int(rng.integers(10, 60)))
+            try:
+                trained(case, out, resume=True)
+            except Killed:
+                times += 1
+    trained(case, out, resume=True)  # cleans up after a kill at the very end
+    assert times > 0
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in head.iterdir())
+    assert (out / "model.safetensors").read_bytes() == (head / "model.safetensors").read_bytes()
+    assert (out / "config.json").read_bytes() == (head / "config.json").read_bytes()
+    ours, theirs = read_training(out), read_training(head)
+    assert ours.identity == theirs.identity
+    strip = [dataclasses.replace(look, seconds=0) for look in ours.progress]
+    assert strip == [dataclasses.replace(look, seconds=0) for look in theirs.progress]
+    assert ours.best_step == theirs.best_step
+
+
+def test_only_checkpoints_are_removed_from_a_folder(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "head"
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, 30)
+        with pytest.raises(Killed):
+            trained(case, out)
+    for name in ("mine.safetensors", "state-3.safetensors.bak", "state-x.safetensors"):
+        (out / "checkpoint" / name).write_text("mine")
+    trained(case, out, resume=True)
+    names = ["mine.safetensors", "state-3.safetensors.bak", "state-x.safetensors"]
+    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == names
+
+
+def test_changed_options_and_texts_are_another_training(
+    case: Case, head: Path, made: Callable[..., Case], tmp_path: Path
+) -> None:
+    for changes in ({"steps": 13}, {"batch_tokens": 61}, {"ttt": 2}, {"seed": 1}, {"draft_vocab": 90}, {"split_seed": 1}):
+        with pytest.raises(RunMismatch, match=next(iter(changes))):
+            trained(case, head, resume=True, **changes)
+    with pytest.raises(RunMismatch, match="other texts"):
+        trained(made(28), head, resume=True)
+    trained(case, head, resume=True)
+
+
+def test_what_lies_in_the_folder_is_never_overwritten(case: Case, head: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunExists, match="holds a trained head"):
+        trained(case, head)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(RunExists, match="holds no training"):
+            trained(case, tmp_path / "other", resume=resume)
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, 20)
+        with pytest.raises(Killed):
+            trained(case, tmp_path / "begun")
+    with pytest.raises(RunExists, match="interrupted"):
+        trained(case, tmp_path / "begun")
+
+
+def test_a_loss_that_is_none_keeps_the_best_weights(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, count, original = tmp_path / "head", 0, training.TargetLaw.__call__
+
+    def poisoned(self: Any, last: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return original(self, last) * (torch.nan if count > 4 else 1)
+
+    monkeypatch.setattr(training.TargetLaw, "__call__", poisoned)
+    with pytest.raises(LogitsNotFinite, match="not finite") as caught:
+        trained(case, out)
+    best = read_training(out).best_step
+    assert f"step {best}" in caught.value.hint
+    assert str(out) in caught.value.hint
+    assert all(weight.isfinite().all() for weight in load_file(out / "model.safetensors").values())
+    monkeypatch.undo()
+    assert list((out / "checkpoint").iterdir())
+    trained(case, tmp_path / "next", init=str(out), steps=2)
+
+
+def test_a_full_disk_is_two_lines_and_the_training_goes_on(
+    case: Case, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, original, count = tmp_path / "head", LocalPlace._beside, 0
+
+    def full(self: Any, path: Path, content: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 9:
+            raise OSError(28, "No space left on device")
+        return original(self, path, content)
+
+    monkeypatch.setattr(LocalPlace, "_beside", full)
+    with pytest.raises(DiskFull, match="No space left"):
+        trained(case, out)
+    monkeypatch.undo()
+    trained(case, out, resume=True)
+    assert (out / "model.safetensors").read_bytes() == (head / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_checkpoint_is_named(case: Case, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, 30)
+        with pytest.raises(Killed):
+            trained(case, out)
+    (path,) = (out / "checkpoint").glob("state-*.safetensors")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(HeadRecordUnreadable, match=path.name):
+        trained(case, out, resume=True)
+    path.unlink()
+    trained(case, out, resume=True)
+
+
+def test_training_goes_on_from_another_head(case: Case, head: Path, tmp_path: Path) -> None:
+    out = trained(case, tmp_path / "more", init=str(head), steps=4)
+    before, after = read_training(head), read_training(out)
+    assert after.progress[0].agreement == next(look.agreement for look in before.progress if look.step == before.best_step)
+    assert after.vocabulary == before.vocabulary
+    wider = trained(case, tmp_path / "wider", init=str(head), steps=1, draft_vocab=200)
+    assert read_training(wider).vocabulary.size == 200
+    weights, old = load_file(wider / "model.safetensors"), load_file(head / "model.safetensors")
+    assert weights["lm_head.weight"].shape[0] == 200
+    assert old["lm_head.weight"].shape[0] < 200
+
+
+def test_a_head_that_has_learnt_the_test_texts_is_refused(case: Case, head: Path, tmp_path: Path) -> None:
+    with pytest.raises(PartsOverlap, match="was trained on"):
+        trained(case, tmp_path / "a", init=str(head), split_seed=1)
+    other = tmp_path / "unknown"
+    shutil.copytree(head, other)
+    (other / TRAINING).unlink()
+    out = trained(case, tmp_path / "b", init=str(other), split_seed=1, steps=2)
+    assert "may have seen texts of the test part" in (out / "README.md").read_text()
+
+
+def test_a_head_that_does_not_fit_is_refused(case: Case, head: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(head, other)
+    described = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(described | {"target_hidden_size": 48}))
+    with pytest.raises(ModelUnloadable, match="reads states of 48 numbers"):
+        trained(case, tmp_path / "a", init=str(other))
+    with pytest.raises(AlphaprofError, match="nowhere"):
+        trained(case, tmp_path / "b", init=str(tmp_path / "nowhere"))
+
+
+def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: Path) -> None:
+    with pytest.raises(DataEmpty, match="no part for"):
+        trained(made(2), tmp_path / "a")
+    with pytest.raises(DataEmpty, match="longer than the 16 depths"):
+        trained(made(6, continuation={"kind": "greedy", "max_new_tokens": 8}), tmp_path / "a", ttt=16)
+    with pytest.raises(OptionInvalid, match="no room"):
+        trained(case, tmp_path / "a", draft_vocab=3)
+    other = case.options.model_copy(update={"target": case.options.target.model_copy(update={"dtype": "bfloat16"})})
+    with pytest.raises(RunMismatch, match="another target, dtype or tokenizer"):
+        train(other, str(case.run), tmp_path / "a", ASKED, Silent())
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_unfinished_run_and_one_without_texts_are_refused(case: Case, tmp_path: Path, monkeypatch: Any) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(case.run, copy)
+    run = Run.open(copy)
+    run.write_manifest(dataclasses.replace(run.manifest, status="running"))
+    with pytest.raises(RunMismatch, match="is not complete"):
+        train(case.options, str(copy), tmp_path / "a", ASKED, Silent())
+    monkeypatch.setattr(Run, "imported", property(lambda self: True))
+    with pytest.raises(NoPositionLog):
+        train(case.options, str(case.run), tmp_path / "a", ASKED, Silent())
+
+
+def test_a_curve_has_heads_of_nested_sizes_with_one_vocabulary(case: Case, tmp_path: Path) -> None:
+    out = tmp_path / "curve"
+    train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent())
+    listed = yaml.safe_load((out / CURVE).read_text())
+    assert (out / listed["run"]).resolve() == case.run.resolve()
+    folders = [out / each["head"] for each in listed["heads"]]
+    assert len(folders) == 10
+    records = [read_training(folder) for folder in folders]
+    by_size = {(record.size.fraction, record.size.order): set(record.units.train) for record in records}
+    for order in range(3):
+        assert by_size["1/8", order] < by_size["1/4", order] < by_size["1/2", order] < by_size["1", 0]
+    assert len({record.vocabulary.digest for record in records}) == 1
+    assert len({(record.units.stop, record.units.test, record.settings["steps"], record.floor) for record in records}) == 1
+    assert len({frozenset(units) for units in by_size.values()}) == 10
+    with pytest.raises(RunExists, match="holds a curve"):
+        train_curve(case.options, str(case.run), out, ASKED, Silent())
+    before = {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
+    train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent(), resume=True)
+    assert before == {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
+
+
+def test_a_curve_of_too_few_units_is_refused(made: Callable[..., Case], tmp_path: Path) -> None:
+    with pytest.raises(DataEmpty, match="a curve needs 8 independent units"):
+        train_curve((few := made(7)).options, str(few.run), tmp_path / "curve", ASKED, Silent())
+
+
+def test_the_command_trains_and_says_what_is_next(case: Case, tmp_path: Path, console_script: Runner) -> None:
+    out = tmp_path / "it's a head"
+    given = ("train", case.profile, "--from", case.run, "--out", out, "--steps", 3, "--batch-tokens", 60)
+    code, answer, told = console_script(*given)
+    assert code == 0
+    assert "3 steps" in answer
+    assert "loss by depth" in told
+    text = (out / "README.md").read_text()
+    assert "norm_before_residual" not in text
+    assert yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])["drafts"]["head"]["model"] == str(out)
+    assert json.dumps(str(out)) in text.split("```bash\n")[1].replace("'\"'\"'", "'")
+    code, _, told = console_script(*given)
+    assert (code, len(told.splitlines())) == (6, 2)
+
+
+def test_steps_take_every_text_once_a_pass_and_do_not_depend_on_where_a_training_began() -> None:
+    sizes = [5, 9, 3, 12, 7, 4, 8]
+    found = steps_of(sizes, 10, seed=3)
+    taken = [next(found) for _ in range(40)]
+    flat = [index for step in taken for index in step]
+    assert all(sorted(flat[start : start + 7]) == list(range(7)) for start in range(0, len(flat) - 7, 7))
+    assert all(sum(sizes[index] for index in step) >= 10 for step in taken)
+    assert all(sum(sizes[index] for index in step[:-1]) < 10 for step in taken)
+    again = steps_of(sizes, 10, seed=3)
+    assert [next(again) for _ in range(40)] == taken
+    assert [next(steps_of(sizes, 10, seed=4)) for _ in range(1)] != taken[:1]
