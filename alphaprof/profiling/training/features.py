@@ -45,7 +45,8 @@ class TextBatch:
 class Features:
     """The target's states on some texts: in memory where a quarter of it holds them, else in a file without a name in
     `folder`, which vanishes with the process, or computed anew for every batch. `where` says which, `bytes` how large they
-    are, `seconds` and `cpu` how long they took. Texts are run in batches of one order, so that the states are the same each time.
+    are, `seconds` and `cpu` how long they took. Texts are run in batches of one order, so that the states are the same each
+    time.
     """
 
     def __init__(self, target: Model, layers: Sequence[int], texts: Sequence[RunText], folder: Path, budget: int) -> None:
