@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from alphaprof.config.options import ModelOptions
+from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
@@ -34,7 +36,7 @@ def load_eagle3(
 ) -> HeadDraft:
     """A loader of `load_draft`."""
     head = eagle3_format(files_of(name, draft.own_model))
-    require_layers(target, head.files)
+    require_layers(target, head.files.refused)
     _require_fit(head, target)
     _require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
@@ -87,7 +89,7 @@ def load_eagle1(
 ) -> HeadDraft:
     """A loader of `load_draft`."""
     head = eagle1_format(files_of(name, draft.own_model))
-    require_layers(target, head.files)
+    require_layers(target, head.files.refused)
     _require_fit(head, target)
     shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
     with torch.device("meta"):
@@ -161,11 +163,11 @@ def _shared(head: EagleFormat, target: Model, keys: set[str]) -> dict[str, torch
     return shared
 
 
-def require_layers(target: Model, files: HeadFiles) -> None:
-    """Raise `ModelUnloadable` for a target whose states cannot be recorded."""
+def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]) -> None:
+    """Raise `ModelUnloadable` for a target whose states cannot be recorded; `refused` words it."""
     if not isinstance(getattr(target.network.base_model, "layers", None), nn.ModuleList):
         problem = f"states of the target, a {type(target.network).__name__}, cannot be read: its decoder has no `layers`"
-        raise files.refused(problem, "heads are measured on targets that are plain decoders")
+        raise refused(problem, "heads are measured on targets that are plain decoders")
 
 
 def _require_fit(head: EagleFormat, target: Model) -> None:

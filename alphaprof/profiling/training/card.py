@@ -74,8 +74,7 @@ def _measured(tests: HeadTests) -> list[str]:
 
 
 def _yaml(folder: Path) -> str:
-    quoted = str(folder).replace("'", "''")
-    return f"drafts:\n  head: {{kind: eagle3, model: '{quoted}'}}"
+    return f"drafts:\n  head: {{kind: eagle3, model: {json.dumps(str(folder))}}}"  # a string of JSON is one of YAML
 
 
 def _fenced(language: str, text: str) -> list[str]:

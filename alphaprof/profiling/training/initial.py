@@ -12,14 +12,29 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
 from alphaprof.profiling.heads.formats import FIXED_ROPE
+from alphaprof.profiling.heads.load import require_layers
 from alphaprof.profiling.heads.readings import usual_layers
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 
 if TYPE_CHECKING:
     from alphaprof.profiling.heads.draft import HeadDraft
 
 STD = 0.02  # of weights that begin at random
 NORM_TOLERANCE = 1e-5
+
+
+def require_trainable(target: Model) -> None:
+    """Raise `ModelUnloadable` for a target that heads of our own cannot be trained or tested on."""
+    require_layers(target, ModelUnloadable)
+    weight: Any = target.network.get_input_embeddings().weight
+    if weight.is_meta or not weight.is_floating_point():
+        problem = f"the embedding of {target.reference}, which the head reads, is quantised, or lies on no device"
+        raise ModelUnloadable(problem, "train on the target in 16 or 32 bits, on one device")
+    hidden = target.network.config.get_text_config().hidden_size
+    if weight.shape[1] != hidden or not TeacherForced(target).chunked:
+        problem = f"heads cannot be trained on a {type(target.network).__name__}: states or embedding are of another kind"
+        raise ModelUnloadable(problem, "train where the target is served, with speculators or SpecForge (docs/training.md)")
 
 
 def layers_to_read(blocks: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import resource
 import time
@@ -15,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from alphaprof.errors import DataEmpty, HeadRecordUnreadable, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
+from alphaprof.errors import (
+    DataEmpty,
+    HeadRecordUnreadable,
+    LogitsNotFinite,
+    OptionInvalid,
+    PartsOverlap,
+    RunExists,
+    RunMismatch,
+)
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, learnable, split, texts_of
 from alphaprof.log.store import Run
@@ -44,7 +53,7 @@ from alphaprof.profiling.run.pipeline import in_memory, set_threads
 from alphaprof.profiling.run.resume import as_measured
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
-from alphaprof.profiling.training.initial import new_head, prepared, trained_parameters
+from alphaprof.profiling.training.initial import new_head, prepared, require_trainable, trained_parameters
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
 from alphaprof.profiling.training.testing import TestBench
 from alphaprof.profiling.training.trainer import Saying, Schedule, Trainer, TrainingState, remove_checkpoints
@@ -75,6 +84,16 @@ class TrainingOptions:
     init: str | None = None
     seed: int = 0
     split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `OptionInvalid` for numbers that are none."""
+        for name in ("minutes", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise OptionInvalid(f"--{name.replace('_', '-')} is {value}", "give a number above 0")
+        wanted = self.draft_vocab
+        if wanted is not None and not (0 < wanted < 1 or (1 <= wanted < math.inf and wanted == int(wanted))):
+            raise OptionInvalid(f"--draft-vocab is {wanted:g}", "give a number of ids, or a share of the tokens below 1")
 
 
 @dataclass(frozen=True)
@@ -231,6 +250,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
             f"{run_name} was made with another target, dtype or tokenizer than {options.target.model}",
             "give the profile that made the run: a head learns the law of the target that wrote its texts",
         )
+    require_trainable(target)
     return Workshop(options, asked, run, run_name, target, tokenizer, own, parts, progress)
 
 
@@ -320,7 +340,8 @@ def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None, b
         return new_head(target, torch.from_numpy(ids), asked.seed + order), ids, False
     from alphaprof.config.options import Eagle3Draft
 
-    given = Eagle3Draft(kind="eagle3", model=asked.init, dtype="float32")
+    where = str(Path(asked.init).absolute()) if os.path.exists(asked.init) else asked.init  # else on the hub
+    given = Eagle3Draft(kind="eagle3", model=where, dtype="float32")
     draft: Any = load_draft("init", given, shop.options, target, shop.tokenizer)
     unknown = _require_unseen(shop, Path(asked.init))
     network = prepared(draft, target, torch.from_numpy(ids) if asked.draft_vocab is not None else None)
@@ -431,7 +452,7 @@ def _record(
         bytes=TrainingBytes(0, 0),
         parameters=sum(weight.numel() for weight in trained_parameters(network).values()),
         device=torch.cuda.get_device_name(shop.target.device) if shop.target.device.type == "cuda" else "cpu",
-        test=TestedText(len(tested), emitted),
+        test=TestedText(len(tested) + len(parts[STOP]), emitted + sum(len(text.ids) - 1 for text in parts[STOP])),
     )
 
 

@@ -99,6 +99,8 @@ def test_the_folder_of_a_head_holds_what_engines_and_readers_need(head: Path, ca
     assert record.target.fingerprint == case.opened.manifest.target.fingerprint
     assert record.floor == pytest.approx(1 - record.vocabulary.ceiling_test)
     assert record.seconds.cpu > 0
+    tests = read_tests(head / TESTS)
+    assert (record.test.documents, record.test.tokens) == (len(tests.unit), tests.tokens.sum())
     assert record.size.tokens == sum(len(each.ids) for each in texts_of(case.opened) if each.unit in record.units.train)
 
 
@@ -412,6 +414,19 @@ def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: P
     with pytest.raises(RunMismatch, match="another target, dtype or tokenizer"):
         train(other, str(case.run), tmp_path / "a", ASKED, Silent())
     assert not (tmp_path / "a").exists()
+
+
+def test_texts_that_the_target_did_not_write_are_left_out(made: Callable[..., Case], tiny: Path, tmp_path: Path) -> None:
+    """A plain corpus teaches a head nothing that the target would say."""
+    corpus = made(40, continuation={"kind": "text", "prompt_tokens": 4, "max_new_tokens": 20})
+    with pytest.raises(DataEmpty, match="was written by the target"):
+        trained(corpus, tmp_path / "a")
+
+
+def test_minutes_end_a_training(case: Case, tmp_path: Path) -> None:
+    record = read_training(trained(case, tmp_path / "head", steps=100_000, minutes=0.01))
+    assert 0 < record.steps < 100_000
+    assert record.seconds.training >= 0.6
 
 
 def test_an_unfinished_run_and_one_without_texts_are_refused(case: Case, tmp_path: Path, monkeypatch: Any) -> None:

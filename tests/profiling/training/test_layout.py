@@ -1,0 +1,151 @@
+"""The files of a trained head: whatever it began as, the loader of profiles reads the same head from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from alphaprof.errors import ModelUnloadable, OptionInvalid
+from alphaprof.log.training import TEST
+from alphaprof.profiling.heads.eagle import Eagle3
+from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.training.card import card
+from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared, require_trainable
+from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
+from alphaprof.profiling.training.train import TrainingOptions
+from tests.eagle import config, converted, loaded, target, tensors, written
+from tests.heads import head_tests, training_record
+from tests.profiling.test_eagle import VARIANTS
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+
+
+def again(folder: Path, network: Eagle3, model: DraftModel) -> Eagle3:
+    """The head that the loader reads from what the trainer writes."""
+    folder.mkdir()
+    (folder / CONFIG).write_bytes(config_content(network, model, 3))
+    (folder / WEIGHTS).write_bytes(weights_content(network, torch.float32))
+    found = loaded(folder, model).network
+    assert isinstance(found, Eagle3)
+    return found
+
+
+def same(one: Eagle3, other: Eagle3) -> None:
+    assert one.reading == other.reading
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ids = torch.randint(7, (2, 12), generator=torch.Generator().manual_seed(0))
+    features = torch.randn(2, 12, one.fc.in_features, generator=torch.Generator().manual_seed(1))  # type: ignore[arg-type]
+    with torch.inference_mode():
+        for ours_at, theirs_at in zip(one.states(ids, features, 3, 0), other.states(ids, features, 3, 0), strict=True):
+            assert torch.equal(ours_at, theirs_at)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_head_that_training_may_begin_with_is_read_again_as_it_was(variant: str, tmp_path: Path) -> None:
+    changes, ids, more = VARIANTS[variant]
+    model, described = target(1), config(**changes)
+    network = loaded(written(tmp_path / "given", described, tensors(described, ids) | more), model).network
+    assert isinstance(network, Eagle3)
+    same(network, again(tmp_path / "written", network, model))
+
+
+@pytest.mark.parametrize("layout", ["SafeAILab", "SpecForge"])
+def test_heads_of_other_layouts_are_written_in_that_of_speculators(layout: str, tmp_path: Path) -> None:
+    """SafeAILab's say nothing of their layers: after 2, 3 and 3 of six, which are two; so the target has eight."""
+    model, described = target(1, num_hidden_layers=8), config(eagle_aux_hidden_state_layer_ids=[2, 4, 5])
+    given = converted(described, tensors(described), layout)
+    network = loaded(written(tmp_path / "given", *given), model).network
+    assert isinstance(network, Eagle3)
+    same(network, again(tmp_path / "written", network, model))
+    stored = json.loads((tmp_path / "written" / CONFIG).read_text())
+    assert stored["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert stored["norm_before_residual"] is False
+
+
+def test_a_new_head_is_read_again_as_it_was(tmp_path: Path) -> None:
+    model = target(2)
+    network = new_head(model, torch.tensor([0, 2, 5]), seed=3)
+    same(network, again(tmp_path / "written", network, model))
+
+
+def test_a_new_head_begins_as_the_last_layer_of_its_target() -> None:
+    """Without the embedding's half of its projections it computes what the target computes from its highest state."""
+    model = target(2, num_hidden_layers=4)
+    network = new_head(model, None, seed=3)
+    assert network.layers == (1, 2, 3)
+    hidden = model.network.config.hidden_size
+    ids = torch.randint(7, (1, 9), generator=torch.Generator().manual_seed(4))
+    output = model.network(ids, output_hidden_states=True)
+    with torch.no_grad():
+        network.fc.weight[:, : 2 * hidden] = 0  # type: ignore[operator]
+        network.fc.weight[:, 2 * hidden :] = torch.eye(hidden)  # type: ignore[operator]
+        for name in "qkv":
+            getattr(network.blocks[0].self_attn, f"{name}_proj").weight[:, :hidden] = 0
+        features = torch.cat([output.hidden_states[layer] for layer in network.layers], -1)
+        (states,) = network.states(ids, features, 1, 0)
+        assert torch.allclose(network.logits(states[0], 1), output.logits[0], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "layers"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (7, (2, 3, 4)), (6, (1, 3, 5)), (4, (1, 2, 3))]
+)
+def test_layers_are_those_that_engines_guess_where_these_are_three(blocks: int, layers: tuple[int, ...]) -> None:
+    assert layers_to_read(blocks) == layers
+    assert all(max(layers_to_read(few)) <= few for few in range(1, 9))
+    assert all(len(set(layers_to_read(few))) == len(layers_to_read(few)) for few in range(1, 9))
+
+
+def test_rows_of_ids_that_a_head_lacks_come_from_the_target(tmp_path: Path) -> None:
+    model, described = target(1), config()
+    draft = loaded(written(tmp_path / "given", described, tensors(described)), model)
+    known = draft.network.lm_head.weight.clone()  # type: ignore[union-attr]
+    network = prepared(draft, model, torch.tensor([1, 2, 3, 4]))
+    assert network.lm_head is not None
+    rows = model.network.get_output_embeddings().weight
+    expected = torch.stack([rows[1], known[1], known[2], rows[4]])  # it proposes 0, 2, 3, 5, 6
+    assert torch.equal(network.lm_head.weight, expected)
+    assert network.ids is not None
+    assert network.ids.tolist() == [1, 2, 3, 4]
+
+
+def test_targets_whose_states_cannot_be_read_are_refused() -> None:
+    model = DraftModel("target", GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=7)), "model", "gpt2")
+    with pytest.raises(ModelUnloadable, match="has no `layers`"):
+        require_trainable(model)
+    require_trainable(target(1))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"minutes": 0.0}, {"minutes": float("inf")}, {"learning_rate": float("nan")}, {"learning_rate": 0.0}),
+        *({"draft_vocab": 0.0}, {"draft_vocab": 1.5}, {"draft_vocab": float("nan")}),
+    ],
+    ids=str,
+)
+def test_numbers_that_are_none_are_refused(odd: dict[str, float]) -> None:
+    with pytest.raises(OptionInvalid, match="--"):
+        TrainingOptions(**odd)  # type: ignore[arg-type]
+
+
+def test_the_card_says_what_was_measured_and_nothing_breaks_out_of_it(tmp_path: Path) -> None:
+    record = training_record()
+    settings = record.settings | {"layers": [1, 3, 5], "init": None}
+    record = dataclasses.replace(record, settings=settings, target=dataclasses.replace(record.target, model="a|b`c\n<x>"))
+    tests = head_tests(0.4)
+    text = card(record, tests, Path("heads/it's"), unknown_texts=False)
+    assert "a\\|b\\`c \\<x>" in text
+    rows = tests.rows(np.asarray(tests.part == TEST))
+    right = rows.agree[:, 0].sum() / rows.starts[:, 0].sum()
+    assert f"| {right:.3f} |" in text
+    assert f"{rows.tokens.sum() / rows.rounds[:, 0].sum():.3f}" in text
+    assert "may have seen" not in text
+    assert "may have seen" in card(record, tests, Path("h"), unknown_texts=True)
