@@ -147,6 +147,22 @@ def test_heads_beside_the_curve_are_compared_with_its_largest_size(found: CurveR
     assert found.instead[0].startswith("the tuned head has ")
 
 
+def test_another_gamma_is_named_where_it_is_faster(folder: Path, found: CurveReport) -> None:
+    """Speeds of the largest size at each gamma, as the answer has them where that one is asked for."""
+    speeds = {}
+    for gamma in (1, 2, 3, 4):
+        report = built(folder, f"decision.gamma={gamma}")
+        assert report.gamma == gamma
+        assert report.points[-1].speedup is not None
+        speeds[gamma] = report.points[-1].speedup.value
+    best, worst = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
+    here = f"{speeds[worst]:.2f}x at gamma {worst}"
+    report = built(folder, f"decision.gamma={worst}")
+    assert f"gamma {best}: {speeds[best]:.2f}x with the largest size, and {here}" in report.instead
+    report = built(folder, f"decision.gamma={best}")
+    assert not any(words.startswith("gamma ") for words in report.instead)
+
+
 def test_a_forecast_leads_with_its_backtest(found: CurveReport) -> None:
     backtest = found.backtest
     assert backtest is not None
@@ -229,6 +245,8 @@ def test_seeds_that_differ_by_more_than_the_last_step_have_no_forecast(run: Run,
     assert report.backtest.inside
     assert report.reason == "heads of one size differ by more than the last step in size brought"
     assert report.forecast == ()
+    assert answer_lines(report)[4].startswith("next: ")
+    assert "more data was not seen to help" in answer_lines(report)[4]
 
 
 def test_a_step_has_no_forecast(run: Run, tmp_path: Path) -> None:

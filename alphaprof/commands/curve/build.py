@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import numpy as np
 from alphaprof.commands.curve.answer import CurveReport
 from alphaprof.commands.curve.collect import CurveHead, CurveHeads, Tester, collected, unit_codes, units_of
 from alphaprof.commands.curve.model import CurveDomain, CurvePoint
-from alphaprof.commands.curve.outlook import Outlook, costs_of, outlook_of
+from alphaprof.commands.curve.outlook import NOTABLE, Outlook, costs_of, outlook_of
 from alphaprof.commands.curve.steps import HeadSteps, head_steps
 from alphaprof.config.heads import HeadsOptions
 from alphaprof.config.load import changed_question
@@ -109,7 +109,7 @@ def build_curve(
         floor=outlook.floor,
         outcome=outlook.outcome,
         verdict=outlook.verdict,
-        instead=(*_instead(beside), *outlook.instead),
+        instead=(*_instead(inputs, beside), *outlook.instead),
         backtest=outlook.backtest,
         reason=outlook.reason,
         points=points,
@@ -329,10 +329,20 @@ def _weighted_ratio(inputs: CurveInputs, parts: Sequence[tuple[Array, Array, Arr
     return value, errors
 
 
-def _instead(beside: Sequence[CurvePoint]) -> list[str]:
-    """What helps beside more data, as far as it was measured: a head trained further."""
-    better = [(point.label, point.difference.value) for point in beside if point.difference and point.difference.low > 0]
-    return [f"the {label} head has {more:.2f} tokens per round more than the largest size" for label, more in better]
+def _instead(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]:
+    """Yields what helps beside more data, as far as it was measured: a head trained further, another gamma."""
+    for point in beside:
+        if (more := point.difference) is not None and more.low > 0:
+            yield f"the {point.label} head has {more.value:.2f} tokens per round more than the largest size"
+    heads, times = inputs.heads, inputs.steps.times
+    if times is None:
+        return
+    allowed = [gamma for gamma in heads.run.gammas if gamma <= min(head.tests.depths for head in heads.every)]
+    speeds = {gamma: _speed(heads.sizes[-1], inputs.traffic, gamma, times) for gamma in allowed}
+    best = max(speeds, key=speeds.__getitem__)
+    if speeds[best] > (1 + NOTABLE) * speeds[inputs.gamma]:
+        here = f"{speeds[inputs.gamma]:.2f}x at gamma {inputs.gamma}"
+        yield f"gamma {best}: {speeds[best]:.2f}x with the largest size, and {here}"
 
 
 def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:

@@ -81,7 +81,8 @@ def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) 
     if odd := next((folder for folder, times in Counter(folders).items() if times > 1), None):
         raise ProfileInvalid(f"{file}: {odd} is listed twice", "list every head once")
     if odd := next((folder for folder in folders if not folder.is_dir()), None):
-        raise ProfileInvalid(f"{file}: {odd} is no folder", "paths start at the list; download a published head first")
+        hint = "paths start at the list; finish a training with alphaprof train --curve --resume, download a published head"
+        raise ProfileInvalid(f"{file}: {odd} is no folder", hint)
     records = {folder: read_training(folder) if (folder / TRAINING).exists() else None for folder in folders}
     for folder, record in records.items():
         _require_of_run(folder, record, run)

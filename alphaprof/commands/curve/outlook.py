@@ -29,7 +29,7 @@ from alphaprof.stats.learning import (
 )
 
 TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only where it is the token that the target drew
-NOTABLE = 0.02  # share of tokens outside the draft vocabulary that is worth a word
+NOTABLE = 0.02  # share of tokens outside the vocabulary, and of speed that another gamma adds, that are worth a word
 BySize = Sequence[tuple[int, Sequence[Measured]]]
 
 
@@ -62,7 +62,7 @@ def outlook_of(
     reason = _why_none(heads, measured[0])
     notes = [] if floor is not None else ["draft vocabularies differ or are not known, so that no floor is assumed"]
     if reason:
-        return Outlook(floor, *_words_without(points, reason, least), (), None, reason, (), tuple(notes))
+        return _without(points, floor, reason, least, None, notes)
     curve = LearningCurve.of(measured[0], min(tokens_floor(share, gamma), measured[0][-1][1][0].miss))
     firsts = LearningCurve.of(measured[1], min(share, measured[1][-1][1][0].miss))
     tested = backtest(curve, confidence)
@@ -74,7 +74,7 @@ def outlook_of(
     elif curve.last_gain <= curve.spread:
         reason = "heads of one size differ by more than the last step in size brought"
     if reason:
-        return Outlook(floor, *_words_without(points, reason, least), (), shown, reason, (), tuple(notes))
+        return _without(points, floor, reason, least, shown, notes)
     cost = _cost_of_a_round(points[-1])
     rows = tuple(_rows(curve, firsts, gamma, cost, least, confidence))
 
@@ -187,17 +187,27 @@ def _rough(units: float) -> str:
     return fmt.count(math.ceil(units / step) * step)
 
 
-def _words_without(points: Sequence[CurvePoint], reason: str, least: float) -> tuple[str, str]:
+def _without(
+    points: Sequence[CurvePoint],
+    floor: float | None,
+    reason: str,
+    least: float,
+    tested: CurveBacktest | None,
+    notes: Sequence[str],
+) -> Outlook:
     """The same where there is no forecast: what was measured stands."""
-    speed, goal = points[-1].speedup, f"{least:g}x"
-    outcome = f"NO FORECAST: {reason}"
+    speed, goal, instead = points[-1].speedup, f"{least:g}x", tuple(_instead(points, floor, least))
     if speed is None:
-        return outcome, "the measured curve alone tells, without step times in tokens per round"
-    if speed.low >= least:
-        return outcome, f"the largest size reaches {goal} as it was measured"
-    if speed.high < least:
-        return outcome, f"the largest size does not reach {goal} as it was measured"
-    return outcome, f"the largest size is not told apart from {goal}: test on more units"
+        verdict = "the measured curve alone tells, without step times in tokens per round"
+    elif speed.low >= least:
+        verdict, instead = f"the largest size reaches {goal} as it was measured", ()
+    elif speed.high < least:
+        verdict = f"the largest size does not reach {goal} as it was measured"
+    else:
+        verdict = f"the largest size is not told apart from {goal}: test on more units"
+    if tested is not None and tested.inside:
+        verdict += "; more data was not seen to help"
+    return Outlook(floor, f"NO FORECAST: {reason}", verdict, instead, tested, reason, (), tuple(notes))
 
 
 def _instead(points: Sequence[CurvePoint], floor: float | None, least: float) -> Iterator[str]:
@@ -208,9 +218,6 @@ def _instead(points: Sequence[CurvePoint], floor: float | None, least: float) ->
         yield f"other traffic: {', '.join(fmt.short(domain.domain) for domain in fast[:3])} alone reaches {least:g}x"
     if floor is not None and floor >= NOTABLE:
         yield f"the vocabulary: {fmt.percent(floor)} of test tokens lie outside it, beyond any head (--draft-vocab)"
-    deep = last.agreement
-    if len(deep) > 1 and deep[1] < 0.5 * deep[0]:
-        yield "a smaller gamma: depth 2 is right less than half as often as depth 1 (--set decision.gamma=1)"
 
 
 def costs_of(heads: CurveHeads) -> tuple[CurveCost, ...]:
