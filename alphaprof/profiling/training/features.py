@@ -45,7 +45,8 @@ class TextBatch:
 class Features:
     """The target's states on some texts: in memory where a quarter of it holds them, else in a file without a name in
     `folder`, which vanishes with the process, or computed anew for every batch. `where` says which, `bytes` how large they
-    are, `seconds` how long they took. Texts are run in batches of one order, so that the states are the same each time.
+    are, `seconds` and `cpu` how long they took. Texts are run in batches of one order, so that the states are the same each
+    time.
     """
 
     def __init__(self, target: Model, layers: Sequence[int], texts: Sequence[RunText], folder: Path, budget: int) -> None:
@@ -58,7 +59,7 @@ class Features:
         self.where = "memory" if self.bytes <= IN_MEMORY * free_memory() else "disk"
         if self.where == "disk" and self.bytes > ON_DISK * shutil.disk_usage(folder).free:
             self.where = "nowhere"
-        self.seconds = 0.0
+        self.seconds = self.cpu = 0.0
         self._held = self._store(folder, (int(ends[-1]), self.width))
 
     def part(self, texts: Sequence[RunText]) -> Features:
@@ -68,7 +69,7 @@ class Features:
         some = copy.copy(self)
         some.texts, some._place = list(texts), {new: self._place[old] for new, old in enumerate(chosen)}
         share = sum(end - start for start, end in some._place.values()) / sum(len(text.tokens) - 1 for text in self.texts)
-        some.bytes, some.seconds = round(self.bytes * share), self.seconds * share
+        some.bytes, some.seconds, some.cpu = round(self.bytes * share), self.seconds * share, self.cpu * share
         return some
 
     def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor | None:
@@ -86,13 +87,14 @@ class Features:
         """Runs the target over all texts, where they are kept. `advance`: called with how many texts are done."""
         if self._held is None:
             return
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         for chosen in batches([len(text.tokens) for text in self.texts], self._budget):
             for index, states in zip(chosen, self._computed(chosen), strict=True):
                 start, end = self._place[index]
                 self._held[start:end] = states[: end - start].cpu()
             advance(len(chosen))
         self.seconds += time.monotonic() - began
+        self.cpu += time.process_time() - cpu
 
     def batch(self, chosen: Sequence[int]) -> TextBatch:
         """Some of the texts, on the target's device."""

@@ -463,7 +463,9 @@ def _so_far(record: TrainingRecord, state: TrainingState, train: Features) -> Tr
         progress=tuple(state.progress),
         best_step=state.best_step,
         steps=state.step,
-        seconds=TrainingSeconds(train.seconds, *(state.seconds[name] for name in ("training", "testing", "cpu"))),
+        seconds=TrainingSeconds(
+            train.seconds, state.seconds["training"], state.seconds["testing"], train.cpu + state.seconds["cpu"]
+        ),
         bytes=TrainingBytes(train.bytes if train.where == "disk" else 0, peak_memory(None)),
     )
 
