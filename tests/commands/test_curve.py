@@ -33,6 +33,7 @@ from alphaprof.log.training import (
     head_digest,
     read_tests,
     read_training,
+    texts_digest,
     write_tests,
     write_training,
 )
@@ -196,6 +197,24 @@ def test_verdicts_in_words(folder: Path, least: float, words: str, reached: tupl
     assert report.outcome == words
     assert tuple(row.reached for row in report.forecast) == reached
     assert bool(report.instead) >= (reached[0] == "every")
+
+
+def test_unsure_step_times_widen_speedups_and_nothing_else(
+    run: Run, folder: Path, found: CurveReport, tmp_path: Path
+) -> None:
+    """Step times ten times as unsure: tokens per round stay, and speedups lie farther apart."""
+    unsure = curve_run(tmp_path / "run", decision=dict(run.manifest.config["decision"]), timing_error=0.1)
+    known = {"target": unsure.manifest.target.fingerprint, "texts": texts_digest(unsure.manifest)}
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    for path in copy.rglob(TESTS):
+        write_tests(path, dataclasses.replace(read_tests(path), **known))
+    report = built(copy, source=unsure)
+    for one, other in zip(report.forecast, found.forecast, strict=True):
+        assert one.tokens_per_round == other.tokens_per_round
+        assert one.speedup is not None
+        assert other.speedup is not None
+        assert one.speedup.low < other.speedup.low
+        assert one.speedup.high > other.speedup.high
 
 
 def test_between_the_scenarios_the_answer_names_the_amount(folder: Path, found: CurveReport) -> None:

@@ -21,7 +21,7 @@ from alphaprof.errors import NotComparable, ProfileInvalid
 from alphaprof.log.store import Run
 from alphaprof.log.training import STOP, TEST
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present, quantile
 from alphaprof.stats.learning import Measured, measured_tokens
 from alphaprof.stats.paired import weighted_inverse_difference
 from alphaprof.totals.replay import RoundCounts
@@ -92,7 +92,7 @@ def build_curve(
     beside = tuple(
         _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
     )
-    outlook = outlook_of(inputs.heads, _curves(inputs), points, inputs.steps, inputs.gamma, inputs.decision)
+    outlook = outlook_of(inputs.heads, _curves(inputs), points, _timing(inputs), inputs.gamma, inputs.decision)
     tests = heads.largest.tests
     tested = tests.part == TEST
     return CurveReport(
@@ -263,6 +263,16 @@ def _speedup(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraff
         return None
     counts = [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows in traffic.rows.values()]
     return speedup_interval(_of(traffic, counts, inputs.steps.times), inputs.confidence)
+
+
+def _timing(inputs: CurveInputs) -> float:
+    """How far step times alone may be off, on the log scale of the speedup of the largest size; 0 where there are none."""
+    if inputs.steps.times is None:
+        return 0.0
+    rows = inputs.traffic.rows.values()
+    counts = [_counts(inputs.heads.sizes[-1], each, inputs.gamma, inputs.traffic.cluster) for each in rows]
+    found = _of(inputs.traffic, counts, inputs.steps.times)
+    return quantile((1 + inputs.confidence) / 2, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
 
 
 def _of(traffic: TestTraffic, counts: Sequence[RoundCounts], times: StepTimes) -> Any:

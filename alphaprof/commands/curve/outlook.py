@@ -11,7 +11,7 @@ import numpy as np
 
 from alphaprof.commands.curve.collect import CurveHeads
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow, Reached
-from alphaprof.commands.curve.steps import HeadSteps
+from alphaprof.costs.speedup import LARGEST
 from alphaprof.log.training import TEST
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval
@@ -51,11 +51,13 @@ def outlook_of(
     heads: CurveHeads,
     measured: tuple[BySize, BySize],
     points: Sequence[CurvePoint],
-    steps: HeadSteps,
+    timing: float,
     gamma: int,
     decision: Mapping[str, Any],
 ) -> Outlook:
-    """The forecast of tokens per round and of alpha, where there is one. `measured`: miss rates of both, by size."""
+    """The forecast of tokens per round and of alpha, where there is one. `measured`: miss rates of both, by size; `timing`:
+    how far step times may be off, on the log scale.
+    """
     confidence, least = float(decision["confidence"]), float(decision["min_speedup"])
     floor = _vocabulary_floor(heads)
     share = max(floor or 0.0, _uncertainty(heads))
@@ -76,14 +78,16 @@ def outlook_of(
     if reason:
         return _without(points, floor, reason, least, shown, notes)
     cost = _cost_of_a_round(points[-1])
-    rows = tuple(_rows(curve, firsts, gamma, cost, least, confidence))
+    rows = tuple(_rows(curve, firsts, gamma, (cost, timing), least, confidence))
 
     def reaches(name: Reached) -> float | None:
         """From how many units on some or all scenarios reach the least speedup."""
         if cost is None:
             return None
         side = "low" if name == "every" else "high"
-        return first_size(curve, lambda band: getattr(as_tokens(band, gamma), side) / cost >= least, confidence)
+        return first_size(
+            curve, lambda band: getattr(_speed(as_tokens(band, gamma), cost, timing), side) >= least, confidence
+        )
 
     outcome, verdict = _words(rows, (reaches("every"), reaches("some")), least, curve.sizes[-1])
     instead = () if rows[0].reached == "every" else tuple(_instead(points, floor, least))
@@ -137,18 +141,33 @@ def _cost_of_a_round(point: CurvePoint) -> float | None:
 
 
 def _rows(
-    curve: LearningCurve, firsts: LearningCurve, gamma: int, cost: float | None, least: float, confidence: float
+    curve: LearningCurve,
+    firsts: LearningCurve,
+    gamma: int,
+    costs: tuple[float | None, float],
+    least: float,
+    confidence: float,
 ) -> Iterator[ForecastRow]:
-    """Yields what the measured largest size and its multiples would reach."""
+    """Yields what the measured largest size and its multiples would reach. `costs`: of a round, and how far step times may
+    be off.
+    """
+    cost, timing = costs
     for factor in (1, *FACTORS):
         size = factor * float(curve.sizes[-1])
         tokens, first = as_tokens(scenarios(curve, size, confidence), gamma), scenarios(firsts, size, confidence)
         alpha = Interval(1 - first.value, 1 - first.high, 1 - first.low)
-        speed = Interval(tokens.value / cost, tokens.low / cost, tokens.high / cost) if cost else None
+        speed = _speed(tokens, cost, timing) if cost else None
         reached: Reached | None = None
         if speed is not None:
             reached = "every" if speed.low >= least else "some" if speed.high >= least else "none"
         yield ForecastRow(factor, round(size), tokens, alpha, speed, reached)
+
+
+def _speed(tokens: Interval, cost: float, timing: float) -> Interval:
+    """The speedup of scenarios: distances by tokens per round and by step times add up as squares, on the log scale."""
+    value = tokens.value / cost
+    below, above = (math.hypot(math.log(far), timing) for far in (tokens.value / tokens.low, tokens.high / tokens.value))
+    return Interval(value, value * math.exp(-below), value * math.exp(above) if above < LARGEST else math.inf)
 
 
 def _words(
