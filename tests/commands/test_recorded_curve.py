@@ -44,7 +44,7 @@ def test_the_answer_leads_with_its_backtest(report: CurveReport) -> None:
         "measured 1.86 (+3%); inside its band: yes"
     )
     assert lines[3].startswith("measured: 1.86 [1.68, 1.96] tokens per round at gamma 2 with 128 units, ")
-    assert lines[3].endswith("; published head 1.40")
+    assert lines[3].endswith("; published head 1.40; tuned head 1.79")
 
 
 def test_another_threshold_has_another_answer() -> None:
