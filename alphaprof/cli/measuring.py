@@ -121,6 +121,7 @@ def _share(
     arguments += ["--limit", str(limit)] if limit is not None else []
     arguments += ["--reuse-continuations", str(reuse)] if reuse is not None else []
     arguments += ["--until-decided"] if until_decided else []
+    arguments += ["--resume"] if resume else []  # so that each compares what others wrote of its part
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
         work_together(arguments, workers, place_of(out), lambda message: print(message, file=sys.stderr))

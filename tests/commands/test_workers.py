@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from alphaprof.cli import measuring
 from alphaprof.commands import workers
 from alphaprof.errors import WorkerFailed
 from alphaprof.log.place import place_of
@@ -80,6 +81,15 @@ def test_where_one_fails_the_others_go_on_and_the_exit_code_says_it(monkeypatch:
     assert end.startswith("3: of 3 workers failed: 2 (exit code 3)")
     assert "the same command with --resume" in end
     assert Path(f"{going}.seen").exists()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_workers_are_told_to_resume(resume: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Or each would compare only what earlier workers of the same number wrote, and miss damaged shards."""
+    told: list[str] = []
+    monkeypatch.setattr(workers, "work_together", lambda arguments, *_: told.extend(arguments))
+    measuring._share(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, False, None)
+    assert ("--resume" in told) == resume
 
 
 def test_the_last_lines_of_one_that_fails_are_said(monkeypatch: pytest.MonkeyPatch, going: Path) -> None:
