@@ -70,6 +70,13 @@ def test_an_address_is_no_path_of_the_profile(tmp_path: Path) -> None:
     assert resolve("prompts.jsonl", tmp_path) == str(tmp_path / "prompts.jsonl")
 
 
+@pytest.mark.parametrize(
+    "address", ["s3://KEY:SECRET@bucket/a.jsonl", "s3://KEY:SECRET@bucket/a", "s3://bucket/a.jsonl?X-Signature=SECRET"]
+)
+def test_credentials_in_an_address_are_refused_and_not_repeated(address: str) -> None:
+    assert "SECRET" not in refused(address, AlphaprofError).replace("AWS_SECRET_ACCESS_KEY", "")
+
+
 @on_servers
 def test_what_is_not_there_is_said(gate: Gate) -> None:
     assert "s3://bucket/data/none.jsonl does not exist\ncheck the names" in refused("s3://bucket/data/none.jsonl")

@@ -97,12 +97,13 @@ def require_filled(path: Path, reference: str) -> None:
 def opened(reference: str) -> Iterator[pa.NativeFile]:
     """Yields a data file in an object store. Raises `DataUnreadable` where it cannot be had, or read in the block."""
     folder, _, name = reference.rpartition("/")
-    if Path(name).suffix not in FORMATS:
-        raise DataUnreadable(f"{reference} has no known format", f"give one file that ends with {', '.join(FORMATS)}")
+    place = place_of(folder)  # refuses credentials in an address, which the messages below would repeat
     if not NAME.fullmatch(name):
         hint = "use letters, digits, dots and _-= in its name: it stands in the address as it is"
-        raise DataUnreadable(f"{shown(reference)} is no address of a file", hint)
-    place = place_of(folder)
+        plain = shown(reference.partition("?")[0])  # a signature may follow
+        raise DataUnreadable(f"{plain} is no address of a file", hint)
+    if Path(name).suffix not in FORMATS:
+        raise DataUnreadable(f"{reference} has no known format", f"give one file that ends with {', '.join(FORMATS)}")
     try:
         with _in_store(place, name) as file:
             yield file
