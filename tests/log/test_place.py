@@ -29,7 +29,7 @@ import pytest
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
 from alphaprof.log.disk import WRITTEN
-from alphaprof.log.place import LocalPlace, Place, objects, place_of, require_put_if_absent
+from alphaprof.log.place import LocalPlace, Place, address_of, objects, place_of, require_put_if_absent
 
 PART = "positions/draft=a/part-00001.1f2e3d4c.parquet"
 COMMIT = "commits/00001.json"
@@ -276,6 +276,17 @@ def test_a_parquet_file_is_read_by_column(local: LocalPlace) -> None:
     local.put(PART, content)
     with local.open(PART) as file:
         assert pq.ParquetFile(file).read(["c"]).equals(table.select(["c"]))
+
+
+def test_an_address_is_of_one_place_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert address_of(place_of("runs/one")) == str(tmp_path / "runs" / "one")
+
+
+def test_an_address_in_a_store_outlives_a_path() -> None:
+    """--reuse-continuations s3://... is a path for the command line, and an actor of Ray gets its text."""
+    pytest.importorskip("obstore")
+    assert address_of(place_of(Path("s3://bucket/runs/one"))) == "s3://bucket/runs/one"
 
 
 def test_where_a_run_lies_is_told_by_its_address(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from alphaprof.log.place.local import LocalPlace
 from alphaprof.log.place.objects import KEYS, ObjectPlace
 from alphaprof.log.place.protocol import Content, Place
 
-__all__ = ["Content", "LocalPlace", "ObjectPlace", "Place", "is_remote", "place_of", "require_put_if_absent"]
+__all__ = ["Content", "LocalPlace", "ObjectPlace", "Place", "address_of", "is_remote", "place_of", "require_put_if_absent"]
 SCHEMES = tuple(KEYS)  # az://CONTAINER/..., in the account that the environment names
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)")  # what pathlib makes of a URI
@@ -47,6 +47,11 @@ def place_of(where: str | Path) -> Place:
             f"{shown(text)} is not {scheme}://BUCKET/FOLDER", "use letters, digits and _.=+-@!()' in the names of folders"
         )
     return ObjectPlace(scheme, bucket, prefix)
+
+
+def address_of(place: Place) -> str:
+    """How a process in another directory names a place."""
+    return str(place.path.absolute()) if isinstance(place, LocalPlace) else place.shown
 
 
 def is_remote(where: str) -> bool:

@@ -24,7 +24,7 @@ from alphaprof.config.profile import ExecutionOptions, ProfileOptions
 from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, RunUnreadable, WorkerFailed
 from alphaprof.log.joining import joined
 from alphaprof.log.manifest import PROFILE, commit_name
-from alphaprof.log.place import LocalPlace, Place, place_of
+from alphaprof.log.place import LocalPlace, Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import Plan, Progress, measure_shard
@@ -57,7 +57,7 @@ def require_ray() -> None:
     if host and port.isdecimal():
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except (OSError, OverflowError) as error:  # Ray itself asks for minutes
+        except (OSError, OverflowError, UnicodeError) as error:  # Ray itself asks for minutes
             raise OptionInvalid(
                 f"nothing answers at {ADDRESS}={address}: {error}",
                 f"correct {ADDRESS}, or unset it to use this machine alone",
@@ -137,11 +137,6 @@ def _mute() -> Iterator[None]:
         yield
 
 
-def _where(place: Place) -> str:
-    """How a process in another directory names a place."""
-    return str(place.path.absolute()) if isinstance(place, LocalPlace) else place.shown
-
-
 def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
     """How many GPUs an actor asks for: none where no model runs on one."""
     models = [options.target, *(draft.own_model for draft in options.drafts.values() if draft.own_model)]
@@ -160,7 +155,8 @@ def _stage(
     gpus = _gpus(options, ray.cluster_resources())
     stager = ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=2)(Stager).remote()
     config = options.model_dump(mode="json")
-    ended = stager.begin.remote(_where(place), config, str(reuse.resolve()) if reuse else None, in_random_order)
+    texts = address_of(place_of(reuse)) if reuse else None
+    ended = stager.begin.remote(address_of(place), config, texts, in_random_order)
     said, silence, heard, last = stager.said.remote(), _Silence(), False, False
     while not last:
         last = bool(ray.wait([ended], timeout=LOOK)[0])
@@ -423,7 +419,7 @@ class _Driver:
         )
         answers = shards.map_batches(
             Measurer,
-            fn_constructor_args=(_where(self._run.place), self._execution.model_dump(mode="json")),
+            fn_constructor_args=(address_of(self._run.place), self._execution.model_dump(mode="json")),
             batch_size=1,
             compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=1),
             num_cpus=0,

@@ -21,7 +21,7 @@ from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunDamaged, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
 from alphaprof.log.joining import FREE, alive, joined
 from alphaprof.log.manifest import MANIFEST, Environment, Manifest, RandomOrder, read_manifest
-from alphaprof.log.place import Place, place_of
+from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
@@ -352,7 +352,8 @@ def _begun(
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
-    manifest = dataclasses.replace(_manifest(loaded), reused=str(reuse.resolve()) if reuse else None, sequential=order)
+    texts = address_of(place_of(reuse)) if reuse else None
+    manifest = dataclasses.replace(_manifest(loaded), reused=texts, sequential=order)
     require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
         loaded.documents.require_same_target(manifest)
