@@ -182,6 +182,13 @@ class ExecutionOptions(Options):
         1.0, gt=0, description="GPUs of an actor of Ray, where models run on one; 0.25: four share one"
     )
 
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _share_or_whole(cls, gpus: float) -> float:
+        if gpus > 1 and gpus % 1:
+            raise ValueError(f"{gpus:g}: Ray gives a share of one GPU, or whole ones")
+        return gpus
+
 
 class RouteOptions(Options):
     """What a router in front of several pools of servers can tell requests apart by."""

@@ -260,6 +260,11 @@ def test_an_address_where_nobody_answers_is_said_at_once(monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     with pytest.raises(OptionInvalid, match="nothing answers at RAY_ADDRESS=head:6379"):
         require_ray()
+    monkeypatch.undo()
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
+    monkeypatch.setenv("RAY_ADDRESS", "head..node:6379")  # no name of a host: Python says so before it asks anybody
+    with pytest.raises(OptionInvalid, match=r"nothing answers at RAY_ADDRESS=head\.\.node:6379"):
+        require_ray()
 
 
 @pytest.mark.parametrize(
@@ -323,6 +328,9 @@ def test_bounds_of_workers_are_checked(tmp_path: Path) -> None:
             load_profile(path, [f"execution.workers={odd}"])
     with pytest.raises(ProfileInvalid, match=r"execution\.engine"):
         load_profile(path, ["execution.engine=spark"])
+    with pytest.raises(ProfileInvalid, match=r"execution\.gpus_per_worker.*or whole ones"):
+        load_profile(path, ["execution.gpus_per_worker=1.5"])
+    assert load_profile(path, ["execution.gpus_per_worker=2"]).execution.gpus_per_worker == 2
 
 
 @pytest.mark.parametrize("option", [["--part", "0/2"], ["--workers", "2"]])
