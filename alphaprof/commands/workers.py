@@ -115,7 +115,8 @@ def progress_line(place: Place) -> str:
         status = RunStatus.of(Run.open(place))
     except AlphaprofError as error:
         return f"how far the run is cannot be read now: {error.message}"
-    return f"profiling: {status.committed} of {status.shards} shards, {status.speed}"
+    done = f"profiling: {status.committed} of {status.shards} shards"
+    return done if status.complete else f"{done}, {status.speed}"
 
 
 def visible_gpus() -> list[str]:

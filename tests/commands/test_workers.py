@@ -144,6 +144,7 @@ def test_progress_counts_what_all_workers_have_committed(
 ) -> None:
     """Said when the one that speaks is done, by how much of the run is there."""
     assert workers.progress_line(place_of(going)).startswith("profiling: 1 of 3 shards, ")
+    assert workers.progress_line(place_of(tmp_path / "whole")) == "profiling: 3 of 3 shards"
     assert "cannot be read now" in workers.progress_line(place_of(tmp_path / "none"))
     monkeypatch.setattr(workers, "SAY", 0.0)
     monkeypatch.setattr(workers, "progress_line", lambda place: Path(f"{going}.mark").touch() or "a line")
