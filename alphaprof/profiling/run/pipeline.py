@@ -299,6 +299,8 @@ def first_settled(run: Run, settled: Settled, asked: int, progress: Progress) ->
             reason = settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
         except RunDamaged:  # another process has withdrawn a shard, and committed it anew
             run.refresh(afresh=True)
+            if len(run.shards) < count:
+                break
             reason = settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
         if reason:
             progress.say(reason)
