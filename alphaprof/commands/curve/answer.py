@@ -214,12 +214,12 @@ def _forecast_table(report: CurveReport, console: Console) -> Table:
     return table
 
 
-COST_HEAD = ("prompts to log", "tokens to generate", "features on disk", "device time a head", "device")
+COST_HEAD = ("prompts to log", "tokens to generate", "the target's states", "device time a head", "device")
 
 
 def _cost_rows(report: CurveReport) -> Iterator[tuple[str, list[str]]]:
     for each in report.costs:
-        disk = fmt.data_size(each.feature_bytes) if each.feature_bytes is not None else "none, on the fly"
+        disk = fmt.data_size(each.feature_bytes) if each.feature_bytes is not None else fmt.NOTHING
         cells = [fmt.count(each.prompts), fmt.count(each.tokens), disk, fmt.duration(each.seconds), each.device]
         yield f"x {each.factor:g}", cells
 
