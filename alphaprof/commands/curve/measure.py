@@ -27,7 +27,7 @@ def tester_of(options: ProfileOptions, progress: Saying) -> Tester:
         """`record`: of a head that has one, whose parts are kept; None: the texts are split as training would."""
         asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"))
         with in_memory():
-            check_references(options)
+            check_references(options, data=False)
             shop = opened(options, str(run.path), asked, progress)
             units: Mapping[str, Collection[str]] = shop.split.units
             if record is not None:

@@ -485,7 +485,8 @@ def test_a_curve_of_too_few_units_is_refused(made: Callable[..., Case], tmp_path
 
 def test_the_command_trains_and_says_what_is_next(case: Case, tmp_path: Path, console_script: Runner) -> None:
     out = tmp_path / "it's a head"
-    given = ("train", case.profile, "--from", case.run, "--out", out, "--steps", 3, "--batch-tokens", 60)
+    gone = "data=[{domain: words, path: gone.jsonl, prompt: '{prompt}'}]"  # the run holds the texts
+    given = ("train", case.profile, "--from", case.run, "--out", out, "--steps", 3, "--batch-tokens", 60, "--set", gone)
     code, answer, told = console_script(*given)
     assert code == 0
     assert "3 steps" in answer
