@@ -330,6 +330,16 @@ def test_weights_are_those_of_the_decision(folder: Path) -> None:
     assert any("has no test text" in note for note in missing.notes)
 
 
+def test_the_floor_is_that_of_the_weighted_traffic(copy: Path) -> None:
+    """A domain without weight keeps its tokens outside the vocabulary to itself."""
+    for path in copy.rglob(TESTS):
+        tests = read_tests(path)
+        write_tests(path, dataclasses.replace(tests, outside=np.where(tests.domain == "code", 12, 0)))
+    assert built(copy).floor == pytest.approx(0.05)
+    assert built(copy, "decision.weights={chat: 1.0, code: 0.0}").floor == 0
+    assert built(copy, "decision.weights={chat: 0.5, code: 0.5}").floor == pytest.approx(0.05)
+
+
 def test_without_step_times_there_is_a_forecast_of_tokens(folder: Path) -> None:
     report = built(folder, "costs.source=none")
     assert all(point.speedup is None for point in report.points)

@@ -41,7 +41,9 @@ class CurveReport:
     times: str  # what step times are, or why there are none
     test_units: int  # independent units of the intervals
     test_tokens: int  # that rounds emit on them
-    floor: float | None  # share of test tokens that no head of this vocabulary can propose; None: vocabularies differ
+    floor: (
+        float | None
+    )  # share of the traffic's tokens that no head of this vocabulary can propose; None: vocabularies differ
     outcome: str  # the answer in a few words
     verdict: str  # which amount of data reaches min_speedup, in words
     instead: tuple[str, ...]  # what else would help, by what was measured

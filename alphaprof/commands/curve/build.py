@@ -92,7 +92,8 @@ def build_curve(
     beside = tuple(
         _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
     )
-    outlook = outlook_of(inputs.heads, _curves(inputs), points, _timing(inputs), inputs.gamma, inputs.decision)
+    parts = inputs.traffic.parts
+    outlook = outlook_of(heads, _curves(inputs), points, parts, _timing(inputs), inputs.gamma, inputs.decision)
     tests = heads.largest.tests
     tested = tests.part == TEST
     return CurveReport(
