@@ -30,6 +30,7 @@ CURVE = "curve.yaml"  # in the folder of heads of growing size
 TRAINING_FORMAT, TESTS_FORMAT = "alphaprof-training-1", "alphaprof-tests-1"
 DEEPEST = 64  # drafts of a round, at most
 AGAIN = "train the head again, or test it: alphaprof curve with --profile tests heads that have no record"
+LEARNT = "learnt"  # setting of a training that began with a head: the units that this one had learnt; null: not known
 STOP, TEST = "stop", "test"  # parts of the units that a head is tested on: the one that chose its step, and the one held out
 SLACK = 1e-6  # what sums of float32 and of expectations may be off by, as a share
 
@@ -108,7 +109,9 @@ class TrainingSeconds:
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """What was needed. `features_on_disk`: 0 where they were computed on the fly; `peak_memory` of the process or device."""
+    """What was needed. `features_on_disk`: 0 where memory held them, or they were made anew; `peak_memory` of the process or
+    device.
+    """
 
     features_on_disk: int
     peak_memory: int
@@ -220,6 +223,16 @@ def texts_digest(manifest: Manifest) -> str:
     files = [(shards_of(name), file.whole) for name, file in manifest.files.items() if name.startswith("continuations/")]
     ids = [whole for _, whole in sorted(files, key=lambda file: file[0] or (0, 0))]  # a name holds what attempt wrote it
     return hashlib.sha256(json.dumps([manifest.target.fingerprint, ids]).encode()).hexdigest()[:16]
+
+
+def learnt(record: TrainingRecord) -> frozenset[str] | None:
+    """The units that a head has learnt from, those of the head that it began with among them. None: nothing says what that
+    one had learnt.
+    """
+    before = record.settings.get(LEARNT, ()) if record.settings.get("init") is None or LEARNT in record.settings else None
+    if before is None or not isinstance(before, (list, tuple)) or not all(isinstance(unit, str) for unit in before):
+        return None
+    return frozenset(before) | frozenset(record.units.train)
 
 
 def head_digest(folder: Path) -> str:

@@ -301,6 +301,8 @@ def test_gamma_is_chosen_on_the_stop_part(folder: Path, tmp_path: Path) -> None:
     for path in copy.rglob(TESTS):
         tests = read_tests(path)
         write_tests(path, tests.rows(tests.part == TEST))
+    single = open_run.view(dataclasses.replace(open_run.manifest, config=config | {"gammas": [3]}))
+    assert build_curve(*load_heads(copy), single, [], None).gamma_from == "decision"  # nothing to choose
     report = build_curve(*load_heads(copy), open_run, [], None)
     assert report.gamma_from == "test"
     assert any("chosen on the test texts themselves" in note for note in report.notes)
@@ -328,6 +330,16 @@ def test_weights_are_those_of_the_decision(folder: Path) -> None:
     assert any("has no test text" in note for note in missing.notes)
 
 
+def test_the_floor_is_that_of_the_weighted_traffic(copy: Path) -> None:
+    """A domain without weight keeps its tokens outside the vocabulary to itself."""
+    for path in copy.rglob(TESTS):
+        tests = read_tests(path)
+        write_tests(path, dataclasses.replace(tests, outside=np.where(tests.domain == "code", 12, 0)))
+    assert built(copy).floor == pytest.approx(0.05)
+    assert built(copy, "decision.weights={chat: 1.0, code: 0.0}").floor == 0
+    assert built(copy, "decision.weights={chat: 0.5, code: 0.5}").floor == pytest.approx(0.05)
+
+
 def test_without_step_times_there_is_a_forecast_of_tokens(folder: Path) -> None:
     report = built(folder, "costs.source=none")
     assert all(point.speedup is None for point in report.points)
@@ -352,6 +364,10 @@ def test_a_roofline_takes_the_shape_of_the_head(run: Run, copy: Path, tmp_path: 
     assert point.speedup is not None
     assert point.tokens_per_round is not None
     assert 0.7 * point.tokens_per_round.value < point.speedup.value < point.tokens_per_round.value
+    for odd in (0, -32, float("inf")):
+        config = {"transformer_layer_config": layer | {"num_attention_heads": odd}, "draft_vocab_size": 8000}
+        (copy / "heads" / "1-0" / "config.json").write_text(json.dumps(config))
+        assert built(copy, *changes, source=alone).points[0].speedup is None
 
 
 def test_costs_grow_with_the_data(folder: Path, found: CurveReport) -> None:
@@ -363,6 +379,33 @@ def test_costs_grow_with_the_data(folder: Path, found: CurveReport) -> None:
     seconds = record.seconds
     assert twice.seconds == pytest.approx(2 * (seconds.features + seconds.training + seconds.testing))
     assert four.feature_bytes == 4 * record.bytes.features_on_disk
+
+
+def test_costs_name_the_size_of_states_wherever_they_were_kept(copy: Path) -> None:
+    record = read_training(copy / "heads" / "1-0")
+    settings = record.settings | {"layers": [1, 3, 5], "dtype": "bfloat16"}
+    in_memory = dataclasses.replace(record.bytes, features_on_disk=0)
+    write_training(copy / "heads" / "1-0", dataclasses.replace(record, settings=settings, bytes=in_memory))
+    tokens = (record.size.tokens + record.size.prompt_tokens) * (1 + len(record.units.stop) / len(record.units.train))
+    assert built(copy).costs[0].feature_bytes == pytest.approx(2 * tokens * 4 * record.target.hidden_size * 2, abs=2)
+
+
+def test_heads_that_began_with_an_unknown_one_are_named(copy: Path) -> None:
+    assert not any("nothing says what" in note for note in built(copy).notes)
+    record = read_training(copy / "heads" / "1-4-1")
+    for learnt, words in ((None, "nothing says what 1-4-1"), ([record.units.test[0]], "")):
+        settings = record.settings | {"init": "published", "learnt": learnt}
+        write_training(copy / "heads" / "1-4-1", dataclasses.replace(record, settings=settings))
+        if learnt is None:
+            assert any(note.startswith(words) for note in built(copy).notes)
+        else:
+            with pytest.raises(NotComparable, match="1-4-1 was trained on 1 of the units"):
+                built(copy)
+
+
+def test_a_rule_that_heads_were_not_tested_by_is_named(folder: Path) -> None:
+    assert not any("tested by the rule" in note for note in built(folder, "decision.rule=strict").notes)
+    assert any("tested by the rule strict" in note for note in built(folder, "decision.rule=lossless").notes)
 
 
 def test_the_answer_in_the_page_is_real(tmp_path: Path) -> None:

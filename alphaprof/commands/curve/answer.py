@@ -41,7 +41,9 @@ class CurveReport:
     times: str  # what step times are, or why there are none
     test_units: int  # independent units of the intervals
     test_tokens: int  # that rounds emit on them
-    floor: float | None  # share of test tokens that no head of this vocabulary can propose; None: vocabularies differ
+    floor: (
+        float | None
+    )  # share of the traffic's tokens that no head of this vocabulary can propose; None: vocabularies differ
     outcome: str  # the answer in a few words
     verdict: str  # which amount of data reaches min_speedup, in words
     instead: tuple[str, ...]  # what else would help, by what was measured
@@ -214,12 +216,12 @@ def _forecast_table(report: CurveReport, console: Console) -> Table:
     return table
 
 
-COST_HEAD = ("prompts to log", "tokens to generate", "features on disk", "device time a head", "device")
+COST_HEAD = ("prompts to log", "tokens to generate", "the target's states", "device time a head", "device")
 
 
 def _cost_rows(report: CurveReport) -> Iterator[tuple[str, list[str]]]:
     for each in report.costs:
-        disk = fmt.data_size(each.feature_bytes) if each.feature_bytes is not None else "none, on the fly"
+        disk = fmt.data_size(each.feature_bytes) if each.feature_bytes is not None else fmt.NOTHING
         cells = [fmt.count(each.prompts), fmt.count(each.tokens), disk, fmt.duration(each.seconds), each.device]
         yield f"x {each.factor:g}", cells
 

@@ -19,7 +19,7 @@ from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import NotComparable, ProfileInvalid
 from alphaprof.log.store import Run
-from alphaprof.log.training import STOP, TEST
+from alphaprof.log.training import STOP, TEST, learnt
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present, quantile
 from alphaprof.stats.learning import Measured, measured_tokens
@@ -92,7 +92,8 @@ def build_curve(
     beside = tuple(
         _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
     )
-    outlook = outlook_of(inputs.heads, _curves(inputs), points, _timing(inputs), inputs.gamma, inputs.decision)
+    parts = inputs.traffic.parts
+    outlook = outlook_of(heads, _curves(inputs), points, parts, _timing(inputs), inputs.gamma, inputs.decision)
     tests = heads.largest.tests
     tested = tests.part == TEST
     return CurveReport(
@@ -136,8 +137,7 @@ def _inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
     steps, cluster = head_steps(run, config, heads.largest.folder, heads.largest.record), unit_codes(heads)
     test = _traffic(heads, TEST, decision["weights"], cluster)
     if len(allowed) == 1:
-        fixed: Literal["decision", "test"] = "decision" if decision["gamma"] != "auto" else "test"
-        return CurveInputs(heads, decision, steps, test, allowed[0], fixed)
+        return CurveInputs(heads, decision, steps, test, allowed[0], "decision")
     chooses = STOP if (heads.largest.tests.part == STOP).any() else TEST
     traffic = _traffic(heads, chooses, decision["weights"], cluster)
     gamma = max(allowed, key=lambda each: _speed(heads.sizes[-1], traffic, each, steps.times))
@@ -366,11 +366,18 @@ def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
         notes.append(f"no speedup: {inputs.steps.words}")
     if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
         notes.append("a domain of decision.weights has no test text: domains count as the test texts have them")
-    foreign = [head.name for head in (*heads.every, *heads.beside.values()) if head.record is None]
+    every = (*heads.every, *heads.beside.values())
+    foreign = [head.name for head in every if head.record is None or learnt(head.record) is None]
     if foreign:
         names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-        notes.append(f"nothing says what {names} was trained on: if it has seen the test texts, it looks better than it is")
+        notes.append(
+            f"nothing says what {names} was trained on, or the head that it began with: if that has seen the test texts, it "
+            "looks better than it is"
+        )
     runs = {head.record.run.digest for head in heads.every if head.record}
     if len(runs) > 1:
         notes.append("heads were trained on the texts of different runs")
+    rule, rules = inputs.decision["rule"], sorted(set(heads.largest.tests.rule.tolist()))
+    if rule != "auto" and rule not in rules:
+        notes.append(f"the heads were tested by the rule {' and '.join(rules)}, which --set decision.rule does not change")
     return notes

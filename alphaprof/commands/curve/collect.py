@@ -19,6 +19,7 @@ from alphaprof.log.training import (
     HeadTests,
     TrainingRecord,
     head_digest,
+    learnt,
     read_tests,
     read_training,
     texts_digest,
@@ -190,13 +191,15 @@ def _require_alike(heads: Sequence[CurveHead]) -> None:
                 f"{first.name} and {head.name} were tested on other documents",
                 "train them with one split, or leave test.parquet out of foreign folders: they are tested again then",
             )
-        seen = set(head.record.units.train) & set(first.tests.unit[first.tests.part == TEST]) if head.record else set()
+        known = (learnt(head.record) or frozenset(head.record.units.train)) if head.record else frozenset()
+        seen = known & set(first.tests.unit[first.tests.part == TEST])
         if seen:
             raise NotComparable(
                 f"{head.name} was trained on {len(seen)} of the units that it is tested on", "train it on other units"
             )
-    if not (first.tests.part == TEST).any():
-        raise NotComparable(f"{first.name} was tested on no unit of the test part", "train with more units")
+    tested = first.tests.part == TEST
+    if not first.tests.tokens[tested].sum() or not all(head.tests.starts[tested, 0].sum() for head in heads):
+        raise NotComparable(f"{first.name} was tested on no token of the test part", "train with more units")
 
 
 def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from alphaprof.commands.curve.collect import Tester
 from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import NotComparable
 from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
 from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, texts_digest, write_tests
@@ -26,12 +27,15 @@ def tester_of(options: ProfileOptions, progress: Saying) -> Tester:
         """`record`: of a head that has one, whose parts are kept; None: the texts are split as training would."""
         asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"))
         with in_memory():
-            check_references(options)
+            check_references(options, data=False)
             shop = opened(options, str(run.path), asked, progress)
             units: Mapping[str, Collection[str]] = shop.split.units
             if record is not None:
                 units = {STOP: record.units.stop, TEST: record.units.test}
             texts = {part: [text for text in shop.texts if text.unit in set(units[part])] for part in (STOP, TEST)}
+            if not texts[TEST]:
+                problem = f"{run.path} holds none of the test texts of the heads that have a record"
+                raise NotComparable(problem, "give the run that they were trained from: --from RUN")
             source = TrainingRun(str(run.path), texts_digest(run.manifest))
             bench = TestBench(shop.options, shop.target, shop.tokenizer, source, texts)
             for folder, file in files.items():

@@ -12,9 +12,9 @@ import numpy as np
 from alphaprof.commands.curve.collect import CurveHeads
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow, Reached
 from alphaprof.costs.speedup import LARGEST
-from alphaprof.log.training import TEST
+from alphaprof.log.training import TEST, TrainingRecord
 from alphaprof.report import format as fmt
-from alphaprof.stats.estimate import Interval
+from alphaprof.stats.estimate import Array, Interval
 from alphaprof.stats.learning import (
     FACTORS,
     FEWEST_SIZES,
@@ -51,16 +51,17 @@ def outlook_of(
     heads: CurveHeads,
     measured: tuple[BySize, BySize],
     points: Sequence[CurvePoint],
+    parts: Sequence[tuple[Array, float]],
     timing: float,
     gamma: int,
     decision: Mapping[str, Any],
 ) -> Outlook:
-    """The forecast of tokens per round and of alpha, where there is one. `measured`: miss rates of both, by size; `timing`:
-    how far step times may be off, on the log scale.
+    """The forecast of tokens per round and of alpha, where there is one. `measured`: miss rates of both, by size; `parts`:
+    test rows of the traffic with their weights; `timing`: how far step times may be off, on the log scale.
     """
     confidence, least = float(decision["confidence"]), float(decision["min_speedup"])
-    floor = _vocabulary_floor(heads)
-    share = max(floor or 0.0, _uncertainty(heads))
+    floor = _vocabulary_floor(heads, parts)
+    share = max(floor or 0.0, _uncertainty(heads, parts))
     reason = _why_none(heads, measured[0])
     notes = [] if floor is not None else ["draft vocabularies differ or are not known, so that no floor is assumed"]
     if reason:
@@ -110,24 +111,23 @@ def _why_none(heads: CurveHeads, measured: BySize) -> str:
     return ""
 
 
-def _vocabulary_floor(heads: CurveHeads) -> float | None:
-    """The share of test tokens that no head of this curve can propose; None where they do not share one vocabulary."""
+def _vocabulary_floor(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> float | None:
+    """The share of the traffic's tokens that no head of the curve can propose; None where these share no one vocabulary."""
     records = [head.record for head in heads.every]
     if any(record is None or record.floor is None for record in records):
         return None
     if len({record.vocabulary.digest for record in records if record}) > 1:
         return None
     tests = heads.largest.tests
-    rows = tests.part == TEST
-    return float(tests.outside[rows].sum() / max(tests.tokens[rows].sum(), 1))
+    return float(sum(weight * tests.outside[rows].sum() / tests.tokens[rows].sum() for rows, weight in parts))
 
 
-def _uncertainty(heads: CurveHeads) -> float:
+def _uncertainty(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> float:
     """The share of test tokens that no draft can foresee, since the target draws them: of sampled text, under rules that
-    keep one token alone.
+    keep one token alone. 0 where domains are weighted: it is known of all of them together.
     """
     record, tests = heads.largest.record, heads.largest.tests
-    if record is None or record.uncertainty is None:
+    if record is None or record.uncertainty is None or len(parts[0][0]) < (tests.part == TEST).sum():
         return 0.0
     drawn = (tests.part == TEST) & (tests.text == "sampled") & np.isin(tests.rule.astype(str), TOP_TOKEN)
     return record.uncertainty * float(tests.tokens[drawn].sum() / max(tests.tokens[tests.part == TEST].sum(), 1))
@@ -246,15 +246,28 @@ def costs_of(heads: CurveHeads) -> tuple[CurveCost, ...]:
         return ()
     parts = sum(map(len, (record.units.train, record.units.stop, record.units.test)))
     tokens = record.size.tokens * parts / max(len(record.units.train), 1)
-    seconds, disk = record.seconds, record.bytes.features_on_disk
+    seconds, states = record.seconds, _states_bytes(record)
     return tuple(
         CurveCost(
             factor=factor,
             prompts=round((factor - 1) * parts),
             tokens=round((factor - 1) * tokens),
-            feature_bytes=factor * disk or None,
+            feature_bytes=None if states is None else factor * states,
             seconds=factor * (seconds.features + seconds.training + seconds.testing),
             device=record.device,
         )
         for factor in FACTORS
     )
+
+
+def _states_bytes(record: TrainingRecord) -> int | None:
+    """Of the target's states on the training and stop texts, wherever they were kept: larger ones may lie on disk. None
+    where the record does not say what they are.
+    """
+    layers, dtype = record.settings.get("layers"), record.settings.get("dtype")
+    width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(dtype) if isinstance(dtype, str) else None
+    if width is None or not isinstance(layers, list):
+        return record.bytes.features_on_disk or None
+    kept = (len(record.units.train) + len(record.units.stop)) / max(len(record.units.train), 1)
+    tokens = (record.size.tokens + record.size.prompt_tokens) * kept
+    return round(tokens * (len(layers) + 1) * record.target.hidden_size * width)

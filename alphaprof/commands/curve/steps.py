@@ -71,7 +71,9 @@ def _shape(folder: Path, record: TrainingRecord | None) -> ModelShape | None:
         hidden, heads, wide = (int(layer[name]) for name in ("hidden_size", "num_attention_heads", "intermediate_size"))
         kv_heads, size = int(layer.get("num_key_value_heads") or heads), int(config["draft_vocab_size"])
         head_dim = int(layer.get("head_dim") or hidden // heads)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    if min(hidden, heads, wide, kv_heads, size, head_dim) < 1:
         return None
     joining, logits = 3 * hidden * hidden, size * hidden
     attention = 2 * hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden

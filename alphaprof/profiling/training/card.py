@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from alphaprof.log.training import STOP, TEST, TESTS, TRAINING, HeadTests, TrainingRecord
+from alphaprof.log.training import STOP, TEST, TESTS, TRAINING, HeadTests, TrainingRecord, learnt
 
 
-def card(record: TrainingRecord, tests: HeadTests, folder: Path, unknown_texts: bool) -> str:
-    """The text of README.md. `unknown_texts`: training began with a head of which nobody knows what it was trained on."""
+def card(record: TrainingRecord, tests: HeadTests, folder: Path) -> str:
+    """The text of README.md."""
     size, target = record.size, record.target
     trained = "fine-tuned" if record.settings.get("init") else "trained from the target's last layer"
     facts = {
@@ -30,7 +30,7 @@ def card(record: TrainingRecord, tests: HeadTests, folder: Path, unknown_texts: 
     lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())]
     lines += ["", "## What was measured", "", *_measured(tests), ""]
-    if unknown_texts:
+    if learnt(record) is None:
         lines += [
             "The head that training began with does not say what it had learnt: it may have seen texts of the test part.",
             "",

@@ -30,6 +30,7 @@ from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, learna
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
     CURVE,
+    LEARNT,
     TESTS,
     TRAINING,
     DraftVocabulary,
@@ -42,6 +43,7 @@ from alphaprof.log.training import (
     TrainingSize,
     TrainingTarget,
     fraction_of,
+    learnt,
     read_training,
     tests_content,
     texts_digest,
@@ -147,7 +149,8 @@ def train_curve(
             raise DataEmpty(f"a curve needs {LEAST} independent units to train on, and {run} has {count}", hint)
         place = LocalPlace(out)
         place.make()
-        place.put(CURVE, _curve(run, out, list(names.values())).encode())
+        if not place.has(CURVE):  # else it may name heads beside the curve by now
+            place.put(CURVE, _curve(run, out, list(names.values())).encode())
         records = []
         for number, ((size, order), name) in enumerate(names.items(), 1):
             progress.say(f"head {number} of {len(names)}: {size} of the training units, order {order}")
@@ -169,8 +172,8 @@ def done(records: Sequence[TrainingRecord], out: Path) -> str:
     if len(records) > 1:
         return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
     (record,) = records
-    best = next(look for look in record.progress if look.step == record.best_step)
-    right = " ".join(f"{share:.3f}" for share in best.agreement)
+    best = next((look.agreement for look in record.progress if look.step == record.best_step), ())
+    right = " ".join(f"{share:.3f}" for share in best)
     told = f"{out}: {record.steps} steps, the best was {record.best_step}: right on stop documents by depth {right}"
     return f"{told}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
 
@@ -261,7 +264,7 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     parts = {part: shop.split.of(shop.texts, part) for part in PARTS} | {
         TRAIN: [t for t in shop.texts if t.unit in set(units)]
     }
-    network, ids, unknown_texts = _beginning(shop, order)
+    network, ids = _beginning(shop, order)
     settings, identity = _identity(shop, network, size, order, parts)
     place = LocalPlace(out)
     begun = _begun(place, settings, identity, shop)
@@ -283,14 +286,14 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
         shop.progress.say(f"resuming after step {trainer.state.step}")
 
     def advanced(state: TrainingState) -> None:
-        place.put(TRAINING, _so_far(record, state, train_on).to_json().encode())
+        place.put(TRAINING, _so_far(record, state, (train_on, stop_on)).to_json().encode())
 
     try:
         state = trainer.run(shop.progress, advanced)
     except LogitsNotFinite:
         _write_head(place, network, shop)
         raise
-    return _finished(shop, place, network, parts, _so_far(record, state, train_on), unknown_texts)
+    return _finished(shop, place, network, parts, _so_far(record, state, (train_on, stop_on)))
 
 
 def _finished(
@@ -299,7 +302,6 @@ def _finished(
     network: Eagle3,
     parts: dict[str, list[RunText]],
     record: TrainingRecord,
-    unknown_texts: bool,
 ) -> TrainingRecord:
     """Writes the head, tests what was written, and writes the record last."""
     _write_head(place, network, shop)
@@ -315,7 +317,7 @@ def _finished(
     record = replace(record, status="complete", uncertainty=uncertainty, seconds=spent)
     record = replace(record, bytes=replace(record.bytes, peak_memory=peak_memory(shop.target.device)))
     place.put(TESTS, tests_content(tests).to_pybytes())
-    place.put(CARD, card(record, tests, place.path, unknown_texts).encode())
+    place.put(CARD, card(record, tests, place.path).encode())
     place.put(TRAINING, record.to_json().encode())
     remove_checkpoints(place)
     return record
@@ -326,10 +328,9 @@ def _write_head(place: LocalPlace, network: Eagle3, shop: Workshop) -> None:
     place.put(CONFIG, config_content(network, shop.target, shop.asked.ttt))
 
 
-def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None, bool]:
-    """The network to train, the ids that it proposes (None: all), and whether it may have learnt texts of the test part:
-    a head of others that does not say what it was trained on. The vocabulary is that of all training units, whatever share
-    of them is used, so that heads of a curve share it.
+def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
+    """The network to train and the ids that it proposes (None: all). The vocabulary is that of all training units, whatever
+    share of them is used, so that heads of a curve share it.
     """
     asked, target = shop.asked, shop.target
     texts = shop.split.of(shop.texts, TRAIN)
@@ -337,30 +338,29 @@ def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None, b
     if asked.init is None or asked.draft_vocab is not None:
         ids = chosen_vocabulary(texts, asked.draft_vocab, always, target.vocabulary)
     if asked.init is None:
-        return new_head(target, torch.from_numpy(ids), asked.seed + order), ids, False
+        return new_head(target, torch.from_numpy(ids), asked.seed + order), ids
     from alphaprof.config.options import Eagle3Draft
 
     where = str(Path(asked.init).absolute()) if os.path.exists(asked.init) else asked.init  # else on the hub
     given = Eagle3Draft(kind="eagle3", model=where, dtype="float32")
     draft: Any = load_draft("init", given, shop.options, target, shop.tokenizer)
-    unknown = _require_unseen(shop, Path(asked.init))
     network = prepared(draft, target, torch.from_numpy(ids) if asked.draft_vocab is not None else None)
-    return network, None if network.ids is None else network.ids.cpu().numpy(), unknown
+    return network, None if network.ids is None else network.ids.cpu().numpy()
 
 
-def _require_unseen(shop: Workshop, init: Path) -> bool:
-    """Raise `PartsOverlap` where a head to begin with was trained on texts of the stop or test part. True where it does not
-    say what it was trained on.
+def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
+    """The units that a head to begin with has learnt from; None where nothing says it. Raises `PartsOverlap` where units of
+    the stop or test part are among them.
     """
     if not (init / TRAINING).is_file():
-        return True
-    seen = set(read_training(init).units.train)
-    if both := seen & {*shop.split.units[STOP], *shop.split.units[TEST]}:
+        return None
+    seen = learnt(record := read_training(init))
+    if both := (seen or frozenset(record.units.train)) & {*shop.split.units[STOP], *shop.split.units[TEST]}:
         raise PartsOverlap(
             f"{init} was trained on {len(both)} of the units that it would be stopped by and tested on",
             "split the texts as that training did (--split-seed), or begin with another head",
         )
-    return False
+    return None if seen is None else sorted(seen)
 
 
 def _identity(
@@ -383,6 +383,8 @@ def _identity(
         "torch": torch.__version__,
         "target": target.digest,
     }
+    if shop.asked.init is not None:
+        settings[LEARNT] = _learnt_before(shop, Path(shop.asked.init))
     total = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for part in PARTS:
         for text in parts[part]:
@@ -456,17 +458,20 @@ def _record(
     )
 
 
-def _so_far(record: TrainingRecord, state: TrainingState, train: Features) -> TrainingRecord:
-    """The record with what a state says."""
+def _so_far(record: TrainingRecord, state: TrainingState, features: Sequence[Features]) -> TrainingRecord:
+    """The record with what a state says, and what `features` of the training and the stop part took."""
     return replace(
         record,
         progress=tuple(state.progress),
         best_step=state.best_step,
         steps=state.step,
         seconds=TrainingSeconds(
-            train.seconds, state.seconds["training"], state.seconds["testing"], train.cpu + state.seconds["cpu"]
+            sum(each.seconds for each in features),
+            state.seconds["training"],
+            state.seconds["testing"],
+            sum(each.cpu for each in features) + state.seconds["cpu"],
         ),
-        bytes=TrainingBytes(train.bytes if train.where == "disk" else 0, peak_memory(None)),
+        bytes=TrainingBytes(sum(each.bytes for each in features if each.where == "disk"), peak_memory(None)),
     )
 
 

@@ -116,20 +116,25 @@ class Trainer:
         sums, counts = np.zeros(schedule.ttt), np.zeros(schedule.ttt)
         try:
             while not self._ended():
-                began, cpu = time.monotonic(), time.process_time()
+                began, cpu, before = time.monotonic(), time.process_time(), self._share()
                 added, drafted = self.update(next(chosen))
                 sums, counts = sums + added, counts + drafted
                 state.step += 1
                 state.seconds["training"] += time.monotonic() - began
                 state.seconds["cpu"] += time.process_time() - cpu
                 progress.advance(1, int(drafted[0]))
-                if state.step % max(1, schedule.steps // LOOKS) == 0 or self._ended():
+                if self._is_due(before) or self._ended():
                     self._look(progress, (sums / np.maximum(counts, 1)).tolist())
                     sums, counts = np.zeros(schedule.ttt), np.zeros(schedule.ttt)
                     looked(state)
         finally:
             self._restore(state.best)
         return state
+
+    def _is_due(self, before: float) -> bool:
+        """Whether a look is due after a step; `before`: the share of the training before it. The clock has its own looks."""
+        timed = self.schedule.minutes is not None and int(LOOKS * before) < int(LOOKS * self._share())
+        return timed or self.state.step % max(1, self.schedule.steps // LOOKS) == 0
 
     def _ended(self) -> bool:
         """Whether the steps or the minutes are over, or nothing has become better for long."""

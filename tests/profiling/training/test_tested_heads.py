@@ -74,3 +74,18 @@ def test_another_target_tests_nothing(
     assert code == 12
     assert len(errors.splitlines()) == 2
     assert "is of texts that" in errors
+
+
+def test_another_run_of_the_target_tests_no_head_on_the_texts_of_a_record(
+    heads: Path, made: Callable[..., Case], tmp_path: Path, console_script: Runner
+) -> None:
+    """The record names parts that the other run does not hold."""
+    other = made(12, data=[{"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt} {prompt}"}])
+    shutil.copytree(heads / "heads" / "1-0", tmp_path / "elsewhere")
+    for name in (TESTS, TRAINING):
+        (tmp_path / "elsewhere" / name).unlink()
+    entries = [{"head": str(heads / "heads" / "1-2-0")}, {"head": "./elsewhere", "units": 999, "order": 0}]
+    (tmp_path / CURVE).write_text(yaml.safe_dump({"heads": entries}))
+    code, _, errors = console_script("curve", tmp_path, "--from", other.run, "--profile", other.profile)
+    assert code == 12
+    assert "holds none of the test texts of the heads that have a record" in errors
