@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from alphaprof.errors import DiskFull, RunUnreadable
 
-WRITTEN = re.compile(r"\.([\w.=-]+\.(parquet|json|safetensors|md|yaml)|\.beginning|\.probe-[0-9a-f]+)\.\d+\.tmp")  # what a file is called while it is written
+# What a file is called while it is written.
+WRITTEN = re.compile(r"\.([\w.=-]+\.(parquet|json|safetensors|md|yaml)|\.beginning|\.probe-[0-9a-f]+)\.\d+\.tmp")
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space, then go on with --resume"),
     **dict.fromkeys(
