@@ -206,8 +206,10 @@ def reversed_run(run: Run, folder: Path) -> Run:
     numbers = run.documents()["document"].to_numpy()[::-1]
     tables = {"positions": [run.positions("small", shard.index) for shard in run.shards]}
     tables["continuations"] = [run.continuations(shard.index) for shard in run.shards]
+    shards = np.array_split(numbers, len(run.shards) + 1)
     copy = interrupted(run, folder, 0)
-    for index, chosen in enumerate(np.array_split(numbers, len(run.shards) + 1)):
+    copy.write_manifest(dataclasses.replace(copy.manifest, staged=tuple(map(len, shards))))
+    for index, chosen in enumerate(shards):
         parts = {}
         for name, table in tables.items():
             frame = pa.concat_tables(table).to_pandas()

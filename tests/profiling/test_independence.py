@@ -144,8 +144,8 @@ def logit_gap(columns: Arrays, model: str) -> np.ndarray:
 def parts_of_prompts(model: Path) -> list[Continuation]:
     """The first tokens of one prompt of each of the demo's files: a quarter as prompt, the rest as the text behind it."""
     tokenizer = load_tokenizer(TargetOptions(model=str(model)))
-    found = []
-    for number, file in enumerate(sorted((ROOT / "profiles" / "prompts").glob("*.jsonl"))):
+    found, files = [], sorted((ROOT / "profiles" / "prompts").glob("*.jsonl"))
+    for number, file in enumerate(file for file in files if not file.stem.startswith("stories")):
         prompt = json.loads(file.read_text().splitlines()[0])["prompt"]
         ids = np.asarray(tokenizer(prompt)["input_ids"][: 24 + 4 * number], dtype=np.int32)
         cut = len(ids) // 4
