@@ -6,7 +6,8 @@
 #     ./scripts/demo.sh --train
 #
 # instead trains a draft head for a small story teller on texts of its own, and compares it with a published head and
-# prompt lookup on prompts that it has not seen (3 minutes of processors). Leaves runs/stories, runs/stories-head and runs/stories-new.
+# prompt lookup on prompts that it has not seen (two minutes on two idle cores). Leaves runs/stories, runs/stories-head and
+# runs/stories-new.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
