@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,7 +60,8 @@ class RunStatus:
         lacking = tuple(index for index in range(wanted) if index not in commits) if not complete else ()
         documents = run.manifest.documents if complete else sum(staged)
         measured = sum(commit.shard.documents for commit in commits.values())
-        rate = sum(_rates(run, commits, now)) if not complete else 0.0
+        workers = tuple(_workers(run, commits))
+        rate = sum(_rates(workers, commits, now)) if not complete else 0.0
         return cls(
             run=str(run.path),
             complete=complete,
@@ -71,7 +72,7 @@ class RunStatus:
             lacking=lacking,
             documents_per_second=rate or None,
             seconds_left=(documents - measured) / rate if rate else None,
-            workers=tuple(_workers(run, commits)),
+            workers=workers,
         )
 
     @property
@@ -120,11 +121,11 @@ def _workers(run: Run, commits: dict[int, Commit]) -> Iterator[WorkerStatus]:
         )
 
 
-def _rates(run: Run, commits: dict[int, Commit], now: datetime.datetime) -> Iterator[float]:
+def _rates(workers: Sequence[WorkerStatus], commits: dict[int, Commit], now: datetime.datetime) -> Iterator[float]:
     """Yields documents per second of each worker that has committed a shard lately."""
-    for name in run.workers():
-        mine = [commit for commit in commits.values() if commit.worker == name]
-        if mine and (total := sum(commit.seconds for commit in mine)) > 0:
+    for worker in workers:
+        mine = [commit for commit in commits.values() if commit.worker == worker.worker]
+        if mine and worker.seconds > 0:
             silent = (now - max(datetime.datetime.fromisoformat(commit.at) for commit in mine)).total_seconds()
             if silent <= max(60.0, SILENT * max(commit.seconds for commit in mine)):
-                yield sum(commit.shard.documents for commit in mine) / total
+                yield worker.documents / worker.seconds
