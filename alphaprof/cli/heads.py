@@ -27,7 +27,7 @@ def train(
     draft_vocab: DraftVocab = None,
     ttt: Annotated[int, Option(min=1, max=16, help="Drafts of a round that are trained.")] = 3,
     steps: Annotated[int | None, Option(min=1, help="Updates; default: ten passes over the texts.")] = None,
-    minutes: Annotated[float | None, Option(min=0.01, help="End after so many minutes of steps.")] = None,
+    minutes: Annotated[float | None, Option(min=0.01, help="End when the steps have taken this many minutes.")] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of continuations in a step.")] = 1536,
     learning_rate: Annotated[float, Option(min=0, help="The largest, after the warm-up.")] = 2e-3,
     seed: Annotated[int, Option(min=0, help="Of the first weights and the order of the texts.")] = 0,

@@ -22,7 +22,9 @@ class HeadEntry(Options):
     units: Whole | None = Field(
         None, ge=1, description="independent units that it was trained on, where it has no training.json"
     )
-    tokens: Whole | None = Field(None, ge=1, description="tokens of continuations that it was trained on, likewise")
+    tokens: Whole | None = Field(
+        None, ge=1, description="tokens of continuations that it was trained on, where it has no training.json"
+    )
     order: Whole | None = Field(
         None,
         ge=0,

@@ -46,8 +46,8 @@ NAMED = re.compile(r"(?:<Code>|AWS Error (?!UNKNOWN\b))(?P<word>\w+)|(?:status c
 class ObjectPlace:
     """A part of a bucket: of S3 or what speaks like it, of Google Cloud Storage, or of Azure (a container).
 
-    obstore writes, lists and removes, an object by one request; pyarrow reads parts of files. Both are told the same
-    region, endpoint and keys, from the environment. Raises `ExtraMissing`, and `OptionInvalid` where that holds nonsense.
+    obstore writes, lists and removes, an object by one request; pyarrow reads parts of files. Both take
+    region, endpoint and keys from the environment. Raises `ExtraMissing`, and `OptionInvalid` where that holds nonsense.
     """
 
     scheme: str
@@ -70,7 +70,7 @@ class ObjectPlace:
         return False
 
     def discard(self) -> None:
-        """Nothing, likewise."""
+        """Nothing: an object store has no folders."""
 
     def remove_temporary(self) -> None:
         """Nothing: an object is there whole or not at all."""

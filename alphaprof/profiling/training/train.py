@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 PASSES = 10  # over the training texts, where neither steps nor minutes are given
-SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve, each with so many orders
+SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve: heads of each size, each of another order
 LEAST = 8  # independent units to train on, of a curve
 
 
