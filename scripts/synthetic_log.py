@@ -120,7 +120,7 @@ def write_many(path: Path, size: Size) -> Run:
                 for rows in by_rule
                 for start, count in numbers
             ]
-            run.write_totals(pa.concat_tables(parts), (first, last), draft)
+            run.write_totals(parts, (first, last), draft)
     return _finished(run, size)
 
 

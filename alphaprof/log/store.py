@@ -330,12 +330,12 @@ class Run:
         name = f"prompts/{part_name(index, index, self.worker)}"
         self._record(name, table_content(table, PROMPT_COLUMNS, name))
 
-    def write_totals(self, table: pa.Table, shards: tuple[int, int], draft: str) -> None:
-        """Write a draft's totals of shards, from the first to the last; the next manifest names them in the place of parts
-        that overlap them.
+    def write_totals(self, tables: Sequence[pa.Table], shards: tuple[int, int], draft: str) -> None:
+        """Write a draft's totals of shards, from the first to the last, which tables hold one after the other; the next
+        manifest names them in the place of parts that overlap them.
         """
         folder = f"totals/draft={draft}"
-        content = totals_content(table, self.totals_columns, folder)
+        content = totals_content(tables, self.totals_columns, folder)
         self._record(f"{folder}/{part_name(*shards, attempt_of(content))}", content, instead=True)
 
     def write_documents(self, table: pa.Table, shards: tuple[int, int]) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from alphaprof.log.schema import Column, violations
 
 ALIKE = b"alike"  # in a file's metadata: by rule, places of columns that hold the same bytes, [column, earlier one]
+Span = tuple[int, int]  # first row, number of rows
 UNGROUPED = "its rows are not grouped by rule, as alphaprof writes them"
 
 
@@ -36,30 +37,36 @@ def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a ta
     return buffer.getvalue()
 
 
-def totals_content(table: pa.Table, columns: Sequence[Column], shown: str) -> pa.Buffer:
-    """The file of rows that are sorted by rule, a row group a rule, after a check against the declaration of its columns; no
-    rows, no row group.
+def totals_content(tables: Sequence[pa.Table], columns: Sequence[Column], shown: str) -> pa.Buffer:
+    """The file of the rows of some tables, each of them sorted by rule: a row group a rule, which holds their rows in this
+    order, after a check against the declaration of its columns; no rows, no row group.
 
     Where every round drafts gamma tokens, a third of the columns holds what another one holds: the footer says which, and
     readers need one of them.
     """
-    _require_declared(table, columns, shown)
-    split = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    schema, spans = tables[0].schema, dict[str, list[tuple[pa.Table, Span]]]()
+    split = [field.name for field in schema if pa.types.is_floating(field.type)]
     options = {
         "compression": "zstd",
-        "use_dictionary": [field.name for field in table.schema if field.name not in ("document", *split)],
+        "use_dictionary": [field.name for field in schema if field.name not in ("document", *split)],
         "write_statistics": ["rule"],  # of hundreds of columns they are half of what is read first
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") | {"document": "DELTA_BINARY_PACKED"},
         "write_page_checksum": True,
     }
-    groups = by_rule(table)
-    alike = {rule: places for rule, rows in groups.items() if (places := _alike(rows))}
-    noted = {ALIKE: json.dumps(alike, separators=(",", ":")).encode()} if alike else {}
-    schema = table.schema.with_metadata((table.schema.metadata or {}) | noted)
-    buffer = pa.BufferOutputStream()
+    _require_declared(schema.empty_table(), columns, shown)
+    for table in tables:
+        for rule, span in _spans(table).items():
+            spans.setdefault(rule, []).append((table, span))
+    alike, buffer = dict[str, list[list[int]]](), pa.BufferOutputStream()
     with pq.ParquetWriter(buffer, schema, **options) as writer:
-        for rows in groups.values():
-            writer.write_table(rows.replace_schema_metadata(schema.metadata), row_group_size=len(rows))
+        for rule, parts in spans.items():  # one at a time: its rows are copies, and thousands of pieces would take longer
+            rows = pa.concat_tables(_of_span(*part, rule) for part in parts).combine_chunks()
+            _require_declared(rows, columns, shown)
+            if places := _alike(rows):
+                alike[rule] = places
+            writer.write_table(rows, row_group_size=len(rows))
+        if alike:
+            writer.add_key_value_metadata({ALIKE: json.dumps(alike, separators=(",", ":"))})
     return buffer.getvalue()
 
 
@@ -70,7 +77,8 @@ def _alike(table: pa.Table) -> list[list[int]]:
     for place, column in enumerate(table.columns):
         if not (pa.types.is_floating(column.type) or (pa.types.is_integer(column.type) and not column.null_count)):
             continue
-        values = column.to_numpy().view(np.int64)  # bits: a null is NaN, which no column holds
+        values = column.to_numpy()
+        values = values.view(f"i{values.itemsize}")  # bits: a null is NaN, which no column holds
         if len(values) and (values == values[0]).all():
             continue
         candidates = first.setdefault((column.type, values[:16].tobytes()), [])
@@ -101,9 +109,11 @@ def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns:
     elif len(held) > 1:
         raise KeyError(UNGROUPED)
     else:  # a shard's: to open a row group of that many columns takes longer than to read its rows
-        found = by_rule(file.read(None if columns is None else [*{*columns, "rule"}], use_threads=False))
-        wanted = [rows for rule, rows in found.items() if rules is None or rule in rules]
-        table = pa.concat_tables(wanted) if wanted else file.schema_arrow.empty_table()
+        table = file.read(None if columns is None else [*{*columns, "rule"}], use_threads=False)
+        spans = _spans(table)
+        wanted = [_of_span(table, span, rule) for rule, span in spans.items() if rules is None or rule in rules]
+        if len(wanted) < len(spans):
+            table = pa.concat_tables(wanted) if wanted else table.slice(0, 0)
     return table if columns is None else table.select(columns)
 
 
@@ -117,19 +127,25 @@ def _group(file: pq.ParquetFile, index: int, alike: Sequence[tuple[int, int]], c
     return pa.table([table[same.get(name, name)] for name in wanted], schema=schema)
 
 
-def by_rule(table: pa.Table) -> dict[str, pa.Table]:
-    """The rows of each rule, in their order. Raises `KeyError` where they do not follow each other."""
+def _spans(table: pa.Table) -> dict[str, Span]:
+    """Where the rows of each rule begin, and how many there are. Raises `KeyError` where they do not follow each other."""
+    spans = dict[str, Span]()
     if not len(table):
-        return {}
-    place, field, groups = table.schema.get_field_index("rule"), table.schema.field("rule"), dict[str, pa.Table]()
+        return spans
     ends = pc.run_end_encode(table["rule"].cast(pa.string()).combine_chunks())
     stops = ends.run_ends.to_pylist()
     for rule, start, stop in zip(ends.values.to_pylist(), [0, *stops], stops, strict=False):
-        if rule in groups:
+        if rule in spans:
             raise KeyError(UNGROUPED)
-        alike = pa.DictionaryArray.from_arrays(np.zeros(stop - start, dtype=np.int32), [rule])
-        groups[rule] = table.slice(start, stop - start).set_column(place, field, alike)
-    return groups
+        spans[rule] = start, stop - start
+    return spans
+
+
+def _of_span(table: pa.Table, span: Span, rule: str) -> pa.Table:
+    """The rows of a rule, whose name takes no room."""
+    place, (start, length) = table.schema.get_field_index("rule"), span
+    alike = pa.DictionaryArray.from_arrays(np.zeros(length, dtype=np.int32), [rule])
+    return table.slice(start, length).set_column(place, table.schema.field("rule"), alike)
 
 
 def of_rule(table: pa.Table, rule: str) -> pa.Table:

@@ -18,19 +18,20 @@ from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.files import TotalsPart, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
-from alphaprof.log.tables import by_rule
 from alphaprof.rules import rules_of
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
 
 Source = Callable[[], pa.Table]
 Made = TypeVar("Made")
-POSITIONS = 2**16  # that are counted at once, in arrays of half a MiB each; more of them are no faster
+POSITIONS = 2**17  # that are counted at once, in arrays of a MiB each; more of them are no faster
 
 
 @contextlib.contextmanager
 def _threads() -> Iterator[Executor]:
-    """Yields a thread a core. What has not begun when an error ends the block is left."""
-    pool = ThreadPoolExecutor(os.cpu_count())
+    """Yields a thread a core, and one more, since Python itself runs in one at a time. What has not begun when an error ends
+    the block is left.
+    """
+    pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
     try:
         yield pool
     finally:
@@ -42,26 +43,24 @@ def join_totals(run: Run) -> None:
     from the position log. The next manifest names them.
     """
     request = TotalsRequest(run.rules, run.gammas)
-    ahead: deque[tuple[str, tuple[int, int], list[Source]]] = deque()
+    coming: deque[Future[None]] = deque()
 
-    def write(draft: str, shards: tuple[int, int], sources: Sequence[Source]) -> None:
-        tables = [source() for source in sources]
-        if len(tables) > 1:  # thousands of pieces a column would take longer to check and to write than to copy
-            parts = [by_rule(table.combine_chunks()) for table in tables]
-            tables = [pa.concat_tables(part[rule] for part in parts).combine_chunks() for rule in run.rules]
-        run.write_totals(pa.concat_tables(tables), shards, draft)
+    def write(draft: str, shards: tuple[int, int], tables: Sequence[Future[pa.Table]]) -> None:
+        run.write_totals([table.result() for table in tables], shards, draft)
 
     with _threads() as pool:
         for draft in run.manifest.drafts:
             totals = DraftTotals(run, draft)
             stored = {(part.first, part.last) for part in totals.parts}
             for shards in ranges(run.shards):
-                if shards not in stored:
-                    ahead.append((draft, shards, totals.sources(pool, shards, request)))
-                if len(ahead) > 1:  # one is written while the next one is worked out
-                    write(*ahead.popleft())
-        while ahead:
-            write(*ahead.popleft())
+                if shards in stored:
+                    continue
+                if len(coming) > 1:  # one is written while the next one is worked out
+                    coming.popleft().result()
+                tables = [pool.submit(source) for source in totals.sources(pool, shards, request)]
+                coming.append(pool.submit(write, draft, shards, tables))  # after all that it waits for
+        for last in coming:
+            last.result()
 
 
 class DraftTotals:

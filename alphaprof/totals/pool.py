@@ -189,7 +189,7 @@ def _fill(groups: Sequence[_Filling], table: pa.Table, names: Sequence[str], gam
     groups = [group for group in groups if group.defined]
     for gamma, name in itertools.product(gammas if groups else (), DEPTH_COUNTS):
         for depth, column in enumerate(depth_names(name, gamma)):
-            values = table[column].to_numpy()
+            values = table[column].to_numpy().astype(np.float64, copy=False)
             for group in groups:
                 group.put_depth(f"{name}_depths_{gamma}", gamma, depth, values)
 

@@ -52,7 +52,7 @@ def test_a_report_of_a_remote_run_is_that_of_the_local_one(gate: Gate, tmp_path:
 
 @on_servers
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["greedy", "mixed"])
+@pytest.mark.parametrize("kind", ["greedy", "mixed", "sampled"])
 def test_a_report_fetches_a_twentieth_of_the_log(gate: Gate, tmp_path: Path, kind: str) -> None:
     """Of a million positions: the rows that it needs of the totals, and few shards of the log. `mixed`: half of the texts
     are sampled, and their totals, which are expectations, are four times as large.

@@ -643,7 +643,7 @@ def poison(run: Run, draft: str) -> Run:
         place = table.schema.get_field_index("accepted")
         table = table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table)))
         columns = [dataclasses.replace(column, low=None) for column in run.totals_columns]
-        (run.path / part.name).write_bytes(totals_content(table, columns, part.name))
+        (run.path / part.name).write_bytes(totals_content([table], columns, part.name))
     return signed(run)
 
 

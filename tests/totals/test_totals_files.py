@@ -140,7 +140,7 @@ def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(ru
 def test_a_file_without_rows_is_written_and_read(run: Run) -> None:
     (part,) = run.totals_parts("small")
     empty = run.totals(part).slice(0, 0)
-    content = totals_content(empty, run.totals_columns, "totals")
+    content = totals_content([empty], run.totals_columns, "totals")
     assert rows_of(pq.ParquetFile(pa.BufferReader(content)), ["strict"]).equals(empty)
 
 

@@ -99,7 +99,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         manifest, imported = _manifest(asked, read)
         run = Run(place, manifest)
         with run.beginning():
-            run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
+            run.write_totals([totals_table(read.requests, imported)], (0, 0), asked.draft)
             run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
             if not run.begin():
                 raise RunExists(f"{out} holds a run already", "choose another --out")
