@@ -13,6 +13,7 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -178,16 +179,9 @@ class Run:
         `afresh`: those that were read before are read again.
         """
         names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
-
-        def read(name: str) -> Commit | RunDamaged | None:
-            try:
-                return read_commit(self.place, name)
-            except RunDamaged as error:
-                return error
-
         self.torn, self._commits = set(), {} if afresh else self._commits
         new = [name for name in names if name not in self._commits]
-        for name, commit in zip(new, self._each(read, new), strict=True):
+        for name, commit in zip(new, self._each(partial(_or_damage, read_commit, self.place), new), strict=True):
             if isinstance(commit, RunDamaged):
                 self.torn.add(int(Path(name).stem))
             elif commit is not None:
@@ -259,15 +253,9 @@ class Run:
 
     def workers(self) -> dict[str, Worker]:
         """Who works on a run or did, by the name that commits give them; those whose file is damaged are `unknown`."""
-
-        def read(name: str) -> Worker | RunDamaged | None:
-            try:
-                return read_worker(self.place, name)
-            except RunDamaged as error:
-                return error
-
         files = [file for file in self.place.names("workers") if file.endswith(".json")]
-        found = {file[len("workers/") : -len(".json")]: it for file, it in zip(files, self._each(read, files), strict=True)}
+        read = self._each(partial(_or_damage, read_worker, self.place), files)
+        found = {file[len("workers/") : -len(".json")]: it for file, it in zip(files, read, strict=True)}
         self.unknown = {name for name, it in found.items() if isinstance(it, RunDamaged)}
         return {name: it for name, it in found.items() if isinstance(it, Worker)}
 
@@ -651,6 +639,14 @@ class Run:
             shown = f"{self.path}/{name} has {tokens} positions, and the manifest says {self.manifest.positions}"
             raise RunUnreadable(shown, AGAIN_BY_RESUME)
         return self._rows(documents, self.manifest.documents, name)
+
+
+def _or_damage(read: Callable[[Place, str], Made], place: Place, name: str) -> Made | RunDamaged:
+    """What `read` makes of a file, or the failure where it is damaged: the other files are read all the same."""
+    try:
+        return read(place, name)
+    except RunDamaged as error:
+        return error
 
 
 def _metadata(footer: bytes) -> pq.FileMetaData:
