@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
-    STOP,
-    TEST,
     TESTS,
     DraftVocabulary,
     HeadTests,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
@@ -51,6 +52,9 @@ class HeadsOptions(Options):
     run: Name | None = Field(None, min_length=1, description="the run that holds the texts and step times; or --from")
     heads: list[HeadEntry] = Field(min_length=1, description="heads of all sizes and orders")
     beside: HeadsBeside = HeadsBeside()
+    split: Literal["random", "time"] = Field(
+        "random", description="how the texts were parted (export --split), where no head has a training.json"
+    )
 
     def resolved(self, folder: Path) -> HeadsOptions:
         """The same with absolute paths; relative ones start at `folder`. A run in an object store stays as it is."""

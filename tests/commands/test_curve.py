@@ -23,10 +23,9 @@ from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import AlphaprofError, HeadRecordUnreadable, NotComparable, ProfileInvalid
+from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
-    STOP,
-    TEST,
     TESTS,
     TRAINING,
     TrainingRecord,
