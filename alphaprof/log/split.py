@@ -207,7 +207,8 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
     stop, test = (moment(result.begins[part]) for part in (STOP, TEST))
     yield f"{count[TRAIN]} units to train on are older than {stop}; {count[STOP]} to stop, {count[TEST]} to test from {test}"
     held = {part: result.of(texts, part) for part in PARTS}
-    for part, begins in result.begins.items():
+    for part in (STOP, TEST):
+        begins = result.begins[part]
         if early := sum(text.time is not None and text.time < begins for text in held[part]):
             shown = f"{early} of {len(held[part])} documents to {part} are older than that"
             yield f"{shown}: their group has later ones, and is never torn"

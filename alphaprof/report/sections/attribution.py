@@ -228,15 +228,13 @@ def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
 
 def _more_text(name: str, trained: Trained) -> str:
     """The remedy for what a head of one's own lacks: the forecast of its learning curve, or how to get one."""
-    size = f"{many(trained.units, 'unit')}, {count(trained.tokens)} tokens"
-    says = "alphaprof train --curve, then alphaprof curve, say what more bring"
+    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it learnt from"
+    says = "alphaprof train --curve, then alphaprof curve, say what that brings"
     if trained.curve is not None:
-        says = f"the forecast of {shlex.join(['alphaprof', 'curve', trained.curve])} says what 2 and 4 times as many bring"
+        says = f"the forecast of what that brings: {shlex.join(['alphaprof', 'curve', trained.curve])}"
     if name == VOCABULARY:
-        return (
-            f"the draft cannot propose this token: train it with a larger --draft-vocab, or on more text than {size}; {says}"
-        )
-    return f"a better draft: another one, or this head on more text of this traffic than {size}; {says}"
+        return f"the draft cannot propose this token: train it on more text than {size}, or with more ids; {says}"
+    return f"a better draft: another one, or this head on more text than {size}; {says}"
 
 
 @dataclass(frozen=True)

@@ -370,6 +370,47 @@ def test_a_damaged_checkpoint_is_named(case: Case, tmp_path: Path) -> None:
     trained(case, out, resume=True)
 
 
+@pytest.fixture(scope="module")
+def timed(made: Callable[..., Case]) -> Case:
+    """Texts of 30 prompts, the first of them asked last, one a day."""
+    return made(30, times=[f"2026-03-{30 - number:02}T08:00:00+02:00" for number in range(30)])
+
+
+def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: Path) -> None:
+    """What is tested was asked last, and all that the head has learnt before anything that it was stopped by."""
+    texts = texts_of(timed.opened)
+    assert [text.time for text in texts] == sorted((text.time for text in texts if text.time), reverse=True)
+    out = trained(timed, tmp_path / "head", split="time", steps=2)
+    record, tests = read_training(out), read_tests(out / TESTS)
+    asked = {text.unit: text.time for text in texts}
+    times = {part: [asked[unit] for unit in getattr(record.units, part)] for part in PARTS}
+    begins = {part: f"2026-03-{day}T06:00:00+00:00" for part, day in ((STOP, 25), (TEST, 28))}
+    assert {part: min(each for each in times[part] if each).isoformat() for part in (STOP, TEST)} == begins
+    assert max(each for each in times[TRAIN] if each) < min(each for each in times[STOP] if each)
+    assert record.settings["begins"] == begins
+    assert set(tests.unit[tests.part == TEST]) == {text.unit for text in texts[:3]}
+    page = (out / "README.md").read_text()
+    assert "| split | by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from 2026-03-25T06" in page
+    for asked_for in ("random", "time"):
+        with pytest.raises(RunMismatch if asked_for == "random" else RunExists):
+            trained(timed, out, resume=asked_for == "random", split=asked_for, steps=2)
+    with pytest.raises(PartsOverlap, match="was trained on") as caught:
+        trained(timed, tmp_path / "next", init=str(out), steps=1)
+    assert "--split," in caught.value.hint
+    trained(timed, tmp_path / "same", init=str(out), split="time", steps=1)
+
+
+def test_a_split_by_time_needs_times(case: Case, made: Callable[..., Case], tmp_path: Path) -> None:
+    with pytest.raises(OptionInvalid, match="30 of 30 have none in this run"):
+        trained(case, tmp_path / "a", split="time")
+    with pytest.raises(OptionInvalid, match="--split-seed"):
+        trained(case, tmp_path / "b", split="time", split_seed=1)
+    with pytest.raises(DataEmpty, match="no part for stop and test") as caught:
+        trained(made(9, times=["2026-03-01"] * 4 + ["2026-03-02"] * 5), tmp_path / "c", split="time")
+    assert "three different times" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_goes_on_from_another_head(case: Case, head: Path, tmp_path: Path) -> None:
     out = trained(case, tmp_path / "more", init=str(head), steps=4)
     before, after = read_training(head), read_training(out)
