@@ -103,6 +103,29 @@ def test_points_are_those_of_the_records(folder: Path, found: CurveReport) -> No
             assert by_domain[domain].tokens_per_round.value == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "texts are split at random: later traffic may be harder than the test part"),
+        ({"split": "random", "begins": {}}, "texts are split at random: later traffic may be harder than the test part"),
+        (
+            {"split": "time", "begins": {"stop": "2026-03-25T06:00:00+00:00", "test": "2026-03-28T06:00:00+00:00"}},
+            "texts are split by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from "
+            "2026-03-25T06:00:00+00:00, and nothing to train on as late as either",
+        ),
+        ({"split": "time", "begins": {"test": ["\x1b[2J" * 50]}}, "texts are split by time: the test part from "),
+    ],
+)
+def test_the_answer_says_how_texts_were_split(copy: Path, settings: dict[str, Any], words: str) -> None:
+    for folder in (copy / "heads").iterdir():
+        record = read_training(folder)
+        write_training(folder, dataclasses.replace(record, settings=record.settings | settings))
+    (note,) = [note for note in built(copy).notes if "split" in note]
+    assert note.startswith(words)
+    assert len(note) < 250
+    assert note.isprintable()
+
+
 def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None:
     """The interval of a difference is that of paired units, and much narrower than that of two samples."""
     sides = []

@@ -29,11 +29,13 @@ from alphaprof.errors import (
     RunExists,
     RunMismatch,
 )
+from alphaprof.log.manifest import Trained
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, split, texts_of
 from alphaprof.log.store import Run
 from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training, write_training
 from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.heads.load import trained_of
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training import train as training
@@ -189,7 +191,8 @@ def test_rounds_of_a_profile_are_those_of_the_record(head: Path, case: Case, tmp
     profile = case.profile.parent / "next.yaml"
     profile.write_text(yaml.safe_dump(tree))
     run = pipeline.profile(load_profile(profile, []), tmp_path / "next", Silent())
-    tests = read_tests(head / TESTS)
+    tests, size = read_tests(head / TESTS), read_training(head).size
+    assert run.manifest.drafts["own"].trained == Trained(size.units, size.tokens, None)
     texts = {text.document: text for text in texts_of(run)}
     checked = 0
     for shard in run.shards:
@@ -370,12 +373,6 @@ def test_a_damaged_checkpoint_is_named(case: Case, tmp_path: Path) -> None:
     trained(case, out, resume=True)
 
 
-@pytest.fixture(scope="module")
-def timed(made: Callable[..., Case]) -> Case:
-    """Texts of 30 prompts, the first of them asked last, one a day."""
-    return made(30, times=[f"2026-03-{30 - number:02}T08:00:00+02:00" for number in range(30)])
-
-
 def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: Path) -> None:
     """What is tested was asked last, and all that the head has learnt before anything that it was stopped by."""
     texts = texts_of(timed.opened)
@@ -512,11 +509,27 @@ def test_a_curve_has_heads_of_nested_sizes_with_one_vocabulary(case: Case, tmp_p
     assert len({frozenset(units) for units in by_size.values()}) == 10
     with pytest.raises(RunExists, match="holds a curve"):
         train_curve(case.options, str(case.run), out, ASKED, Silent())
+    sizes = [record.size for record in records]
+    assert [trained_of(folder) for folder in folders] == [Trained(size.units, size.tokens, str(out)) for size in sizes]
     before = {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
     (out / CURVE).write_text(beside := (out / CURVE).read_text() + "beside: {published: {head: ./published}}\n")
     train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent(), resume=True)
     assert before == {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
     assert (out / CURVE).read_text() == beside
+
+
+def test_a_head_that_no_curve_lists_or_whose_record_cannot_be_read_has_none(head: Path, tmp_path: Path) -> None:
+    """Neither keeps a head from being profiled."""
+    size, folder = read_training(head).size, tmp_path / "heads" / "mine"
+    shutil.copytree(head, folder)
+    other = tmp_path / "heads" / "other"
+    for content in ("heads: [{head: ./heads/other}]", "{", "a: 1"):
+        (tmp_path / CURVE).write_text(content)
+        assert trained_of(folder) == Trained(size.units, size.tokens, None)
+    (tmp_path / CURVE).write_text("heads: [{head: ./heads/other}]\nbeside: {tuned: {head: ./heads/../heads/mine}}")
+    assert trained_of(folder) == Trained(size.units, size.tokens, str(tmp_path))
+    (folder / TRAINING).write_text("{}")
+    assert (trained_of(folder), trained_of(other), trained_of(Path("org/name"))) == (None, None, None)
 
 
 def test_a_curve_of_too_few_units_is_refused(made: Callable[..., Case], tmp_path: Path) -> None:
