@@ -38,7 +38,7 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head on the texts that a run holds, and test it on documents that were held out."""
     options = loaded_profile(profile_file, overrides)
-    require_references(options, data=False)
+    require_references(options, data=False, drafts=False)
     with working(str(out)) as progress:
         from alphaprof.profiling.training.train import TrainingOptions, done, train_any
 

@@ -224,8 +224,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the training.json beside a head's weights says: the independent units and tokens that it learnt from. `curve`:
-    the folder of the learning curve that it is a point of, which `alphaprof curve` forecasts from; None: of none.
+    """What the training.json beside a head's weights says. `units`: independent ones that it learnt from; `tokens`: of their
+    continuations; `curve`: the folder of the learning curve that it is a point of, for `alphaprof curve`; None: of none.
     """
 
     units: int

@@ -290,20 +290,6 @@ def read_tests(path: Path) -> HeadTests:
     return tests
 
 
-def write_training(folder: Path, record: TrainingRecord) -> None:
-    """Writes training.json into the folder of a head, in one step."""
-    written = folder / f"{TRAINING}.part"
-    written.write_text(record.to_json(), encoding="utf-8")
-    written.replace(folder / TRAINING)
-
-
-def write_tests(path: Path, tests: HeadTests) -> None:
-    """Writes test.parquet, in one step. Raises `ValueError` for what it cannot hold."""
-    written = path.with_name(f"{path.name}.part")
-    written.write_bytes(tests_content(tests).to_pybytes())
-    written.replace(path)
-
-
 def read_training(folder: Path) -> TrainingRecord:
     """What training.json in the folder of a head says. Raises `HeadRecordUnreadable`."""
     path = folder / TRAINING

@@ -25,23 +25,13 @@ from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import AlphaprofError, HeadRecordUnreadable, NotComparable, ProfileInvalid
 from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
-from alphaprof.log.training import (
-    TESTS,
-    TRAINING,
-    TrainingRecord,
-    head_digest,
-    read_tests,
-    read_training,
-    texts_digest,
-    write_tests,
-    write_training,
-)
+from alphaprof.log.training import TESTS, TRAINING, TrainingRecord, head_digest, read_tests, read_training, texts_digest
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.totals.replay import RoundCounts
 from tests.conftest import ROOT, Runner
-from tests.heads import SIZES, curve_run, head_tests, law, write_curve
+from tests.heads import SIZES, curve_run, head_tests, law, write_curve, write_tests, write_training
 from tests.reporting import HOSTILE
 
 TRUTH = law(0.1, 0.4, 0.25)

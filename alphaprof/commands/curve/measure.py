@@ -8,9 +8,10 @@ from pathlib import Path
 from alphaprof.commands.curve.collect import Tester
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import NotComparable
+from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import STOP, TEST, SplitBy
 from alphaprof.log.store import Run
-from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, texts_digest, write_tests
+from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, tests_content, texts_digest
 from alphaprof.profiling.models.hub import check_references
 from alphaprof.profiling.run.pipeline import in_memory
 from alphaprof.profiling.training.testing import TestBench
@@ -30,7 +31,7 @@ def tester_of(options: ProfileOptions, progress: Saying, by: SplitBy) -> Tester:
         if record is not None:
             asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"))
         with in_memory():
-            check_references(options, data=False)
+            check_references(options, data=False, drafts=False)
             shop = opened(options, str(run.path), asked, progress)
             units: Mapping[str, Collection[str]] = shop.split.units
             if record is not None:
@@ -44,7 +45,7 @@ def tester_of(options: ProfileOptions, progress: Saying, by: SplitBy) -> Tester:
             for folder, file in files.items():
                 progress.start(f"testing {folder.name}", sum(map(len, texts.values())), "documents")
                 tests, _ = bench.tested(folder, head_digest(folder), progress.advance)
-                write_tests(file, tests)
+                LocalPlace(file.parent).put(file.name, tests_content(tests).to_pybytes())
 
     return test
 

@@ -33,7 +33,7 @@ from alphaprof.log.manifest import Trained
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, split, texts_of
 from alphaprof.log.store import Run
-from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training, write_training
+from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.load import trained_of
 from alphaprof.profiling.models.load import load_model, load_tokenizer
@@ -47,6 +47,7 @@ from alphaprof.profiling.training.trainer import Trainer, steps_of
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
 from tests.conftest import Runner
+from tests.heads import write_training
 from tests.profiling.test_speculation import Silent
 from tests.profiling.training.conftest import Case
 
@@ -397,9 +398,13 @@ def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: P
     trained(timed, tmp_path / "same", init=str(out), split="time", steps=1)
 
 
-def test_a_split_by_time_needs_times(case: Case, made: Callable[..., Case], tmp_path: Path) -> None:
-    with pytest.raises(OptionInvalid, match="30 of 30 have none in this run"):
-        trained(case, tmp_path / "a", split="time")
+def test_a_split_by_time_needs_times(case: Case, made: Callable[..., Case], tmp_path: Path, console_script: Runner) -> None:
+    given = ("--from", case.run, "--out", tmp_path / "a", "--split", "time")
+    code, answer, told = console_script("train", case.profile, *given)
+    assert (code, answer) == (2, "")
+    error, hint = told.splitlines()
+    assert error == "error: a split by time needs the time of each text, and 30 of 30 have none in this run"
+    assert "data.time" in hint
     with pytest.raises(OptionInvalid, match="--split-seed"):
         trained(case, tmp_path / "b", split="time", split_seed=1)
     with pytest.raises(DataEmpty, match="no part for stop and test") as caught:
@@ -541,6 +546,7 @@ def test_the_command_trains_and_says_what_is_next(case: Case, tmp_path: Path, co
     out = tmp_path / "it's a head"
     gone = "data=[{domain: words, path: gone.jsonl, prompt: '{prompt}'}]"  # the run holds the texts
     given = ("train", case.profile, "--from", case.run, "--out", out, "--steps", 3, "--batch-tokens", 60, "--set", gone)
+    given += ("--set", "drafts={gone: {kind: model, model: ./gone}}")  # nor does it need any draft
     code, answer, told = console_script(*given)
     assert code == 0
     assert "3 steps" in answer
