@@ -309,8 +309,10 @@ def test_nothing_to_train_on_is_as_late_as_what_is_held_out(
     [
         ([1] * 10 + [2] * 10 + [3] * 10, (10, 10, 10)),  # dates alone: a day is not divided, since nothing orders it
         ([1] * 8 + [2] + [3], (8, 1, 1)),
+        ([1] * 40 + [2] + [3], (40, 1, 1)),  # less than a tenth, so that the part before it has a moment too
         ([1, 2] + [3] * 40, (1, 1, 40)),
         ([1] * 40 + [2] * 3 + [3] * 3 + [4] * 3, (40, 3, 6)),  # of 49 six are nearer to 5 than three
+        ([1] * 5 + [2] * 5 + [3] * 60 + [4] * 3, (10, 60, 3)),  # of 73 three are nearer to 7 than 63
         ([1] * 40 + [2] * 18 + [3] * 4 + [4] * 2, (40, 18, 6)),  # and what is left is never nothing
     ],
     ids=str,

@@ -388,8 +388,9 @@ def _identity(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "target": target.digest,
-        BEGINS: {part: time.isoformat() for part, time in shop.split.begins.items()},
     }
+    if shop.split.begins:
+        settings[BEGINS] = {part: time.isoformat() for part, time in shop.split.begins.items()}
     if shop.asked.init is not None:
         settings[LEARNT] = _learnt_before(shop, Path(shop.asked.init))
     total = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
