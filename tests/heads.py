@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import yaml
 
+from alphaprof.log.place import LocalPlace
+from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
-    STOP,
-    TEST,
     TESTS,
+    TRAINING,
     DraftVocabulary,
     HeadTests,
     PartUnits,
@@ -27,9 +28,8 @@ from alphaprof.log.training import (
     TrainingSize,
     TrainingTarget,
     fraction_of,
+    tests_content,
     texts_digest,
-    write_tests,
-    write_training,
 )
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -39,6 +39,16 @@ TARGET = "f" * 64
 def digests(kind: str, number: int) -> tuple[str, ...]:
     """Digests of so many units of a part."""
     return tuple(hashlib.sha256(f"{kind} {index}".encode()).hexdigest()[:16] for index in range(number))
+
+
+def write_training(folder: Path, record: TrainingRecord) -> None:
+    """Writes training.json into the folder of a head."""
+    LocalPlace(folder).put(TRAINING, record.to_json().encode())
+
+
+def write_tests(path: Path, tests: HeadTests) -> None:
+    """Writes a file of tests."""
+    LocalPlace(path.parent).put(path.name, tests_content(tests).to_pybytes())
 
 
 def training_record(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import datetime
 import functools
 import hashlib
 import itertools
@@ -59,7 +60,8 @@ class Domain:
     position to the next.
 
     `shortest`, `longest`: tokens of a continuation; `coverage`: share of positions with a proposal; `clusters`: one name a
-    document, None for documents that stand alone; `prompts`: likewise, equal names being equal prompts.
+    document, None for documents that stand alone; `prompts`: likewise, equal names being equal prompts; `times`: when each
+    was asked.
     """
 
     documents: int = 6
@@ -75,6 +77,7 @@ class Domain:
     bursts: float = 0.0
     finish: str = "length"
     clusters: Sequence[str | None] | None = None
+    times: Sequence[datetime.datetime] | None = None
     prompts: Sequence[str] | None = None
 
 
@@ -623,6 +626,7 @@ def _row(document: Document) -> dict[str, Any]:
         "document": number,
         "domain": document.domain,
         "cluster": options.clusters[document.row] if options.clusters else None,
+        "time": options.times[document.row] if options.times else None,
         "source": document.source,
         "source_row": document.row,
         "prompt_hash": hashlib.sha256(prompt.encode()).hexdigest(),

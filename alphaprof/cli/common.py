@@ -250,6 +250,8 @@ ProfileChanges = Annotated[
 ]
 Format = Annotated[Literal["terminal", "json"], Option("--format", help="terminal or json.")]
 Undecided = Literal["pass", "fail"]
+SplitWay = Literal["random", "time"]
+SPLIT = Option("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")
 OutFile = Annotated[
     Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")
 ]

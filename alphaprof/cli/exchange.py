@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, Typer
 
-from alphaprof.cli.common import Format, OutFile, RunOfDraft, interruptible, one_line, print_text, show
+from alphaprof.cli.common import SPLIT, Format, OutFile, RunOfDraft, SplitWay, interruptible, one_line, print_text, show
 from alphaprof.cli.help import ImportCommand
 from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS
 from alphaprof.errors import OptionInvalid
@@ -34,6 +34,7 @@ def export(
         str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
     nodes: Annotated[int | None, Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
+    split: Annotated[SplitWay | None, SPLIT] = None,
     overrides: Annotated[
         list[str] | None,
         Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
@@ -46,9 +47,10 @@ def export(
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
-    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, nodes)
+    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, nodes, split)
     if to.value in TEXT_EXPORTS:
-        artefact = export_texts(run, to.value, out, narrowed=request != ExportRequest() or bool(overrides))
+        narrowed = request != ExportRequest(split=split) or bool(overrides)
+        artefact = export_texts(run, to.value, out, narrowed, split or "random")
         print_text(artefact.text, None)
     else:
         artefact = exported(_asked(run, overrides), to.value, request)

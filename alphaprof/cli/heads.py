@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from alphaprof.cli.common import OutFile, ProfileChanges, ProfileFile, show
+from alphaprof.cli.common import SPLIT, OutFile, ProfileChanges, ProfileFile, SplitWay, show
 from alphaprof.cli.measuring import loaded_profile, require_references, working
 
 DraftVocab = Annotated[
@@ -31,17 +31,18 @@ def train(
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of continuations in a step.")] = 1536,
     learning_rate: Annotated[float, Option(min=0, help="The largest, after the warm-up.")] = 2e-3,
     seed: Annotated[int, Option(min=0, help="Of the first weights and the order of the texts.")] = 0,
-    split_seed: Annotated[int, Option(min=0, help="Of the parts that texts are split into.")] = 0,
+    split: Annotated[SplitWay, SPLIT] = "random",
+    split_seed: Annotated[int, Option(min=0, help="Of the parts that texts are split into at random.")] = 0,
     resume: Annotated[bool, Option("--resume", help="Continue the interrupted training in --out, or start it.")] = False,
     overrides: ProfileChanges = None,
 ) -> None:
     """Train an EAGLE-3 head on the texts that a run holds, and test it on documents that were held out."""
     options = loaded_profile(profile_file, overrides)
-    require_references(options, data=False)
+    require_references(options, data=False, drafts=False)
     with working(str(out)) as progress:
         from alphaprof.profiling.training.train import TrainingOptions, done, train_any
 
-        asked = TrainingOptions(steps, minutes, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed)
+        asked = TrainingOptions(steps, minutes, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed, split)
         records = train_any(options, run, out, asked, progress, resume, curve)
     print(done(records, out))
 
@@ -85,5 +86,5 @@ def curve(
     with working(None) as progress:
         from alphaprof.commands.curve.measure import tester_of
 
-        answer = build_curve(options, file, run, overrides or [], tester_of(given, progress))
+        answer = build_curve(options, file, run, overrides or [], tester_of(given, progress, options.split))
     show(answer, output, out)

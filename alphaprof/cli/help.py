@@ -29,7 +29,7 @@ PANELS = {
         *("replay", "whole_log", "verify", "target_change", "undecided", "top"),
         *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "against_generate", "leave_out"),
         *("verify_slope", "overhead", "burstiness"),
-        *("ttt", "steps", "minutes", "batch_tokens", "learning_rate", "seed", "split_seed"),
+        *("ttt", "steps", "minutes", "batch_tokens", "learning_rate", "seed", "split", "split_seed"),
     ),
 }
 IMPORTED = {SERVED: ("rule", "temperature", "top_k", "top_p", "gamma", "drafting", "verification")} | PANELS

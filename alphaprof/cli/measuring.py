@@ -144,11 +144,11 @@ def _is_staged(out: str, part: str | None) -> bool:
     return has_begun(out) or (part is not None and part_of(part).index > 0)
 
 
-def require_references(options: ProfileOptions, data: bool = True) -> None:
+def require_references(options: ProfileOptions, data: bool = True, drafts: bool = True) -> None:
     """Raises what `check_references` says of the profile's models and its data, before torch is imported."""
     from alphaprof.profiling.models.hub import check_references
 
-    check_references(options, data)
+    check_references(options, data, drafts)
 
 
 def _have_threads_sleep() -> None:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from alphaprof.config.load import read_tree, require_plain
 from alphaprof.config.options import Name, Options, Whole
 from alphaprof.errors import ProfileInvalid, cut
+from alphaprof.log.split import RANDOM, SplitBy
 from alphaprof.log.training import CURVE
 
 LIST = "list of heads"
@@ -51,6 +52,9 @@ class HeadsOptions(Options):
     run: Name | None = Field(None, min_length=1, description="the run that holds the texts and step times; or --from")
     heads: list[HeadEntry] = Field(min_length=1, description="heads of all sizes and orders")
     beside: HeadsBeside = HeadsBeside()
+    split: SplitBy = Field(
+        RANDOM, description="how the texts were parted (export --split), where no head has a training.json"
+    )
 
     def resolved(self, folder: Path) -> HeadsOptions:
         """The same with absolute paths; relative ones start at `folder`. A run in an object store stays as it is."""

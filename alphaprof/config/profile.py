@@ -74,6 +74,11 @@ class SourceOptions(Options):
     cluster: str | None = Field(
         None, description="column that groups dependent documents of this source, e.g. a conversation id"
     )
+    time: str | None = Field(
+        None,
+        description="column that says when a document was asked: ISO 8601 (without a zone: UTC), or seconds since 1970; for "
+        "alphaprof train --split time",
+    )
     limit: Whole | None = Field(None, ge=1, description="largest number of documents taken from this source")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")

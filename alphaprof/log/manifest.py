@@ -27,7 +27,7 @@ FORMAT = "alphaprof-run"
 LATENCY = "latency."  # how the name of the file of step times begins
 NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
 COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
-VERSION = 6
+VERSION = 7
 HEAD = 256  # bytes of a manifest that hold its status
 STATUS = re.compile(rf'\{{\s*"format": "{FORMAT}",\s*"version": {VERSION},\s*"status": "(running|complete)",'.encode())
 LONG = ("shard", "shards", "staged", "prompts", "files")  # what there is of every shard
@@ -222,6 +222,17 @@ class Trial:
     engines: tuple[str, ...] = ()  # whose reading it is
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What the training.json beside a head's weights says. `units`: independent ones that it learnt from; `tokens`: of their
+    continuations; `curve`: the folder of the learning curve that it is a point of, for `alphaprof curve`; None: of none.
+    """
+
+    units: int
+    tokens: int
+    curve: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftFacts(ModelFacts):
     """What identifies a draft, and what it can do: reports, costs and exports ask these flags, never its kind.
@@ -237,7 +248,7 @@ class DraftFacts(ModelFacts):
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
     tokens among them; `in_one_step`: all of its depths are drafted together, from one state of the target;
     `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were read, as name and
-    value in words; `trials`: what other readings would get accepted.
+    value in words; `trials`: what other readings would get accepted; `trained`: how it was, where it lies with its record.
     """
 
     has_distribution: bool
@@ -252,6 +263,7 @@ class DraftFacts(ModelFacts):
     reduced_vocabulary: bool = False
     reading: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
+    trained: Trained | None = None
 
     @property
     def by_depth(self) -> bool:

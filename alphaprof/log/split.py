@@ -1,25 +1,30 @@
 """The texts of a run in three parts for training a head: train, stop (chooses the step) and test (looked at once).
 
 What is split are independent units: the clusters of the profile, or prompts. Units with nearly the same text are one group,
-and a group is never torn, so that no part holds a near-copy of what another part holds.
+and a group is never torn, so that no part holds a near-copy of what another part holds. Groups are split at random, or by
+time: then everything to train on was asked before anything that a head is stopped by or tested on.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.errors import DataEmpty, PartsOverlap
+from alphaprof.errors import DataEmpty, OptionInvalid, PartsOverlap
 from alphaprof.log.store import Run
 
 PARTS = TRAIN, STOP, TEST = "train", "stop", "test"
-SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain; the rest is to train on
+SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain, or of all groups; the rest is to train on
+SplitBy = Literal["random", "time"]
+RANDOM: SplitBy = "random"
+TIME: SplitBy = "time"
 DIGITS = 16  # hexadecimal ones, of the digest of a unit
 SHINGLE = 8  # tokens in a row; one that many units have belongs to a system prompt or a template
 COMMON, FEWEST = 0.05, 5  # many: more than this share of all units, and as many at least
@@ -28,13 +33,14 @@ GRAM = 4  # tokens in a row that two texts are compared by
 ALIKE = 0.5  # of what the shorter text has of its own: from here on two texts are near-copies
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+Time = datetime.datetime
 
 
 @dataclass(frozen=True)
 class RunText:
     """A document of a run with its text. `unit`: digest of what it depends on; `group`: its kind of continuation, greedy,
     sampled, given or text; `on_policy`: the target wrote it; `drawn`: temperature, top_k, top_p and min_p of its sampling
-    (None: greedy).
+    (None: greedy); `time`: when it was asked (None: the run does not say).
     """
 
     document: int
@@ -45,6 +51,7 @@ class RunText:
     drawn: tuple[float, int, float, float] | None
     prompt: Ids
     ids: Ids
+    time: Time | None = None
 
     @property
     def tokens(self) -> Ids:
@@ -56,7 +63,7 @@ def texts_of(run: Run) -> list[RunText]:
     """The documents of a run, in its order. Raises `NoPositionLog` for an imported run, `RunUnreadable` where a copy of it
     left the texts out, `DataEmpty` where it has none.
     """
-    names = ["document", "domain", "cluster", "continuation", "on_policy", "temperature", "top_k", "top_p", "min_p"]
+    names = ["document", "domain", "cluster", "time", "continuation", "on_policy", "temperature", "top_k", "top_p", "min_p"]
     names += ["prompt_ids", "continuation_ids"]
     run.require_positions()
     texts = [_text(row) for shard in run.shards for row in run.continuations(shard.index, names).to_pylist()]
@@ -72,7 +79,9 @@ def _text(row: Mapping[str, Any]) -> RunText:
     if row["temperature"] is not None:
         drawn = (row["temperature"], row["top_k"], row["top_p"], row["min_p"])
     unit = unit_of(row["cluster"], prompt)
-    return RunText(row["document"], row["domain"], unit, row["continuation"], row["on_policy"], drawn, prompt, ids)
+    return RunText(
+        row["document"], row["domain"], unit, row["continuation"], row["on_policy"], drawn, prompt, ids, row["time"]
+    )
 
 
 def learnable(texts: Sequence[RunText], depths: int = 3) -> list[RunText]:
@@ -89,12 +98,14 @@ def unit_of(cluster: str | None, prompt: Ids) -> str:
 @dataclass(frozen=True)
 class Split:
     """Which unit is in which part. `units`: digests of the units of each part, ascending; `groups`: the digest of the group
-    of each unit; `notes`: what a user should know of it, in words.
+    of each unit; `notes`: what a user should know of it, in words; `begins`: the moment at which stop and test part begin,
+    of a split by time.
     """
 
     units: dict[str, tuple[str, ...]]
     groups: dict[str, str]
     notes: tuple[str, ...] = ()
+    begins: dict[str, Time] = field(default_factory=dict)
 
     def part_of(self, unit: str) -> str:
         """The part that a unit is in."""
@@ -117,15 +128,32 @@ class Split:
         return tuple(sorted(chosen))
 
 
-def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] = SHARES) -> Split:
+def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] = SHARES, by: SplitBy = RANDOM) -> Split:
     """The units of some texts in three parts, the same for the same units and `seed`. Of a domain with three groups or more
     each part has one; a domain with fewer is all for training, which the notes say.
+
+    `by` time: groups in the order of their latest text, the last ones to test, those before them to stop, with one boundary
+    for all domains; nothing is drawn. Raises `OptionInvalid` where a text has no time.
     """
     groups = groups_of(texts)
+    of = {unit: _digest(members) for unit, members in groups.items()}
+    result = _by_time(texts, of, shares) if by == TIME else _at_random(texts, groups, of, seed, shares)
+    require_apart(result.units)
+    return result
+
+
+def _at_random(
+    texts: Sequence[RunText],
+    groups: Mapping[str, tuple[str, ...]],
+    of: dict[str, str],
+    seed: int,
+    shares: Mapping[str, float],
+) -> Split:
+    """Groups of each domain in the order of their digests with a seed."""
     domains: dict[str, dict[str, list[str]]] = {}
     first = {text.unit: text.domain for text in reversed(texts)}
     for unit in sorted(groups):
-        domains.setdefault(first[groups[unit][0]], {}).setdefault(_digest(groups[unit]), []).append(unit)
+        domains.setdefault(first[groups[unit][0]], {}).setdefault(of[unit], []).append(unit)
     units: dict[str, list[str]] = {part: [] for part in PARTS}
     notes = []
     for domain, found in sorted(domains.items()):
@@ -135,12 +163,67 @@ def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] =
             notes.append(
                 f"domain {domain} has {len(found)} independent units, too few for three parts: it is all for training"
             )
-    of = {unit: _digest(members) for unit, members in groups.items()}
     if (largest := max(Counter(of.values()).values(), default=0)) > max(2, len(of) / 4):
         notes.append(f"{largest} of {len(of)} units are near-copies of each other: they are one group, in one part")
-    result = Split({part: tuple(sorted(members)) for part, members in units.items()}, of, tuple(notes))
-    require_apart(result.units)
-    return result
+    return Split({part: tuple(sorted(members)) for part, members in units.items()}, of, tuple(notes))
+
+
+def _by_time(texts: Sequence[RunText], of: dict[str, str], shares: Mapping[str, float]) -> Split:
+    """Groups in the order of their latest text. Groups of one moment stay together: of a column of dates the order within a
+    day is not known. Shares are of groups, so that a large one that reaches into a part is not all of it.
+    """
+    latest: dict[str, Time] = {}
+    for text in texts:
+        if text.time is None:
+            missing = sum(each.time is None for each in texts)
+            raise OptionInvalid(
+                f"a split by time needs the time of each text, and {missing} of {len(texts)} have none in this run",
+                "name the column that says when, data.time of each source, and profile again; or leave --split time out",
+            )
+        group = of[text.unit]
+        latest[group] = max(text.time, latest.get(group, text.time))
+    sizes, begins = Counter(latest.values()), dict[str, Time]()
+    left = sorted(sizes)
+    if len(left) >= len(PARTS):
+        for others, part in ((2, TEST), (1, STOP)):  # parts before it, which need a moment each
+            wanted, count = max(1, round(shares[part] * len(latest))), 0
+            # As many as come nearest to what is wanted, and one moment at least.
+            while len(left) > others and (not count or 2 * count + sizes[left[-1]] < 2 * wanted):
+                begins[part] = left.pop()
+                count += sizes[begins[part]]
+    units: dict[str, list[str]] = {part: [] for part in PARTS}
+    for unit, group in sorted(of.items()):
+        units[next((part for part in (TEST, STOP) if part in begins and latest[group] >= begins[part]), TRAIN)].append(unit)
+    result = Split({part: tuple(members) for part, members in units.items()}, of, begins=begins)
+    return replace(result, notes=tuple(_notes_on_time(texts, result)))
+
+
+def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
+    """Yields where a split by time lies, and what in its parts is not what their names promise."""
+    if not result.begins:
+        yield "the texts are of fewer than three different times, too few for three parts: they are all for training"
+        return
+    count = {part: len(units) for part, units in result.units.items()}
+    stop, test = (moment(result.begins[part]) for part in (STOP, TEST))
+    yield f"{count[TRAIN]} units to train on are older than {stop}; {count[STOP]} to stop, {count[TEST]} to test from {test}"
+    held = {part: result.of(texts, part) for part in PARTS}
+    for part in (STOP, TEST):
+        begins = result.begins[part]
+        if early := sum(text.time is not None and text.time < begins for text in held[part]):
+            shown = f"{early} of {len(held[part])} documents to {part} are older than that"
+            yield f"{shown}: their group has later ones, and is never torn"
+        largest = max(Counter(result.groups[unit] for unit in result.units[part]).values())
+        if largest > max(2, count[part] / 4):
+            shown = f"{largest} of {count[part]} units to {part} are near-copies of each other"
+            yield f"{shown}: they are one group, and no such text is trained on"
+    for domain in sorted({text.domain for text in texts}):
+        if empty := [part for part in PARTS if all(text.domain != domain for text in held[part])]:
+            yield f"domain {domain} has no text in that time to {' or '.join(empty)}"
+
+
+def moment(time: Time) -> str:
+    """A time for people to read."""
+    return f"{time.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def require_apart(units: Mapping[str, Collection[str]]) -> None:

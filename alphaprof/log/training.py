@@ -23,6 +23,7 @@ from alphaprof.errors import HeadRecordUnreadable, cut
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import Manifest, typed
 from alphaprof.log.schema import CATEGORY, Column, violations
+from alphaprof.log.split import STOP, TEST, TIME
 from alphaprof.log.tables import table_content
 
 TRAINING, TESTS = "training.json", "test.parquet"  # files in the folder of a head
@@ -31,7 +32,7 @@ TRAINING_FORMAT, TESTS_FORMAT = "alphaprof-training-1", "alphaprof-tests-1"
 DEEPEST = 64  # drafts of a round, at most
 AGAIN = "train the head again, or test it: alphaprof curve with --profile tests heads that have no record"
 LEARNT = "learnt"  # setting of a training that began with a head: the units that this one had learnt; null: not known
-STOP, TEST = "stop", "test"  # parts of the units that a head is tested on: the one that chose its step, and the one held out
+BEGINS = "begins"  # setting of a training on a split by time: the moment at which its stop and test part begin
 SLACK = 1e-6  # what sums of float32 and of expectations may be off by, as a share
 
 
@@ -235,6 +236,15 @@ def learnt(record: TrainingRecord) -> frozenset[str] | None:
     return frozenset(before) | frozenset(record.units.train)
 
 
+def split_words(record: TrainingRecord) -> str:
+    """How the texts of a head were split, and of a split by time from when its parts begin."""
+    begins = record.settings.get(BEGINS)
+    if record.settings.get("split") != TIME or not isinstance(begins, dict):
+        return "at random: later traffic may be harder than the test part"
+    stop, test = (cut(str(begins.get(part, "not known")), 40) for part in (STOP, TEST))
+    return f"by time: the test part from {test} on, the stop part from {stop}, and nothing to train on as late as either"
+
+
 def head_digest(folder: Path) -> str:
     """What identifies the files of a head: SHA-256 over its config.json and weights, the first 64 bits. Raises
     `HeadRecordUnreadable` where there are none.
@@ -278,20 +288,6 @@ def read_tests(path: Path) -> HeadTests:
     except ValueError as error:
         raise HeadRecordUnreadable(f"{path} is damaged: {cut(str(error), 150)}", AGAIN) from None
     return tests
-
-
-def write_training(folder: Path, record: TrainingRecord) -> None:
-    """Writes training.json into the folder of a head, in one step."""
-    written = folder / f"{TRAINING}.part"
-    written.write_text(record.to_json(), encoding="utf-8")
-    written.replace(folder / TRAINING)
-
-
-def write_tests(path: Path, tests: HeadTests) -> None:
-    """Writes test.parquet, in one step. Raises `ValueError` for what it cannot hold."""
-    written = path.with_name(f"{path.name}.part")
-    written.write_bytes(tests_content(tests).to_pybytes())
-    written.replace(path)
 
 
 def read_training(folder: Path) -> TrainingRecord:

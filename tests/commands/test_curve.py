@@ -23,26 +23,15 @@ from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import AlphaprofError, HeadRecordUnreadable, NotComparable, ProfileInvalid
+from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
-from alphaprof.log.training import (
-    STOP,
-    TEST,
-    TESTS,
-    TRAINING,
-    TrainingRecord,
-    head_digest,
-    read_tests,
-    read_training,
-    texts_digest,
-    write_tests,
-    write_training,
-)
+from alphaprof.log.training import TESTS, TRAINING, TrainingRecord, head_digest, read_tests, read_training, texts_digest
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.totals.replay import RoundCounts
 from tests.conftest import ROOT, Runner
-from tests.heads import SIZES, curve_run, head_tests, law, write_curve
+from tests.heads import SIZES, curve_run, head_tests, law, write_curve, write_tests, write_training
 from tests.reporting import HOSTILE
 
 TRUTH = law(0.1, 0.4, 0.25)
@@ -102,6 +91,29 @@ def test_points_are_those_of_the_records(folder: Path, found: CurveReport) -> No
             value = sum(each.tokens[rows].sum() for each in tests) / sum(each.rounds[rows, 2].sum() for each in tests)
             assert by_domain[domain].tokens_per_round is not None
             assert by_domain[domain].tokens_per_round.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "texts are split at random: later traffic may be harder than the test part"),
+        ({"split": "random", "begins": {}}, "texts are split at random: later traffic may be harder than the test part"),
+        (
+            {"split": "time", "begins": {"stop": "2026-03-25T06:00:00+00:00", "test": "2026-03-28T06:00:00+00:00"}},
+            "texts are split by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from "
+            "2026-03-25T06:00:00+00:00, and nothing to train on as late as either",
+        ),
+        ({"split": "time", "begins": {"test": ["\x1b[2J" * 50]}}, "texts are split by time: the test part from "),
+    ],
+)
+def test_the_answer_says_how_texts_were_split(copy: Path, settings: dict[str, Any], words: str) -> None:
+    for folder in (copy / "heads").iterdir():
+        record = read_training(folder)
+        write_training(folder, dataclasses.replace(record, settings=record.settings | settings))
+    (note,) = [note for note in built(copy).notes if "split" in note]
+    assert note.startswith(words)
+    assert len(note) < 250
+    assert note.isprintable()
 
 
 def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None:

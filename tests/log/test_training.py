@@ -14,18 +14,8 @@ import pytest
 
 from alphaprof.errors import HeadRecordUnreadable
 from alphaprof.log.store import Run
-from alphaprof.log.training import (
-    TEST_COLUMNS,
-    TESTS,
-    TRAINING,
-    fraction_of,
-    read_tests,
-    read_training,
-    texts_digest,
-    write_tests,
-    write_training,
-)
-from tests.heads import digests, head_tests, training_record
+from alphaprof.log.training import TEST_COLUMNS, TESTS, TRAINING, fraction_of, read_tests, read_training, texts_digest
+from tests.heads import digests, head_tests, training_record, write_tests, write_training
 from tests.synthetic import Recipe, write_anew
 
 

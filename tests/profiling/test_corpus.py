@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import errno
 import json
 import logging
@@ -36,6 +37,7 @@ from alphaprof.profiling.texts.continuations import Continuation, continuation_t
 from alphaprof.profiling.texts.continuations import given as as_given
 from alphaprof.profiling.texts.corpus import Corpus, Document, render
 from alphaprof.profiling.texts.reading import rows
+from alphaprof.profiling.texts.staged import documents_of, prompt_table
 from tests.tiny import tokenizer
 
 VOCABULARY = 260
@@ -597,6 +599,7 @@ COLUMNS: list[dict[str, Any]] = [
     {"messages": "txt"},
     {"domain": {"column": "txt"}},
     {"cluster": "txt"},
+    {"time": "txt"},
     {"continuation": {"kind": "given", "column": "txt"}},
 ]
 
@@ -634,6 +637,87 @@ def test_a_row_without_a_column_that_others_have_is_an_empty_cell(tmp_path: Path
     found = corpus({"path": path})
     assert len(list(found)) == 1
     assert found.skipped == {"with nothing in the column text": 1}
+
+
+TEN = datetime.datetime(2026, 11, 23, 10, tzinfo=datetime.UTC)
+MIDNIGHT = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
+HALF = TEN + datetime.timedelta(seconds=0.5)
+TIMES: list[tuple[object, datetime.datetime]] = [
+    ("2026-11-23T10:00:00Z", TEN),
+    ("2026-11-23T10:00:00", TEN),  # no zone: UTC
+    ("2026-11-23 10:00:00.500000", HALF),
+    ("2026-11-23T12:00:00+02:00", TEN),
+    ("2026-11-22T22:00-12:00", TEN),
+    ("20261123T100000Z", TEN),
+    (" 2026-11-23T10:00:00Z ", TEN),
+    ("2026-11-23", MIDNIGHT),
+    ("20261123", MIDNIGHT),  # a date, and no second of 1970
+    (int(TEN.timestamp()), TEN),
+    (TEN.timestamp() + 0.5, HALF),
+    (str(int(TEN.timestamp())), TEN),
+    (f"{TEN.timestamp() + 0.5}", HALF),
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+@pytest.mark.parametrize(("value", "expected"), TIMES, ids=str)
+def test_a_column_says_when(tmp_path: Path, suffix: str, value: object, expected: datetime.datetime) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"text": "a", "asked": value}])
+    (document,) = corpus({"path": path, "time": "asked"})
+    assert (document.time, document.time and document.time.tzinfo) == (expected, datetime.UTC)
+
+
+ARROW_TIMES = [
+    pa.array([TEN], pa.timestamp("s", tz="UTC")),
+    pa.array([TEN], pa.timestamp("us", tz="Europe/Berlin")),
+    pa.array([TEN.replace(tzinfo=None)], pa.timestamp("ms")),
+    pa.array([int(TEN.timestamp() * 1e9) + 1], pa.int64()).cast(pa.timestamp("ns", tz="UTC")),  # a nanosecond is dropped
+    pa.array([MIDNIGHT.date()], pa.date32()),
+]
+
+
+@pytest.mark.parametrize("values", ARROW_TIMES, ids=lambda values: str(values.type))
+def test_typed_columns_say_when_and_rows_hold_it(tmp_path: Path, values: pa.Array) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["a"], "asked": values}), path)
+    (document,) = corpus({"path": str(path), "time": "asked"})
+    expected = MIDNIGHT if pa.types.is_date(values.type) else TEN
+    assert document.time == expected
+    staged = prompt_table([document])
+    assert plain(documents_of(staged)) == plain([document])
+    text = Continuation(document, np.array([3, 256], dtype=np.int32), "eos")
+    assert continuation_table([text])["time"].to_pylist() == [expected]
+
+
+def test_sources_without_a_column_that_says_when_have_no_times(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "asked": "2026-11-23"}])
+    found = list(corpus({"path": path}, {"path": path, "time": "asked"}))
+    assert [document.time for document in found] == [None, MIDNIGHT]
+    assert prompt_table(found)["time"].to_pylist() == [None, MIDNIGHT]
+
+
+MILLISECONDS = int(TEN.timestamp() * 1000)
+NO_TIMES: list[object] = [
+    *("", "yesterday", "2026-13-01", "23.11.2026", "10:00:00", "\x1b[2J", "9" * 400, "-1", "1e9", "12", str(MILLISECONDS)),
+    *("9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00", "0001-01-01T00:00:00", "1970-01-01"),
+    *(None, True, -5, 0, 12, MILLISECONDS, 1e300, [TEN.timestamp()]),
+]
+
+
+@pytest.mark.parametrize("value", NO_TIMES, ids=lambda value: str(value)[:20])
+def test_what_is_no_time_is_named_with_its_row_and_nothing_is_guessed(tmp_path: Path, value: object) -> None:
+    """Milliseconds above all: they would lie in the year 58,000, and a counter in 1970."""
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "b", "asked": value}])
+    if isinstance(value, str):  # as it stands there, whatever a reader of JSON takes it for
+        path = parquet(tmp_path / "rows.parquet", [{"text": "b", "asked": value}])
+    error = refusal(corpus({"path": path, "time": "asked"}))
+    assert isinstance(error, ColumnMissing)
+    assert error.message.startswith(f"{path} row 0: asked holds ")
+    assert error.message.endswith(", which is no time of a request")
+    assert "ISO 8601" in error.hint
+    assert "no milliseconds" in error.hint
+    assert error.message.isprintable()
+    assert len(error.message) < 400
 
 
 def test_a_row_without_a_cluster_stands_alone(tmp_path: Path) -> None:
@@ -1143,6 +1227,8 @@ CHANGES: list[dict[str, Any]] = [
     {"processing": PLAIN, "seed": 1},
     {"domain": "other"},
     {"cluster": "0:c"},
+    {"time": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)},
+    {"time": datetime.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=datetime.UTC)},
     {"document": 1},
     {"prompt": np.array([1, 2, 4], dtype=np.int32)},
     {"given": np.array([5], dtype=np.int32)},

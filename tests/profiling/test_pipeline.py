@@ -96,7 +96,8 @@ def write_data(folder: Path) -> None:
             size = int(generator.integers(2, 12)) if domain == "long" else 1
             text = f"{index} " + " ".join(generator.choice(words, size))
             ids = generator.integers(0, 250, 5 + index).tolist()
-            rows.append({"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2})
+            row = {"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2}
+            rows.append(row | {"asked": f"2026-03-{9 - index:02}T08:00:00.25+02:00"})
         (folder / f"{domain}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -113,7 +114,7 @@ def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
         },
         "data": [
             {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "chat": True},
-            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation"},
+            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation", "time": "asked"},
         ],
         "continuation": {"kind": "greedy", "max_new_tokens": NEW_TOKENS},
         "gammas": [1, 2, 4],
@@ -209,6 +210,13 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
     """An unbroken run over every kind of text."""
     folder = tmp_path_factory.mktemp("mixed")
     return run_profile(mixed_file(folder, tiny), folder / "run")
+
+
+def test_documents_hold_when_they_were_asked_where_a_column_says_it(finished: Run) -> None:
+    times = {domain: set[Any]() for domain in ("long", "short")}
+    for row in finished.documents().to_pylist():
+        times[row["domain"]].add(row["time"] and row["time"].isoformat())
+    assert times == {"long": {None}, "short": {f"2026-03-{9 - index:02}T06:00:00.250000+00:00" for index in range(6)}}
 
 
 def test_the_log_holds_every_position_of_every_document_once_for_every_draft(finished: Run) -> None:

@@ -18,8 +18,9 @@ from alphaprof.config.heads import HeadsOptions
 from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import NotComparable, ProfileInvalid
+from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
-from alphaprof.log.training import STOP, TEST, learnt
+from alphaprof.log.training import learnt, split_words
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present, quantile
 from alphaprof.stats.learning import Measured, measured_tokens
@@ -377,6 +378,8 @@ def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
     runs = {head.record.run.digest for head in heads.every if head.record}
     if len(runs) > 1:
         notes.append("heads were trained on the texts of different runs")
+    if record := next((head.record for head in heads.every if head.record), None):
+        notes.append(f"texts are split {split_words(record)}")
     rule, rules = inputs.decision["rule"], sorted(set(heads.largest.tests.rule.tolist()))
     if rule != "auto" and rule not in rules:
         notes.append(f"the heads were tested by the rule {' and '.join(rules)}, which --set decision.rule does not change")

@@ -11,9 +11,9 @@ import numpy as np
 
 from alphaprof.config.heads import HeadEntry, HeadsBeside, HeadsOptions
 from alphaprof.errors import HeadRecordUnreadable, NotComparable, ProfileInvalid
+from alphaprof.log.split import TEST, TIME
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
-    TEST,
     TESTS,
     TRAINING,
     HeadTests,
@@ -93,7 +93,14 @@ def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) 
                 f"{file}: nothing says how much {entry.head} was trained on", "give units: and tokens: beside it"
             )
     first = next((record for record in records.values() if record is not None), None)
-    tests = _all_tests(folders, file.absolute().parent / TESTED, run, first, test)
+    beside_list = file.absolute().parent / TESTED
+    kind = "-time" if first is None and options.split == TIME else ""
+
+    def tested(folder: Path, digest: str) -> Path:
+        """Where tests of a head from elsewhere lie: never in its own folder, and found again where a list has been moved."""
+        return beside_list / f"{folder.name}-{digest[:8]}{kind}.parquet"
+
+    tests = _all_tests(folders, tested, run, first, test)
     heads = [_head(entry, records[Path(entry.head)], tests[Path(entry.head)]) for entry in entries]
     beside = {
         name: _head(HeadEntry(head=each.head), records[Path(each.head)], tests[Path(each.head)])
@@ -141,41 +148,38 @@ def _require_of_run(folder: Path, record: TrainingRecord | None, run: Run) -> No
 
 
 def _all_tests(
-    folders: Sequence[Path], tested: Path, run: Run, record: TrainingRecord | None, test: Tester | None
+    folders: Sequence[Path],
+    tested: Callable[[Path, str], Path],
+    run: Run,
+    record: TrainingRecord | None,
+    test: Tester | None,
 ) -> dict[Path, HeadTests]:
-    """The tests of every head: its own, or those in the folder `tested`, which are made where they are missing or of other
-    files.
+    """The tests of every head: its own, or those in the file `tested` (of its folder and digest), which are made where they
+    are missing or of other files.
     """
-    own = {folder for folder in folders if (folder / TESTS).exists()}
-    digests = {folder: head_digest(folder) for folder in folders if folder not in own}
-    files = {folder: folder / TESTS if folder in own else _beside(tested, folder, digests[folder]) for folder in folders}
-    missing = {folder: files[folder] for folder in digests if not _is_current(files[folder], digests[folder], run)}
+    now = (run.manifest.target.fingerprint, texts_digest(run.manifest))
+    digests = {folder: head_digest(folder) for folder in folders if not (folder / TESTS).exists()}
+    files = {folder: tested(folder, digests[folder]) if folder in digests else folder / TESTS for folder in folders}
+    tests = {folder: read_tests(file) for folder, file in files.items() if file.exists()}
+    missing = {
+        folder: files[folder]
+        for folder, digest in digests.items()
+        if folder not in tests or (tests[folder].head, tests[folder].target, tests[folder].texts) != (digest, *now)
+    }
     if missing and test is None:
         hint = "give the profile of the run, and they are tested: --profile PROFILE"
         raise HeadRecordUnreadable(f"{next(iter(missing))} holds no {TESTS}: it was not tested on this run", hint)
     if missing and test is not None:
-        tested.mkdir(exist_ok=True)
+        for file in missing.values():
+            file.parent.mkdir(exist_ok=True)
         test(run, missing, record)
-    tests = {folder: read_tests(file) for folder, file in files.items()}
+        tests |= {folder: read_tests(file) for folder, file in missing.items()}
     for folder, each in tests.items():
-        if (each.target, each.texts) != (run.manifest.target.fingerprint, texts_digest(run.manifest)):
-            what = "another target" if each.target != run.manifest.target.fingerprint else "texts"
+        if (each.target, each.texts) != now:
+            what = "another target" if each.target != now[0] else "texts"
             hint = "give the run that it was tested on: --from RUN"
             raise NotComparable(f"{files[folder]} is of {what} that {run.path} does not have", hint)
     return tests
-
-
-def _beside(tested: Path, folder: Path, digest: str) -> Path:
-    """Where the tests of a head from elsewhere lie: never in its own folder, and found again where a list has been moved."""
-    return tested / f"{folder.name}-{digest[:8]}.parquet"
-
-
-def _is_current(file: Path, digest: str, run: Run) -> bool:
-    """Whether tests exist, of these files of a head, on the texts of this run."""
-    if not file.exists():
-        return False
-    tests = read_tests(file)
-    return (tests.head, tests.target, tests.texts) == (digest, run.manifest.target.fingerprint, texts_digest(run.manifest))
 
 
 def _require_alike(heads: Sequence[CurveHead]) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 from alphaprof.commands.curve.collect import CurveHeads
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow, Reached
 from alphaprof.costs.speedup import LARGEST
-from alphaprof.log.training import TEST, TrainingRecord
+from alphaprof.log.split import TEST
+from alphaprof.log.training import TrainingRecord
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Array, Interval
 from alphaprof.stats.learning import (

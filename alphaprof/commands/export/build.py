@@ -41,6 +41,8 @@ class Artefact:
 def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
     """One draft of a run in the format of EXPORTS. Raises `OptionInvalid` where it is not defined, and `RunUnreadable`."""
     form, manifest = EXPORTS[to], side.run.manifest
+    if wanted.split is not None:
+        raise OptionInvalid(f"--split parts texts for trainers, and {to} holds none", "leave it out")
     if manifest.documents == 0:
         raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
     if form.over is None:

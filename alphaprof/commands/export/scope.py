@@ -16,6 +16,7 @@ from alphaprof.costs.speedup import UNTIMED, Mix, StepTimes
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN, DraftFacts
 from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.split import SplitBy
 from alphaprof.report.format import many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import why_undecidable
@@ -32,12 +33,13 @@ NODES = 16
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is asked for beside a format; None: what the run's own decision says. `nodes`: of a tree."""
+    """What is asked for beside a format; None: what the run's own decision says. `nodes`: of a tree; `split`: of texts."""
 
     rule: str | None = None
     gamma: int | None = None
     domain: str | None = None
     nodes: int | None = None
+    split: SplitBy | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from alphaprof.commands.export.build import Artefact
 from alphaprof.commands.export.formats import TEXT_EXPORTS
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import STOP, TEST, TRAIN, RunText, Split, learnable, split, texts_of
+from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
 from alphaprof.log.store import Run, require_new
 from alphaprof.log.training import fraction_of
 from alphaprof.report.format import count, many
@@ -21,8 +21,9 @@ FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the 
 SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is the beginning of the next
 
 
-def export_texts(where: str, to: str, out: Path | None, narrowed: bool) -> Artefact:
-    """Writes the texts of the run in `where` into the new folder `out`, a file a part. Returns what was written, in words.
+def export_texts(where: str, to: str, out: Path | None, narrowed: bool, by: SplitBy = RANDOM) -> Artefact:
+    """Writes the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
+    what was written, in words.
 
     The texts are those that `alphaprof train` would use; of a run that has none, all. `narrowed`: an option was given that
     is about acceptance. Raises `OptionInvalid`, `RunExists` for a folder that holds something, `DiskFull`, `RunUnreadable`,
@@ -37,7 +38,7 @@ def export_texts(where: str, to: str, out: Path | None, narrowed: bool) -> Artef
     require_new(place, "choose another --out")
     every = texts_of(run)
     texts = learnable(every) or every
-    parts = split(texts)
+    parts = split(texts, by=by)
     place.make()
     train, starts = _in_order(texts, parts)
     rows = {part: train if part == TRAIN else parts.of(texts, part) for part in FILES}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import DraftFacts
+from alphaprof.log.manifest import DraftFacts, Trained
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
 from alphaprof.profiling.heads.network import HeadNetwork
@@ -46,7 +46,7 @@ class HeadDraft:
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
-    about its files.
+    about its files; `trained`: what its record of a training says.
     """
 
     name: str
@@ -65,6 +65,7 @@ class HeadDraft:
     alternatives: Sequence[Alternative] = ()
     fallbacks: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
+    trained: Trained | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -108,6 +109,7 @@ class HeadDraft:
             in_one_step=self.in_one_step,
             reduced_vocabulary=known is not None,
             reading=self.reading,
+            trained=self.trained,
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:

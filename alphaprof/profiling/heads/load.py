@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
+from alphaprof.config.heads import load_heads
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, ProfileInvalid
+from alphaprof.log.manifest import Trained
+from alphaprof.log.training import TRAINING, read_training
 from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
@@ -60,7 +64,30 @@ def load_eagle3(
         alternatives=alternatives(network, head, config),
         fallbacks=searched(network, config),
         doubts=doubts_of(name, head, reading),
+        trained=trained_of(Path(draft.model)),
     )
+
+
+def trained_of(folder: Path) -> Trained | None:
+    """What the record of a training in the folder of a head says; None: there is none, or no one that can be read."""
+    if not (folder / TRAINING).is_file():
+        return None
+    try:
+        size = read_training(folder).size
+    except HeadRecordUnreadable:
+        return None
+    return Trained(size.units, size.tokens, _curve_of(folder.absolute()))
+
+
+def _curve_of(folder: Path) -> str | None:
+    """The folder whose curve.yaml lists a head in OUT/heads/NAME."""
+    out = folder.parent.parent
+    try:
+        heads, _ = load_heads(out)
+    except ProfileInvalid:
+        return None
+    listed = [each.head for each in (*heads.heads, heads.beside.published, heads.beside.tuned) if each]
+    return str(out) if folder.resolve() in [Path(each).resolve() for each in listed] else None
 
 
 def eagle3_network(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:

@@ -51,12 +51,14 @@ def require(
         raise error(f"{name} is not a local path, and the model hub cannot be reached", hint)
 
 
-def check_references(options: ProfileOptions, data: bool = True) -> None:
+def check_references(options: ProfileOptions, data: bool = True, drafts: bool = True) -> None:
     """Raise the error of the first model or dataset of a profile that cannot be had. Imports nothing heavy. `data`: whether
-    datasets are read: not where prompts are staged already, or another process stages them.
+    datasets are read: not where prompts are staged already, or another process stages them; `drafts`: whether they are
+    loaded.
     """
     for what, model in options.models().items():
-        require_model(model, what)
+        if drafts or model is options.target:
+            require_model(model, what)
     for source in options.data if data else ():
         require_data(source.path)
 

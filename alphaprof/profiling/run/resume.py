@@ -130,7 +130,7 @@ def require_same_models(before: Manifest, now: Manifest, worker: Worker) -> None
 
 def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
     """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
-    elsewhere = ("reference", "shape", "special", "trials")  # tokenizers are compared by themselves
+    elsewhere = ("reference", "shape", "special", "trials", "trained")  # tokenizers are compared by themselves
     return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
 
 

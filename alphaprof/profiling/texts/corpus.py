@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,9 @@ INT32_MAX = np.iinfo(np.int32).max
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
 SEED = 0
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+YEARS = 1990, 2200  # of requests: milliseconds are never taken for seconds, nor an empty date (0001, 1970) for a time
+SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Document:
     on_policy: bool
     processing: Processing | None = None
     seed: int | None = None  # of the sampling, where this run samples
+    time: datetime.datetime | None = None  # when it was asked; None: the source names no column that says so
 
     @property
     def greedy(self) -> bool:
@@ -148,10 +154,12 @@ class Corpus:
         begin = self.tokenizer.bos_token_id
         self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
         cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
+        time = _moment(_value(row, source.time, where, optional=True), where, source.time) if source.time else None
         domain = source.domain
         return {
             "domain": domain if isinstance(domain, str) else _text(_value(row, domain.column, where)),
             "cluster": None if cluster is None else f"{index}:{_text(cluster)}",
+            "time": time,
             "source": index,
             "source_row": row_number,
             "prompt": fitted,
@@ -290,6 +298,27 @@ def _text(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return (value.date() if value.time() == datetime.time() else value).isoformat()
     return str(value)
+
+
+def _moment(value: Any, where: str, column: str) -> datetime.datetime:
+    """When a document was asked, in UTC, of a cell: ISO 8601, a date, a time, or seconds since 1970, which text may hold as
+    well. Without a zone it is UTC. Raises `ColumnMissing` for anything else, and for a year outside of `YEARS`.
+    """
+    with contextlib.suppress(ValueError, OverflowError):
+        time = value
+        if isinstance(value, str):
+            text = value.strip()
+            time = float(text) if SECONDS.fullmatch(text) else datetime.datetime.fromisoformat(text)
+        if isinstance(time, (int, float)) and not isinstance(time, bool):
+            time = EPOCH + datetime.timedelta(seconds=time)
+        elif isinstance(time, datetime.date) and not isinstance(time, datetime.datetime):
+            time = datetime.datetime.combine(time, datetime.time())
+        if isinstance(time, datetime.datetime):
+            time = (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
+            if YEARS[0] <= time.year < YEARS[1]:
+                return datetime.datetime.combine(time.date(), time.time(), datetime.UTC)  # of pandas: without nanoseconds
+    hint = f"write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), of {YEARS[0]} or later"
+    raise ColumnMissing(f"{where}: {cut(column, VALUE)} holds {shown(value)}, which is no time of a request", hint)
 
 
 def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:

@@ -14,7 +14,7 @@ from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts.corpus import Document
 
 # Fields of a document that tables hold under the same names.
-STORED = ("document", "domain", "cluster", "source", "source_row", "max_new_tokens", "on_policy", "seed")
+STORED = ("document", "domain", "cluster", "time", "source", "source_row", "max_new_tokens", "on_policy", "seed")
 
 
 def stored(document: Document) -> dict[str, Any]:

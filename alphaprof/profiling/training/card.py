@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from alphaprof.log.training import STOP, TEST, TESTS, TRAINING, HeadTests, TrainingRecord, learnt
+from alphaprof.log.split import STOP, TEST
+from alphaprof.log.training import TESTS, TRAINING, HeadTests, TrainingRecord, learnt, split_words
 
 
 def card(record: TrainingRecord, tests: HeadTests, folder: Path) -> str:
@@ -20,6 +21,7 @@ def card(record: TrainingRecord, tests: HeadTests, folder: Path) -> str:
         "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units, "
         f"{size.fraction} of the training units), {size.prompt_tokens:,} tokens of prompts before them",
         "texts": "logged in the run, in three parts by unit: training, stopping, testing",
+        "split": split_words(record),
         "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
         "parameters": f"{record.parameters:,}, {trained}",
         "proposes": f"{record.vocabulary.size:,} ids; {record.vocabulary.ceiling_test:.1%} of test tokens are among them",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.log.split import RunText
-from alphaprof.log.training import STOP, TEST, HeadTests, TrainingRun
+from alphaprof.log.split import STOP, TEST, RunText
+from alphaprof.log.training import HeadTests, TrainingRun
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.drafts import Arrays, load_draft, token_count
 from alphaprof.profiling.models.load import Model

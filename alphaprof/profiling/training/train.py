@@ -26,9 +26,10 @@ from alphaprof.errors import (
     RunMismatch,
 )
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, Split, learnable, split, texts_of
+from alphaprof.log.split import PARTS, RANDOM, STOP, TEST, TIME, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
+    BEGINS,
     CURVE,
     LEARNT,
     TESTS,
@@ -86,6 +87,7 @@ class TrainingOptions:
     init: str | None = None
     seed: int = 0
     split_seed: int = 0
+    split: SplitBy = RANDOM
 
     def __post_init__(self) -> None:
         """Raises `OptionInvalid` for numbers that are none."""
@@ -93,6 +95,8 @@ class TrainingOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise OptionInvalid(f"--{name.replace('_', '-')} is {value}", "give a number above 0")
+        if self.split == TIME and self.split_seed:
+            raise OptionInvalid("--split time draws nothing by --split-seed", "leave one of them out")
         wanted = self.draft_vocab
         if wanted is not None and not (0 < wanted < 1 or (1 <= wanted < math.inf and wanted == int(wanted))):
             raise OptionInvalid(f"--draft-vocab is {wanted:g}", "give a number of ids, or a share of the tokens below 1")
@@ -231,14 +235,16 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
         )
     if len(own) < len(texts):
         progress.say(f"{len(texts) - len(own)} of {len(texts)} documents are left out: too short, or not the target's text")
-    parts = split(own, asked.split_seed)
+    parts = split(own, asked.split_seed, by=asked.split)
     for note in parts.notes:
         progress.say(note)
     if empty := [part for part in PARTS if not parts.units[part]]:
         count = sum(map(len, parts.units.values()))
+        needs = "a domain needs three that are no near-copies of each other"
+        needs = "a split by time needs those of three different times" if asked.split == TIME else needs
         raise DataEmpty(
             f"{run_name} has {count} independent units, and no part for {' and '.join(empty)} can be made of them",
-            "profile more prompts: a domain needs three that are no near-copies of each other",
+            f"profile more prompts: {needs}",
         )
     set_threads(
         run.manifest.environment["torch_threads"] if options.execution.threads == "auto" else options.execution.threads
@@ -358,7 +364,7 @@ def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
     if both := (seen or frozenset(record.units.train)) & {*shop.split.units[STOP], *shop.split.units[TEST]}:
         raise PartsOverlap(
             f"{init} was trained on {len(both)} of the units that it would be stopped by and tested on",
-            "split the texts as that training did (--split-seed), or begin with another head",
+            "split the texts as that training did (--split, --split-seed), or begin with another head",
         )
     return None if seen is None else sorted(seen)
 
@@ -383,6 +389,8 @@ def _identity(
         "torch": torch.__version__,
         "target": target.digest,
     }
+    if shop.split.begins:
+        settings[BEGINS] = {part: time.isoformat() for part, time in shop.split.begins.items()}
     if shop.asked.init is not None:
         settings[LEARNT] = _learnt_before(shop, Path(shop.asked.init))
     total = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

@@ -10,6 +10,7 @@ on the emitted one. What costs least to mend comes first, so that the last holds
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.log.manifest import DraftFacts, ModelFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts, Trained
 from alphaprof.log.schema import PROPOSED_LIMIT, deeper_names
 from alphaprof.log.store import Run
+from alphaprof.report.format import count, many
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, pooled_share
@@ -219,7 +221,20 @@ def _speeds(
 def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
+    if draft.trained is not None and name in (DRAFT, VOCABULARY):
+        return _more_text(name, draft.trained)
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
+
+
+def _more_text(name: str, trained: Trained) -> str:
+    """The remedy for what a head of one's own lacks: the forecast of its learning curve, or how to get one."""
+    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it learnt from"
+    says = "alphaprof train --curve, then alphaprof curve, say what that brings"
+    if trained.curve is not None:
+        says = f"the forecast of what that brings: {shlex.join(['alphaprof', 'curve', trained.curve])}"
+    if name == VOCABULARY:
+        return f"the draft cannot propose this token: train it on more text than {size}, or with more ids; {says}"
+    return f"a better draft: another one, or this head on more text than {size}; {says}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,18 @@ def prompts(count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="session")
 def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
-    """Makes a run of some documents; `changes`: of the profile."""
+    """Makes a run of some documents; `times`: when each was asked; `changes`: of the profile."""
 
-    def make(documents: int = 30, **changes: Any) -> Case:
+    def make(documents: int = 30, times: Sequence[str] = (), **changes: Any) -> Case:
         folder = tmp_path_factory.mktemp("training")
-        (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in prompts(documents)))
+        rows = [{"prompt": each} for each in prompts(documents)]
+        rows = [row | {"asked": time} for row, time in zip(rows, times, strict=True)] if times else rows
+        (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        source = {"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt}"}
         tree = {
             "target": {"model": str(tiny / "target"), "dtype": "float32"},
             "drafts": {"ngram": {"kind": "prompt_lookup"}},
-            "data": [{"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt}"}],
+            "data": [source | ({"time": "asked"} if times else {})],
             "continuation": {"kind": "greedy", "max_new_tokens": 20},
             "gammas": [1, 2, 3],
             "rules": ["strict", "one_hot", "lossless"],
@@ -70,6 +73,12 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 def case(made: Callable[..., Case]) -> Case:
     """Greedy texts of 30 prompts."""
     return made()
+
+
+@pytest.fixture(scope="session")
+def timed(made: Callable[..., Case]) -> Case:
+    """Texts of 30 prompts, the first of them asked last, one a day."""
+    return made(30, times=[f"2026-03-{30 - number:02}T08:00:00+02:00" for number in range(30)])
 
 
 @pytest.fixture(scope="session")

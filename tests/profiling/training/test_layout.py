@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from alphaprof.errors import ModelUnloadable, OptionInvalid
-from alphaprof.log.training import TEST
+from alphaprof.log.split import TEST
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.training.card import card

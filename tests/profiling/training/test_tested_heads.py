@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from alphaprof.log.training import CURVE, TEST_COLUMNS, TESTS, TRAINING, head_digest, read_tests
-from alphaprof.profiling.training.train import TrainingOptions, train_curve
+from alphaprof.profiling.training.train import TrainingOptions, train, train_curve
 from tests.conftest import Runner
 from tests.profiling.test_speculation import Silent
 from tests.profiling.training.conftest import Case
@@ -64,6 +64,29 @@ def test_heads_without_a_record_are_tested_as_training_did(
     assert json.loads(text)["points"][-1]["units"] == 999
     code, again, errors = console_script("curve", tmp_path, "--from", case.run, "--format", "json")
     assert (code, again, errors) == (0, text, "")
+
+
+def test_a_head_that_was_trained_elsewhere_on_a_split_by_time_is_tested_on_it(
+    timed: Case, tmp_path: Path, console_script: Runner
+) -> None:
+    """The list says it where nothing else does: on a random part the head would know what it is tested on."""
+    asked = TrainingOptions(steps=1, batch_tokens=60, split="time")
+    train(timed.options, str(timed.run), tmp_path / "own", asked, Silent())
+    shutil.copytree(tmp_path / "own", tmp_path / "elsewhere")
+    for name in (TESTS, TRAINING):
+        (tmp_path / "elsewhere" / name).unlink()
+    rows = {}
+    for way in ("time", "random"):
+        (tmp_path / CURVE).write_text(yaml.safe_dump({"heads": [{"head": "./elsewhere", "units": 24}], "split": way}))
+        code, _, errors = console_script("curve", tmp_path, "--from", timed.run, "--profile", timed.profile)
+        assert code == 0, errors
+        (file,) = set((tmp_path / "tested").iterdir()) - set(rows)
+        rows[file] = set(read_tests(file).unit)
+    by_time, at_random = rows.values()
+    assert by_time == set(read_tests(tmp_path / "own" / TESTS).unit) != at_random
+    (tmp_path / CURVE).write_text(yaml.safe_dump({"heads": [{"head": "./own"}, {"head": "./elsewhere", "units": 24}]}))
+    code, _, errors = console_script("curve", tmp_path, "--from", timed.run, "--profile", timed.profile)
+    assert (code, "were tested on other documents" in errors) == (12, True)
 
 
 def test_another_target_tests_nothing(

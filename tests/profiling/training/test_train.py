@@ -29,11 +29,13 @@ from alphaprof.errors import (
     RunExists,
     RunMismatch,
 )
+from alphaprof.log.manifest import Trained
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, split, texts_of
 from alphaprof.log.store import Run
-from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training, write_training
+from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.heads.load import trained_of
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training import train as training
@@ -45,6 +47,7 @@ from alphaprof.profiling.training.trainer import Trainer, steps_of
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
 from tests.conftest import Runner
+from tests.heads import write_training
 from tests.profiling.test_speculation import Silent
 from tests.profiling.training.conftest import Case
 
@@ -189,7 +192,8 @@ def test_rounds_of_a_profile_are_those_of_the_record(head: Path, case: Case, tmp
     profile = case.profile.parent / "next.yaml"
     profile.write_text(yaml.safe_dump(tree))
     run = pipeline.profile(load_profile(profile, []), tmp_path / "next", Silent())
-    tests = read_tests(head / TESTS)
+    tests, size = read_tests(head / TESTS), read_training(head).size
+    assert run.manifest.drafts["own"].trained == Trained(size.units, size.tokens, None)
     texts = {text.document: text for text in texts_of(run)}
     checked = 0
     for shard in run.shards:
@@ -370,6 +374,45 @@ def test_a_damaged_checkpoint_is_named(case: Case, tmp_path: Path) -> None:
     trained(case, out, resume=True)
 
 
+def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: Path) -> None:
+    """What is tested was asked last, and all that the head has learnt before anything that it was stopped by."""
+    texts = texts_of(timed.opened)
+    assert [text.time for text in texts] == sorted((text.time for text in texts if text.time), reverse=True)
+    out = trained(timed, tmp_path / "head", split="time", steps=2)
+    record, tests = read_training(out), read_tests(out / TESTS)
+    asked = {text.unit: text.time for text in texts}
+    times = {part: [asked[unit] for unit in getattr(record.units, part)] for part in PARTS}
+    begins = {part: f"2026-03-{day}T06:00:00+00:00" for part, day in ((STOP, 25), (TEST, 28))}
+    assert {part: min(each for each in times[part] if each).isoformat() for part in (STOP, TEST)} == begins
+    assert max(each for each in times[TRAIN] if each) < min(each for each in times[STOP] if each)
+    assert record.settings["begins"] == begins
+    assert set(tests.unit[tests.part == TEST]) == {text.unit for text in texts[:3]}
+    page = (out / "README.md").read_text()
+    assert "| split | by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from 2026-03-25T06" in page
+    for asked_for in ("random", "time"):
+        with pytest.raises(RunMismatch if asked_for == "random" else RunExists):
+            trained(timed, out, resume=asked_for == "random", split=asked_for, steps=2)
+    with pytest.raises(PartsOverlap, match="was trained on") as caught:
+        trained(timed, tmp_path / "next", init=str(out), steps=1)
+    assert "--split," in caught.value.hint
+    trained(timed, tmp_path / "same", init=str(out), split="time", steps=1)
+
+
+def test_a_split_by_time_needs_times(case: Case, made: Callable[..., Case], tmp_path: Path, console_script: Runner) -> None:
+    given = ("--from", case.run, "--out", tmp_path / "a", "--split", "time")
+    code, answer, told = console_script("train", case.profile, *given)
+    assert (code, answer) == (2, "")
+    error, hint = told.splitlines()
+    assert error == "error: a split by time needs the time of each text, and 30 of 30 have none in this run"
+    assert "data.time" in hint
+    with pytest.raises(OptionInvalid, match="--split-seed"):
+        trained(case, tmp_path / "b", split="time", split_seed=1)
+    with pytest.raises(DataEmpty, match="no part for stop and test") as caught:
+        trained(made(9, times=["2026-03-01"] * 4 + ["2026-03-02"] * 5), tmp_path / "c", split="time")
+    assert "three different times" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_goes_on_from_another_head(case: Case, head: Path, tmp_path: Path) -> None:
     out = trained(case, tmp_path / "more", init=str(head), steps=4)
     before, after = read_training(head), read_training(out)
@@ -471,11 +514,27 @@ def test_a_curve_has_heads_of_nested_sizes_with_one_vocabulary(case: Case, tmp_p
     assert len({frozenset(units) for units in by_size.values()}) == 10
     with pytest.raises(RunExists, match="holds a curve"):
         train_curve(case.options, str(case.run), out, ASKED, Silent())
+    sizes = [record.size for record in records]
+    assert [trained_of(folder) for folder in folders] == [Trained(size.units, size.tokens, str(out)) for size in sizes]
     before = {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
     (out / CURVE).write_text(beside := (out / CURVE).read_text() + "beside: {published: {head: ./published}}\n")
     train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent(), resume=True)
     assert before == {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
     assert (out / CURVE).read_text() == beside
+
+
+def test_a_head_that_no_curve_lists_or_whose_record_cannot_be_read_has_none(head: Path, tmp_path: Path) -> None:
+    """Neither keeps a head from being profiled."""
+    size, folder = read_training(head).size, tmp_path / "heads" / "mine"
+    shutil.copytree(head, folder)
+    other = tmp_path / "heads" / "other"
+    for content in ("heads: [{head: ./heads/other}]", "{", "a: 1"):
+        (tmp_path / CURVE).write_text(content)
+        assert trained_of(folder) == Trained(size.units, size.tokens, None)
+    (tmp_path / CURVE).write_text("heads: [{head: ./heads/other}]\nbeside: {tuned: {head: ./heads/../heads/mine}}")
+    assert trained_of(folder) == Trained(size.units, size.tokens, str(tmp_path))
+    (folder / TRAINING).write_text("{}")
+    assert (trained_of(folder), trained_of(other), trained_of(Path("org/name"))) == (None, None, None)
 
 
 def test_a_curve_of_too_few_units_is_refused(made: Callable[..., Case], tmp_path: Path) -> None:
@@ -487,6 +546,7 @@ def test_the_command_trains_and_says_what_is_next(case: Case, tmp_path: Path, co
     out = tmp_path / "it's a head"
     gone = "data=[{domain: words, path: gone.jsonl, prompt: '{prompt}'}]"  # the run holds the texts
     given = ("train", case.profile, "--from", case.run, "--out", out, "--steps", 3, "--batch-tokens", 60, "--set", gone)
+    given += ("--set", "drafts={gone: {kind: model, model: ./gone}}")  # nor does it need any draft
     code, answer, told = console_script(*given)
     assert code == 0
     assert "3 steps" in answer
