@@ -50,7 +50,7 @@ def export(
     request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, nodes, split)
     if to.value in TEXT_EXPORTS:
         narrowed = request != ExportRequest(split=split) or bool(overrides)
-        artefact = export_texts(run, to.value, out, narrowed, split or "random")
+        artefact = export_texts(run, to.value, out, narrowed=narrowed, by=split or "random")
         print_text(artefact.text, None)
     else:
         artefact = exported(_asked(run, overrides), to.value, request)

@@ -7,6 +7,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from alphaprof.render.tables import plain
 
 LOG_EVERY_S = 15.0
 
@@ -38,11 +41,15 @@ class ConsoleProgress:
 
     def say(self, message: str) -> None:
         """A line about what happens now."""
-        self.console.print(message, markup=False)
+        self._print(message)
 
     def warn(self, code: str, message: str, remedy: str) -> None:
         """A warning with its remedy."""
-        self.console.print(f"warning: {message} ({code})\n  {remedy}", markup=False)
+        self._print(f"warning: {message} ({code})\n  {remedy}")
+
+    def _print(self, message: str) -> None:
+        """Messages may name what is in the data: a domain, a file."""
+        self.console.print(Text("\n").join(plain(line) for line in message.split("\n")))
 
     def start(self, label: str, total: int | None, unit: str) -> None:
         """A new stage."""

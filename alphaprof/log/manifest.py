@@ -248,7 +248,8 @@ class DraftFacts(ModelFacts):
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
     tokens among them; `in_one_step`: all of its depths are drafted together, from one state of the target;
     `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were read, as name and
-    value in words; `trials`: what other readings would get accepted; `trained`: how it was, where it lies with its record.
+    value in words; `trials`: what other readings would get accepted; `trained`: what the training.json beside its weights
+    says; None: there is none.
     """
 
     has_distribution: bool

@@ -30,8 +30,8 @@ DEPTH_COUNTS = {
     "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
-# No verdict rests on these: digits beyond those of the log would be an eighth of what a report of sampled text reads.
-SHORTER = {"tested": pa.float32()}
+# float32, as the probabilities that they are summed from: a report of sampled text reads 8 % less, and decides without them.
+IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, where all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, where it is reached; null: never, or greedy text."
 EMITTED = "Probability that the emitted token was draft {1} of a round and kept by {0}, a_t by depth; null as above."
@@ -372,7 +372,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         *(Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in lengths),
         *(Column(f"control_{g}", count, CONTROL.format(g), nullable=True) for g in lengths),
         *(
-            Column(column, SHORTER.get(name, count), doc.format(d) + f" With gamma {g}.", "rounds", low=0, nullable=True)
+            Column(column, IN_FLOAT32.get(name, count), doc.format(d) + f" With gamma {g}.", "rounds", low=0, nullable=True)
             for g in lengths
             for name, doc in DEPTH_COUNTS.items()
             for d, column in enumerate(depth_names(name, g), start=1)

@@ -2,7 +2,7 @@
 
 What is split are independent units: the clusters of the profile, or prompts. Units with nearly the same text are one group,
 and a group is never torn, so that no part holds a near-copy of what another part holds. Groups are split at random, or by
-time: then everything to train on was asked before anything that a head is stopped by or tested on.
+time: then everything to train on was asked before the moment at which the parts to stop and to test begin.
 """
 
 from __future__ import annotations
@@ -204,13 +204,13 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
         yield "the texts are of fewer than three different times, too few for three parts: they are all for training"
         return
     count = {part: len(units) for part, units in result.units.items()}
-    stop, test = (moment(result.begins[part]) for part in (STOP, TEST))
+    stop, test = (_in_words(result.begins[part]) for part in (STOP, TEST))
     yield f"{count[TRAIN]} units to train on are older than {stop}; {count[STOP]} to stop, {count[TEST]} to test from {test}"
     held = {part: result.of(texts, part) for part in PARTS}
     for part in (STOP, TEST):
         begins = result.begins[part]
         if early := sum(text.time is not None and text.time < begins for text in held[part]):
-            shown = f"{early} of {len(held[part])} documents to {part} are older than that"
+            shown = f"{early} of {len(held[part])} documents to {part} are older than {_in_words(begins)}"
             yield f"{shown}: their group has later ones, and is never torn"
         largest = max(Counter(result.groups[unit] for unit in result.units[part]).values())
         if largest > max(2, count[part] / 4):
@@ -221,7 +221,7 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
             yield f"domain {domain} has no text in that time to {' or '.join(empty)}"
 
 
-def moment(time: Time) -> str:
+def _in_words(time: Time) -> str:
     """A time for people to read."""
     return f"{time.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 

@@ -132,8 +132,7 @@ class Run:
         self._footers: dict[str, pq.FileMetaData] = {}
         self._kept: dict[str, tuple[pq.FileMetaData, dict[str, pa.ChunkedArray]]] | None = None
         self._recording = Lock()
-        self._indexed: dict[str, File] | None = None
-        self._names: dict[tuple[str, int], str] = {}
+        self._index: tuple[dict[str, File], dict[tuple[str, int], str]] = {}, {}
 
     @classmethod
     def open(cls, where: Place | Path | str) -> Run:
@@ -396,13 +395,14 @@ class Run:
 
     def name_of(self, folder: str, index: int) -> str:
         """The file of a shard in a folder of the run (continuations, positions/draft=NAME), below the run's directory."""
-        if self._indexed is not self.manifest.files:
-            self._names = {}
-            for name in self.manifest.files:
+        files, names = self._index
+        if files is not self.manifest.files:
+            files, names = self.manifest.files, {}
+            for name in files:
                 if (shards := shards_of(name)) is not None and shards[0] == shards[1]:
-                    self._names[name.rpartition("/")[0], shards[0]] = name
-            self._indexed = self.manifest.files
-        return self._names.get((folder, index), f"{folder}/part-{index:05d}")
+                    names[name.rpartition("/")[0], shards[0]] = name
+            self._index = files, names  # in one step: other threads ask meanwhile
+        return names.get((folder, index), f"{folder}/part-{index:05d}")
 
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of a draft's position log: all of its columns, or some of them."""

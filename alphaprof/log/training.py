@@ -242,7 +242,7 @@ def split_words(record: TrainingRecord) -> str:
     if record.settings.get("split") != TIME or not isinstance(begins, dict):
         return "at random: later traffic may be harder than the test part"
     stop, test = (cut(str(begins.get(part, "not known")), 40) for part in (STOP, TEST))
-    return f"by time: the test part from {test} on, the stop part from {stop}, and nothing to train on as late as either"
+    return f"by time: the test part from {test} on, the stop part from {stop}, and all to train on was asked before both"
 
 
 def head_digest(folder: Path) -> str:

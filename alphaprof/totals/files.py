@@ -28,8 +28,8 @@ POSITIONS = 2**17  # that are counted at once, in arrays of a MiB each; more of 
 
 @contextlib.contextmanager
 def _threads() -> Iterator[Executor]:
-    """Yields a thread a core, and one more, since Python itself runs in one at a time. What has not begun when an error ends
-    the block is left.
+    """Yields a pool of one thread more than there are cores: one of them usually waits for the interpreter. What has not
+    begun when an error ends the block is left.
     """
     pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
     try:

@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from alphaprof.cli import answering, app, common
+from alphaprof.cli.progress import ConsoleProgress
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
 from alphaprof.log.manifest import VERSION
@@ -111,6 +112,15 @@ PROFILING: dict[str, Case] = {
         "correct the path",
     ),
 }
+
+
+def test_what_a_run_says_of_its_data_controls_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = ConsoleProgress()
+    progress.say("domain \x1b[2J[bold]a\u202e has no text")
+    progress.warn("odd", "domain \x1b[2J", "name it\x07 otherwise")
+    assert capsys.readouterr().err == (
+        "domain \\x1b[2J[bold]a\\u202e has no text\nwarning: domain \\x1b[2J (odd)\n  name it\\x07 otherwise\n"
+    )
 
 
 @pytest.mark.parametrize("case", PROFILING.values(), ids=list(PROFILING))

@@ -101,7 +101,7 @@ def test_points_are_those_of_the_records(folder: Path, found: CurveReport) -> No
         (
             {"split": "time", "begins": {"stop": "2026-03-25T06:00:00+00:00", "test": "2026-03-28T06:00:00+00:00"}},
             "texts are split by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from "
-            "2026-03-25T06:00:00+00:00, and nothing to train on as late as either",
+            "2026-03-25T06:00:00+00:00, and all to train on was asked before both",
         ),
         ({"split": "time", "begins": {"test": ["\x1b[2J" * 50]}}, "texts are split by time: the test part from "),
     ],
@@ -114,6 +114,13 @@ def test_the_answer_says_how_texts_were_split(copy: Path, settings: dict[str, An
     assert note.startswith(words)
     assert len(note) < 250
     assert note.isprintable()
+
+
+def test_a_list_that_says_another_split_than_its_heads_had_is_refused(copy: Path) -> None:
+    """Heads from elsewhere would be tested on units that they have learnt."""
+    listed(copy, split="time")
+    with pytest.raises(ProfileInvalid, match="says split: time, and a head in it was trained on a split at random"):
+        built(copy)
 
 
 def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None:

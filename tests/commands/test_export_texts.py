@@ -253,6 +253,12 @@ def _begun(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
     return str(interrupted(run, folder / "begun", shards=0).path), folder / "out", False
 
 
+def test_the_way_out_of_options_that_texts_do_not_have_keeps_the_split(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(OptionInvalid) as caught:
+        export_texts(str(run.path), "specforge-jsonl", tmp_path / "out", narrowed=True, by=TIME)
+    assert "--out FOLDER --split time, without other options" in caught.value.hint
+
+
 REFUSED: list[tuple[Callable[[Run, Path], tuple[str, Path | None, bool]], type[Exception], str, str]] = [
     (_to_a_file, OptionInvalid, "is a folder with a file for each part", "--out FOLDER"),
     (_narrowed, OptionInvalid, "writes all texts of a run", "without other options"),
@@ -275,7 +281,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     where, out, narrowed = case(run, tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(error) as caught:
-        export_texts(where, "specforge-jsonl", out, narrowed)
+        export_texts(where, "specforge-jsonl", out, narrowed=narrowed)
     assert problem in caught.value.message  # type: ignore[attr-defined]
     assert hint in caught.value.hint  # type: ignore[attr-defined]
     assert sorted(tmp_path.rglob("*")) == before

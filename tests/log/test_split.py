@@ -335,9 +335,10 @@ def test_a_prompt_that_comes_again_is_held_out_with_its_later_text() -> None:
     result = split(texts, by=TIME)
     assert (parts_of(result, twice), parts_of(result, session)) == ({TEST}, {STOP})
     assert ordered(result, texts)
+    begins = {part: f"{result.begins[part]:%Y-%m-%d %H:%M:%S} UTC" for part in (STOP, TEST)}
     assert [note for note in result.notes if "older" in note and "documents" in note] == [
-        "1 of 5 documents to stop are older than that: their group has later ones, and is never torn",
-        "1 of 5 documents to test are older than that: their group has later ones, and is never torn",
+        f"1 of 5 documents to {part} are older than {begins[part]}: their group has later ones, and is never torn"
+        for part in (STOP, TEST)
     ]
 
 

@@ -363,6 +363,16 @@ def test_bars_of_the_causes_are_the_reports(tmp_path: Path) -> None:
     assert sorted(bar["name"] for bar in every if bar not in bars) == sorted({name for _, _, name in expected})  # the legend
 
 
+def test_a_remedy_that_names_a_folder_is_no_markup(tmp_path: Path) -> None:
+    """The folder of a head's curve comes from the manifest of a run, which may be anybody's."""
+    report, _ = page_of(tmp_path, RECIPES["greedy"])
+    named = [dataclasses.replace(cause, remedy="alphaprof curve '/x/<a href=//evil>'") for cause in report.causes[0].causes]
+    causes = (dataclasses.replace(report.causes[0], causes=tuple(named)), *report.causes[1:])
+    told = str(Page(render_html(dataclasses.replace(report, causes=causes))).figures()["causes"]["data"])
+    assert "evil" in told
+    assert "<a" not in told
+
+
 def test_every_number_is_one_click_from_its_meaning(tmp_path: Path) -> None:
     _, page = page_of(tmp_path, RECIPES["certificates"])
     anchors = {about["id"] for _, about in page.elements if about.get("id")}

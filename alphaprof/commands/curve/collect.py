@@ -11,6 +11,7 @@ import numpy as np
 
 from alphaprof.config.heads import HeadEntry, HeadsBeside, HeadsOptions
 from alphaprof.errors import HeadRecordUnreadable, NotComparable, ProfileInvalid
+from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import TEST, TIME
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
@@ -93,14 +94,19 @@ def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) 
                 f"{file}: nothing says how much {entry.head} was trained on", "give units: and tokens: beside it"
             )
     first = next((record for record in records.values() if record is not None), None)
+    if options.split == TIME and first is not None and first.settings.get("split") != TIME:
+        raise ProfileInvalid(
+            f"{file} says split: time, and a head in it was trained on a split at random",
+            "list heads of one split: what one of them is tested on, another may have learnt",
+        )
+    by_time = "-time" if first is None and options.split == TIME else ""
     beside_list = file.absolute().parent / TESTED
-    kind = "-time" if first is None and options.split == TIME else ""
 
-    def tested(folder: Path, digest: str) -> Path:
+    def tests_file(folder: Path, digest: str) -> Path:
         """Where tests of a head from elsewhere lie: never in its own folder, and found again where a list has been moved."""
-        return beside_list / f"{folder.name}-{digest[:8]}{kind}.parquet"
+        return beside_list / f"{folder.name}-{digest[:8]}{by_time}.parquet"
 
-    tests = _all_tests(folders, tested, run, first, test)
+    tests = _all_tests(folders, tests_file, run, first, test)
     heads = [_head(entry, records[Path(entry.head)], tests[Path(entry.head)]) for entry in entries]
     beside = {
         name: _head(HeadEntry(head=each.head), records[Path(each.head)], tests[Path(each.head)])
@@ -149,34 +155,34 @@ def _require_of_run(folder: Path, record: TrainingRecord | None, run: Run) -> No
 
 def _all_tests(
     folders: Sequence[Path],
-    tested: Callable[[Path, str], Path],
+    tests_file: Callable[[Path, str], Path],
     run: Run,
     record: TrainingRecord | None,
     test: Tester | None,
 ) -> dict[Path, HeadTests]:
-    """The tests of every head: its own, or those in the file `tested` (of its folder and digest), which are made where they
+    """The tests of every head: its own, or those in its `tests_file`, of folder and digest, which are made where they
     are missing or of other files.
     """
-    now = (run.manifest.target.fingerprint, texts_digest(run.manifest))
+    of_run = (run.manifest.target.fingerprint, texts_digest(run.manifest))
     digests = {folder: head_digest(folder) for folder in folders if not (folder / TESTS).exists()}
-    files = {folder: tested(folder, digests[folder]) if folder in digests else folder / TESTS for folder in folders}
+    files = {folder: tests_file(folder, digests[folder]) if folder in digests else folder / TESTS for folder in folders}
     tests = {folder: read_tests(file) for folder, file in files.items() if file.exists()}
     missing = {
         folder: files[folder]
         for folder, digest in digests.items()
-        if folder not in tests or (tests[folder].head, tests[folder].target, tests[folder].texts) != (digest, *now)
+        if folder not in tests or (tests[folder].head, tests[folder].target, tests[folder].texts) != (digest, *of_run)
     }
     if missing and test is None:
         hint = "give the profile of the run, and they are tested: --profile PROFILE"
         raise HeadRecordUnreadable(f"{next(iter(missing))} holds no {TESTS}: it was not tested on this run", hint)
     if missing and test is not None:
-        for file in missing.values():
-            file.parent.mkdir(exist_ok=True)
+        for folder in {file.parent for file in missing.values()}:
+            LocalPlace(folder).make()
         test(run, missing, record)
         tests |= {folder: read_tests(file) for folder, file in missing.items()}
     for folder, each in tests.items():
-        if (each.target, each.texts) != now:
-            what = "another target" if each.target != now[0] else "texts"
+        if (each.target, each.texts) != of_run:
+            what = "another target" if each.target != of_run[0] else "texts"
             hint = "give the run that it was tested on: --from RUN"
             raise NotComparable(f"{files[folder]} is of {what} that {run.path} does not have", hint)
     return tests

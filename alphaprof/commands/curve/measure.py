@@ -9,7 +9,7 @@ from alphaprof.commands.curve.collect import Tester
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import NotComparable
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import STOP, TEST, SplitBy
+from alphaprof.log.split import RANDOM, STOP, TEST, TIME, SplitBy
 from alphaprof.log.store import Run
 from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, tests_content, texts_digest
 from alphaprof.profiling.models.hub import check_references
@@ -29,7 +29,8 @@ def tester_of(options: ProfileOptions, progress: Saying, by: SplitBy) -> Tester:
         """`record`: of a head that has one, whose parts are kept; None: the texts are split as training would."""
         asked = TrainingOptions(split=by)
         if record is not None:
-            asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"))
+            kept: SplitBy = TIME if record.settings.get("split") == TIME else RANDOM
+            asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"), split=kept)
         with in_memory():
             check_references(options, data=False, drafts=False)
             shop = opened(options, str(run.path), asked, progress)

@@ -21,7 +21,7 @@ FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the 
 SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is the beginning of the next
 
 
-def export_texts(where: str, to: str, out: Path | None, narrowed: bool, by: SplitBy = RANDOM) -> Artefact:
+def export_texts(where: str, to: str, out: Path | None, *, narrowed: bool, by: SplitBy = RANDOM) -> Artefact:
     """Writes the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
     what was written, in words.
 
@@ -31,7 +31,8 @@ def export_texts(where: str, to: str, out: Path | None, narrowed: bool, by: Spli
     """
     if narrowed:
         problem = f"{to} writes all texts of a run, and not what a draft accepts of them"
-        raise OptionInvalid(problem, f"alphaprof export {where} --to {to} --out FOLDER, without other options")
+        kept = "" if by == RANDOM else f" --split {by}"
+        raise OptionInvalid(problem, f"alphaprof export {where} --to {to} --out FOLDER{kept}, without other options")
     if out is None:
         raise OptionInvalid(f"{to} is a folder with a file for each part", "add --out FOLDER")
     run, place = Run.open(where), LocalPlace(out)

@@ -69,7 +69,7 @@ def load_eagle3(
 
 
 def trained_of(folder: Path) -> Trained | None:
-    """What the record of a training in the folder of a head says; None: there is none, or no one that can be read."""
+    """What the record of a training in the folder of a head says; None: there is none, or it cannot be read."""
     if not (folder / TRAINING).is_file():
         return None
     try:
@@ -80,14 +80,13 @@ def trained_of(folder: Path) -> Trained | None:
 
 
 def _curve_of(folder: Path) -> str | None:
-    """The folder whose curve.yaml lists a head in OUT/heads/NAME."""
+    """The folder whose curve.yaml names a head in OUT/heads/NAME as a point of the curve."""
     out = folder.parent.parent
     try:
         heads, _ = load_heads(out)
     except ProfileInvalid:
         return None
-    listed = [each.head for each in (*heads.heads, heads.beside.published, heads.beside.tuned) if each]
-    return str(out) if folder.resolve() in [Path(each).resolve() for each in listed] else None
+    return str(out) if folder.resolve() in [Path(each.head).resolve() for each in heads.heads] else None
 
 
 def eagle3_network(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:

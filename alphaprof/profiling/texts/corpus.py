@@ -36,7 +36,7 @@ CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
 SEED = 0
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-YEARS = 1990, 2200  # of requests: milliseconds are never taken for seconds, nor an empty date (0001, 1970) for a time
+EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is no time of a request
 SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
 
 
@@ -302,7 +302,8 @@ def _text(value: Any) -> str:
 
 def _moment(value: Any, where: str, column: str) -> datetime.datetime:
     """When a document was asked, in UTC, of a cell: ISO 8601, a date, a time, or seconds since 1970, which text may hold as
-    well. Without a zone it is UTC. Raises `ColumnMissing` for anything else, and for a year outside of `YEARS`.
+    well. Without a zone it is UTC. Raises `ColumnMissing` for anything else, before `EARLIEST`, and later than tomorrow, as
+    milliseconds and 2026112310 would be.
     """
     with contextlib.suppress(ValueError, OverflowError):
         time = value
@@ -315,9 +316,9 @@ def _moment(value: Any, where: str, column: str) -> datetime.datetime:
             time = datetime.datetime.combine(time, datetime.time())
         if isinstance(time, datetime.datetime):
             time = (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
-            if YEARS[0] <= time.year < YEARS[1]:
+            if EARLIEST <= time <= datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
                 return datetime.datetime.combine(time.date(), time.time(), datetime.UTC)  # of pandas: without nanoseconds
-    hint = f"write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), of {YEARS[0]} or later"
+    hint = "write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), from 1990 to today"
     raise ColumnMissing(f"{where}: {cut(column, VALUE)} holds {shown(value)}, which is no time of a request", hint)
 
 

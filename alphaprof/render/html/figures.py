@@ -457,7 +457,7 @@ def _cause_said(item: Attribution, cause: Cause, draft: DraftFacts) -> str:
         f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
         f"{fmt.share_with_interval(cause.share)} of the positions; lost in all {fmt.share_with_interval(item.lost)}",
         gained,
-        f"remedy: {cause.remedy}",
+        f"remedy: {label(cause.remedy)}",
     )
 
 

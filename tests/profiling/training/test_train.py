@@ -532,6 +532,8 @@ def test_a_head_that_no_curve_lists_or_whose_record_cannot_be_read_has_none(head
         (tmp_path / CURVE).write_text(content)
         assert trained_of(folder) == Trained(size.units, size.tokens, None)
     (tmp_path / CURVE).write_text("heads: [{head: ./heads/other}]\nbeside: {tuned: {head: ./heads/../heads/mine}}")
+    assert trained_of(folder) == Trained(size.units, size.tokens, None)  # it stands beside the curve
+    (tmp_path / CURVE).write_text("heads: [{head: ./heads/../heads/mine}]")
     assert trained_of(folder) == Trained(size.units, size.tokens, str(tmp_path))
     (folder / TRAINING).write_text("{}")
     assert (trained_of(folder), trained_of(other), trained_of(Path("org/name"))) == (None, None, None)
