@@ -23,6 +23,7 @@ from alphaprof.log.training import (
     learnt,
     read_tests,
     read_training,
+    split_of,
     texts_digest,
 )
 from alphaprof.stats.estimate import Array
@@ -94,7 +95,7 @@ def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) 
                 f"{file}: nothing says how much {entry.head} was trained on", "give units: and tokens: beside it"
             )
     first = next((record for record in records.values() if record is not None), None)
-    if options.split == TIME and first is not None and first.settings.get("split") != TIME:
+    if options.split == TIME and first is not None and split_of(first) != TIME:
         raise ProfileInvalid(
             f"{file} says split: time, and a head in it was trained on a split at random",
             "list heads of one split: what one of them is tested on, another may have learnt",

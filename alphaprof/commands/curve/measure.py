@@ -9,9 +9,9 @@ from alphaprof.commands.curve.collect import Tester
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import NotComparable
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import RANDOM, STOP, TEST, TIME, SplitBy
+from alphaprof.log.split import STOP, TEST, SplitBy
 from alphaprof.log.store import Run
-from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, tests_content, texts_digest
+from alphaprof.log.training import TrainingRecord, TrainingRun, head_digest, split_of, tests_content, texts_digest
 from alphaprof.profiling.models.hub import check_references
 from alphaprof.profiling.run.pipeline import in_memory
 from alphaprof.profiling.training.testing import TestBench
@@ -29,8 +29,8 @@ def tester_of(options: ProfileOptions, progress: Saying, by: SplitBy) -> Tester:
         """`record`: of a head that has one, whose parts are kept; None: the texts are split as training would."""
         asked = TrainingOptions(split=by)
         if record is not None:
-            kept: SplitBy = TIME if record.settings.get("split") == TIME else RANDOM
-            asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=_number(record, "split_seed"), split=kept)
+            seed = _number(record, "split_seed")
+            asked = TrainingOptions(ttt=_number(record, "ttt"), split_seed=seed, split=split_of(record))
         with in_memory():
             check_references(options, data=False, drafts=False)
             shop = opened(options, str(run.path), asked, progress)
