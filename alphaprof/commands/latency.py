@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.costs.steps import TARGET
-from alphaprof.costs.timing import reach
+from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
 from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 
 MOST = 2  # drafts that the answer names
-CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error")
+CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error", "rounds", "waiting")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -38,6 +38,7 @@ class Latency:
     device: str
     threads: int | None  # of torch; None: the device is no CPU
     engine: str
+    waiting: float | None  # share of the timing in which the steps had no processor; None: not known
     steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of a run's step times
 
     @classmethod
@@ -53,6 +54,7 @@ class Latency:
             device=target.device,
             threads=environment["torch_threads"] if target.device == "cpu" else None,
             engine=f"transformers {environment['packages']['transformers']}",
+            waiting=environment.get("timing_waiting"),
             steps=tuple(table.to_pylist()) if table is not None else (),
         )
 
@@ -61,7 +63,9 @@ class Latency:
         text = io.StringIO()
         writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(dict(row) | {"ms": row["median_ms"]} for row in self.steps)
+        for row in self.steps:
+            rounds = " ".join(map(str, row["rounds_ms"]))
+            writer.writerow(dict(row) | {"ms": row["median_ms"], "rounds": rounds, "waiting": self.waiting or 0.0})
         return text.getvalue()
 
     def terminal(self, console: Console) -> None:
@@ -105,35 +109,46 @@ def _answer(latency: Latency) -> Iterator[str]:
     )
     steps = [row for row in first if row["model"] != TARGET and row["step"] == "draft" and row["tokens"] == 1]
     verify = max((row for row in first if row["step"] == "verify"), key=itemgetter("tokens"), default=None)
+    r = _autocorrelation(first)
     costs = [(f"a token drafted by {fmt.short(row['model'])}", row) for row in steps[:MOST]]
     if verify is not None:
         costs.append((f"verifying {verify['tokens']} tokens", verify))
     for name, row in costs:
-        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_error(row, decode)} of that"
+        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_error(row, decode, r)} of that"
         yield f"{name} costs {cost} ({fmt.number(row['median_ms'])} ms)"
     if len(steps) > MOST:
         yield f"{fmt.many(len(steps) - MOST, 'more draft')}: in the tables"
+    if decode["repeats"] < GO_ROUNDS:
+        yield f"not enough for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
+    if latency.waiting and is_busy(latency.waiting):
+        yield f"this machine is busy: the steps had no processor for {latency.waiting:.0%} of the time"
     yield "next: --format csv writes the file that costs.path of a profile reads; predict takes these costs"
 
 
 def _cell(rows: Rows, title: str, console: Console) -> None:
     table = named_table("model", "step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds", left=("step",))
-    decode = next((row for row in rows if row["step"] == "decode"), None)
+    decode, r = next((row for row in rows if row["step"] == "decode"), None), _autocorrelation(rows)
     for row in rows:
         cost = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING
         times = (fmt.number(row[name], 3) for name in ("median_ms", "p10_ms", "p90_ms"))
         context = f" (at {fmt.count(row['context'])} tokens)" if row["context"] != rows[0]["context"] else ""
         step = Text(row["step"] + context)
-        table.add_row(plain(row["model"]), step, str(row["tokens"]), *times, cost, _error(row, decode), str(row["repeats"]))
+        table.add_row(
+            plain(row["model"]), step, str(row["tokens"]), *times, cost, _error(row, decode, r), str(row["repeats"])
+        )
     show(table, title, console)
     console.print()
 
 
-def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None) -> str:
+def _autocorrelation(rows: Rows) -> float:
+    return autocorrelation((row["step"], row["rounds_ms"]) for row in rows if row["step"] != "prefill")
+
+
+def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
     """How far the 95 % interval of a step's cost goes, as a share of it."""
     if decode is None or row is decode or not row["median_ms"]:
         return fmt.NOTHING
     rounds = min(len(row["rounds_ms"]), len(decode["rounds_ms"]))
     costs = np.array(row["rounds_ms"][:rounds]) / np.array(decode["rounds_ms"][:rounds])
-    error = reach(costs / (row["median_ms"] / decode["median_ms"]) - 1)
+    error = reach(costs / (row["median_ms"] / decode["median_ms"]) - 1, r)
     return fmt.number(100 * error, 1, "%") if error < 1 else ">100%"

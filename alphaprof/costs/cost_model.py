@@ -150,15 +150,20 @@ class CostModel:
 
     def times(self, concurrency: int) -> dict[str, StepTimes]:
         """Step times by draft, of drafts that have any at a concurrency."""
+        return self._times(self.table, concurrency)
+
+    def _times(self, table: StepTable, concurrency: int) -> dict[str, StepTimes]:
         place = (self.gamma, concurrency, self.context)
-        times = {draft: self.table.times(draft, *place) for draft in self.manifest.drafts}
+        times = {draft: table.times(draft, *place) for draft in self.manifest.drafts}
         return {draft: known for draft, known in times.items() if known is not None}
 
     def timing(self, concurrency: int) -> Timing:
         """The same for a verdict, with the reasons of drafts that have none."""
         place = (self.gamma, concurrency, self.context)
         reasons = {draft: self.table.why_not(draft, *place) for draft in self.manifest.drafts}
-        return Timing(self.times(concurrency), self.basis, {name: reason for name, reason in reasons.items() if reason})
+        missing = {name: reason for name, reason in reasons.items() if reason}
+        choosing, testing = (self._times(half, concurrency) for half in self.table.halves)
+        return Timing(self.times(concurrency), self.basis, missing, (choosing, testing))
 
     @property
     def basis(self) -> str:
@@ -192,7 +197,7 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         measured = latency.to_pylist() if latency is not None else []
         if not any(row["step"] == "decode" for row in measured):
             return None
-        rows: Sequence[StepRow] = measured_rows(measured)
+        rows: Sequence[StepRow] = measured_rows(measured, manifest.environment.get("timing_waiting") or 0.0)
         mode = measured[0]["mode"]
     elif options["source"] == TABLE:
         models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
@@ -203,11 +208,16 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
 
 
-def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
-    """Rows of the latency table as step times."""
+def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) -> list[StepRow]:
+    """Rows of the latency table as step times; `waiting`: see `StepRow`."""
     keys = ("model", "step", "tokens", "batch", "context", "relative_error")
     return [
-        StepRow(**{key: row[key] for key in keys}, ms=row["median_ms"], rounds=tuple(row["rounds_ms"] or ()))
+        StepRow(
+            **{key: row[key] for key in keys},
+            ms=row["median_ms"],
+            rounds=tuple(row["rounds_ms"] or ()),
+            waiting=waiting,
+        )
         for row in latency
     ]
 

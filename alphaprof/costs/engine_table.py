@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from alphaprof.costs.steps import FREE_STEPS, TARGET, StepRow
+from alphaprof.costs.steps import TARGET, StepRow
+from alphaprof.costs.timing import FREE_STEPS
 from alphaprof.errors import VALUE, CostsUnreadable, cut, shown
 
-COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error")
+COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error", "rounds", "waiting")
 VLLM_TIMES = ("server_latency_per_iter_ms", "latency_per_iter_ms")
 MOST = 2**31 - 1  # of tokens, batch and context: what the columns of step times hold
 LONGEST_MS = 1e9  # of one step: eleven days
@@ -76,6 +77,12 @@ class _Record:
             raise self.refuse(f"{key} is {ms:g}", "a step takes time: measure it again, in ms, or leave the row out")
         return ms
 
+    def rounds(self, step: str) -> tuple[float, ...]:
+        """The times in interleaved rounds, if any: numbers with spaces between, or a list. Raises `CostsUnreadable`."""
+        value = self.cells.get("rounds") or ()
+        each = value.split() if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        return tuple(replace(self, cells={"rounds": time}).ms("rounds", step) for time in each)
+
 
 def read_engine_table(
     path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float | None, heads: Sequence[str] = ()
@@ -121,7 +128,8 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
     if row.model != TARGET or row.step not in ("decode", "verify"):
         return row
     ms = row.ms + overhead_ms
-    return replace(row, ms=ms, relative_error=row.relative_error * row.ms / ms)
+    rounds = tuple(each + overhead_ms for each in row.rounds)
+    return replace(row, ms=ms, relative_error=row.relative_error * row.ms / ms, rounds=rounds)
 
 
 def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
@@ -143,7 +151,9 @@ def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
         hint = "give the standard error as a share of the time, or leave it out"
         raise record.refuse(f"relative_error is {error:g}", hint)
     batch, context = record.whole("batch", 1, 1), record.whole("context", 0, 0)
-    return StepRow(model, step, tokens, batch, context, record.ms("ms", step), error)
+    if not 0 <= (waiting := record.number("waiting", 0.0)) <= 1:
+        raise record.refuse(f"waiting is {waiting:g}", "give a share from 0 to 1, or leave it out")
+    return StepRow(model, step, tokens, batch, context, record.ms("ms", step), error, record.rounds(step), waiting=waiting)
 
 
 def _vllm_row(record: _Record, kinds: Mapping[str, str]) -> StepRow:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from alphaprof.costs.timing import median_error
+from alphaprof.costs.timing import median_error, unheld
 from alphaprof.stats.estimate import (
     Array,
     Ratio,
@@ -39,12 +41,15 @@ LARGEST = 600.0  # of a logarithm that is turned into a number
 @dataclass(frozen=True)
 class StepTime:
     """The time of one kind of step in ms. `rounds`: its times in interleaved rounds, where it was measured so; round i of
-    all steps is one unit. Without them `relative_error`, a standard error of its own, counts.
+    all steps is one unit, `autocorrelation` that of the rounds, and `waiting` the share of their time in which the steps had
+    no processor. Without rounds `relative_error`, a standard error of its own, counts.
     """
 
     ms: float
     relative_error: float
     rounds: tuple[float, ...] = ()
+    autocorrelation: float = 0.0
+    waiting: float = 0.0
 
 
 NOTHING = StepTime(0.0, 0.0)
@@ -74,6 +79,11 @@ class StepTimes:
         """One decode step of the target: the unit of cost."""
         return self.target[1]
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that the decode step was timed in; 0: not known."""
+        return len(self.decode.rounds)
+
     def c(self) -> float:
         """Cost of one draft step, a later one where the first is a step of its own."""
         return self.draft.ms / self.decode.ms
@@ -81,6 +91,18 @@ class StepTimes:
     def v(self, gamma: int) -> float:
         """Cost of verifying gamma drafts."""
         return self.target[gamma + 1].ms / self.decode.ms
+
+    @cached_property
+    def clipped(self) -> StepTimes:
+        """The same where verification takes at least as long as decoding. It does: what says otherwise is noise, or a decode
+        step that the engine runs slower than it need.
+        """
+        least = self.decode.ms
+        if all(time.ms >= least for time in self.target.values()):
+            return self
+        return replace(
+            self, target={n: time if time.ms >= least else replace(time, ms=least) for n, time in self.target.items()}
+        )
 
     def first_steps(self, gamma: int) -> dict[int, StepTime]:
         """By the accepted drafts of the round before: the times of first steps that may take other than `draft`."""
@@ -97,16 +119,24 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Timing:
-    """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none."""
+    """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none. `halves`: the
+    times of every second timing round, of which the one chooses what is auto and the other tests it (None: as all are).
+    """
 
     times: Mapping[str, StepTimes]
     basis: str
     missing: Mapping[str, str]
+    halves: tuple[Mapping[str, StepTimes], Mapping[str, StepTimes]] | None = None
 
-    def only(self, draft: str) -> Timing:
-        """Returns the step times of one draft."""
-        times = {draft: self.times[draft]} if draft in self.times else {}
-        return Timing(times, self.basis, {draft: self.missing[draft]} if draft in self.missing else {})
+    @property
+    def choosing(self) -> Mapping[str, StepTimes]:
+        """The times that choose what is auto."""
+        return self.halves[0] if self.halves else self.times
+
+    @property
+    def testing(self) -> Mapping[str, StepTimes]:
+        """The times that test what others chose."""
+        return self.halves[1] if self.halves else self.times
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
         """Why one of some drafts has no times; None where all have them."""
@@ -131,7 +161,9 @@ class Speedup:
     `least`, `most`: the speedups between which these step times keep every document, whatever is accepted. `skewness`: third
     central moment of the relative time over its variance (`Ratio.skewness`), above 0 where a few documents are much slower
     than the others. `unseen_slower`, `unseen_faster`: shares of the time that documents of a kind that was not sampled could
-    add, and take away (`estimate.unseen`).
+    add, and take away (`estimate.unseen`). `flattered`: the share of itself by which the time would grow if verification
+    took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
+    for want of a processor while steps were timed (`timing.unheld`).
     """
 
     value: float
@@ -145,6 +177,8 @@ class Speedup:
     unseen_slower: float = 0.0
     unseen_faster: float = 0.0
     timing_freedom: float = math.inf
+    flattered: float = 0.0
+    waited: float = 0.0
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """Lower and upper bound, each missing with probability `tail`, inside what step times allow.
@@ -159,7 +193,7 @@ class Speedup:
         faster = -math.log(least_time) if least_time > 0 else math.inf
         above, below = math.hypot(slower, timing), math.hypot(faster, timing)
         fastest = self.value * math.exp(below) if below < LARGEST else math.inf
-        return max(low, self.value / _stretched(above)), min(high, fastest)
+        return max(low, self.value / (1 + self.flattered) / _stretched(above)), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
         """The bounds that step times alone give, each missing with probability `tail`."""
@@ -191,7 +225,8 @@ class Speedup:
         )
 
     def _timing(self, tail: float) -> float:
-        return quantile(1 - tail, self.timing_freedom) * self.timing_error if self.timing_error > 0 else 0.0
+        by_rounds = quantile(1 - tail, self.timing_freedom) * self.timing_error if self.timing_error > 0 else 0.0
+        return max(by_rounds, self.waited)
 
 
 def _stretched(distance: float) -> float:
@@ -233,10 +268,13 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     and in the dearest round for every single token.
 
     What the first step of the next round takes longer for the drafts that a round got accepted is part of that round's cost.
+    In the dearest round verification takes at least as long as decoding.
     """
-    cost, later = round_costs(times, gamma).tolist(), times.catching_up(gamma).tolist()
-    outcomes = [(cost[m] + later[accepted], accepted) for m in range(gamma + 1) for accepted in range(m + 1)]
-    return min(spent / (accepted + 1) for spent, accepted in outcomes), max(spent for spent, _ in outcomes)
+    later = times.catching_up(gamma).tolist()
+    places = [(m, accepted) for m in range(gamma + 1) for accepted in range(m + 1)]
+    cost, clipped = (round_costs(each, gamma).tolist() for each in (times, times.clipped))
+    least = min((cost[m] + later[accepted]) / (accepted + 1) for m, accepted in places)
+    return least, max(clipped[m] + later[accepted] for m, accepted in places)
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
@@ -316,7 +354,7 @@ def _weighted(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup |
     whole = _added([counts for counts, _ in domains], weights, sums, ratios, time)
     shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _shares(decoded, part / time)]
     traffic = _speedup(whole, _bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
-    each = [_speedup(one, _bounds([decoded]), (0.0, math.inf)) for one, decoded in zip(ratios, domains, strict=True)]
+    each = [_speedup(one, _bounds([decoded]), EXACT) for one, decoded in zip(ratios, domains, strict=True)]
     slower, faster = _unseen_apart(each, [part / time for part in parts], whole.documents)
     return replace(traffic, unseen_slower=slower, unseen_faster=faster)
 
@@ -456,7 +494,7 @@ def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
     (spent, _), (after, _) = spent_and_base(*first), spent_and_base(*second)
     documents = distinct(first[0].cluster[first[0].tokens > 0])
     time = Ratio(float(after.sum() / spent.sum()), 0.0, documents, 0.0)
-    return _speedup(time, _gain_bounds([first], [second]), (0.0, math.inf))
+    return _speedup(time, _gain_bounds([first], [second]), EXACT)
 
 
 def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[float, float]:
@@ -469,16 +507,30 @@ def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[f
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def _speedup(time: Ratio, bounds: tuple[float, float], timing: tuple[float, float]) -> Speedup:
-    """The speedup from the relative `time`, the least and the most that a token can cost, and the error of step times with
-    its degrees of freedom.
+class TimingError(NamedTuple):
+    """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
+    in `Speedup`, `flattered` and `waited`.
     """
+
+    error: float
+    freedom: float
+    flattered: float = 0.0
+    waited: float = 0.0
+
+
+EXACT = TimingError(0.0, math.inf)
+
+
+def _speedup(time: Ratio, bounds: tuple[float, float], timing: TimingError) -> Speedup:
+    """The speedup from the relative `time`, the least and the most that a token can cost, and the error of step times."""
     (best, worst), share = bounds, unseen(time.documents)
     return Speedup(
         value=1 / time.value,
         sampling_error=time.stderr / time.value,
-        timing_error=timing[0],
-        timing_freedom=timing[1],
+        timing_error=timing.error,
+        timing_freedom=timing.freedom,
+        flattered=timing.flattered,
+        waited=timing.waited,
         freedom=time.freedom,
         documents=time.documents,
         least=1 / worst,
@@ -523,9 +575,9 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: 
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> tuple[float, float]:
-    """Relative error that step times give the ratio of two times, and its degrees of freedom: of what it is `spent` on with
-    the draft, and of the `base`, decode steps. A step that has several shares has one error.
+def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
+    """The error that step times give the ratio of two times: of what it is `spent` on with the draft, and of the `base`,
+    decode steps. A step that has several shares has one error.
 
     Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
     are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times
@@ -536,12 +588,21 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> tuple[float,
         for share, key, time in each:
             sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
     used = [item for item in sums.values() if max(item[1]) > 0]
+    flattered = max((1 + _flattered(spent)) / (1 + _flattered(base)) - 1, 0.0)
+    doubts = flattered, max(unheld(time.waiting) for time, _ in used)
     if rounds := min(len(time.rounds) for time, _ in used):
         before, after = (
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
-        return median_error(before - after)
-    return math.hypot(*((before - after) * time.relative_error for time, (before, after) in used)), math.inf
+        return TimingError(*median_error(before - after, max(time.autocorrelation for time, _ in used)), *doubts)
+    error = math.hypot(*((before - after) * time.relative_error for time, (before, after) in used))
+    return TimingError(error, math.inf, *doubts)
+
+
+def _flattered(shares: Sequence[Share]) -> float:
+    """By what share of itself a time would grow if every verification took at least as long as a decode step."""
+    decode = next(time.ms for _, key, time in shares if key == 1)
+    return sum(share * (decode / time.ms - 1) for share, key, time in shares if isinstance(key, int) and time.ms < decode)
 
 
 def _relative(time: StepTime, rounds: int) -> Array:

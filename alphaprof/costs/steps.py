@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes
+from alphaprof.costs.timing import autocorrelation, step_times
 from alphaprof.stats.estimate import Array
 
 TARGET = "target"
 STEPS = ("prefill", "decode", "verify", "draft", "draft_first", "lookup", "bookkeeping")
-FREE_STEPS = ("lookup", "bookkeeping")  # may take no time at all
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class StepRow:
     `model`: target, or the draft's name; `step`: one of `STEPS`, of which a draft has `draft_first` where its first step of
     a round is one of its own; `tokens`: new tokens per sequence (prefill: the prompt's, lookup and bookkeeping, which happen
     once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
-    times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known).
+    times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
+    `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the
+    steps had no processor.
     """
 
     model: str
@@ -39,6 +42,8 @@ class StepRow:
     ms: float
     relative_error: float = 0.0
     rounds: tuple[float, ...] = ()
+    autocorrelation: float | None = None
+    waiting: float = 0.0
 
 
 class _Unmeasured(Exception):
@@ -52,7 +57,7 @@ class StepTable:
     """Rows of step times, and the times between them. Raises `ValueError` where two rows disagree about the same step."""
 
     def __init__(self, rows: Iterable[StepRow]) -> None:
-        self.rows = tuple(dict.fromkeys(rows))
+        self.rows = _with_autocorrelation(tuple(dict.fromkeys(rows)))
         self._cells: dict[tuple[str, str], dict[int, dict[int, list[StepRow]]]] = {}
         seen = set()
         for row in sorted(self.rows, key=lambda row: (row.batch, row.tokens, row.context)):
@@ -63,6 +68,20 @@ class StepTable:
             step = "decode" if row.step == "verify" else row.step  # one kind of step over 1 and over several tokens
             cells = self._cells.setdefault((row.model, step), {})
             cells.setdefault(row.batch, {}).setdefault(row.tokens, []).append(row)
+
+    @cached_property
+    def halves(self) -> tuple[StepTable, StepTable]:
+        """The times of the first, third, ... round, and of every second one: what the one chooses, the other tests. Times
+        that hold no rounds are in both.
+
+        A half keeps the autocorrelation of all rounds, though its own lie farther apart: they are too few to tell.
+        """
+        decode = {(row.batch, row.context): row.rounds for row in self.rows if row.step == "decode"}
+        first, second = (
+            StepTable(_every_second(row, decode.get((row.batch, row.context), ()), start) for row in self.rows)
+            for start in (0, 1)
+        )
+        return first, second
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -140,6 +159,34 @@ def _between(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
     return [(low, 1 - share), (high, share)]
 
 
+def _with_autocorrelation(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
+    """The rows with the autocorrelation of the rounds of their batch and context, where it is not known yet."""
+    if all(row.autocorrelation is not None or not row.rounds for row in rows):
+        return rows
+    turns: dict[tuple[int, int], list[tuple[str, Sequence[float]]]] = {}
+    for row in rows:
+        if row.rounds and row.step != "prefill":
+            turns.setdefault((row.batch, row.context), []).append((row.step, row.rounds))
+    known = {place: autocorrelation(steps) for place, steps in turns.items()}
+    return tuple(replace(row, autocorrelation=known.get((row.batch, row.context), 0.0)) for row in rows)
+
+
+def _every_second(row: StepRow, decode: Sequence[float], start: int) -> StepRow:
+    """A step by every second of its rounds, from `start` on. `decode`: the decode step in the same rounds; without it the
+    time is the step's own median.
+    """
+    rounds = np.array(row.rounds)
+    if row.step == "prefill" or not row.ms or not len(rounds[start::2]):
+        return row
+    turns = np.column_stack([decode if len(decode) == len(rounds) else rounds, rounds])
+    ms = row.ms * float(step_times(turns[start::2])[1] / step_times(turns)[1])
+    return replace(row, ms=ms, rounds=row.rounds[start::2])
+
+
+def _as_time(row: StepRow) -> StepTime:
+    return StepTime(row.ms, row.relative_error, row.rounds, row.autocorrelation or 0.0, row.waiting)
+
+
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
     """A time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that of the
     nearest end. Raises `_Unmeasured`.
@@ -151,8 +198,7 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
             rows = {row.context: row for row in cells[near][count]}
             contexts = list(rows)
             for place, part in _between(contexts, min(max(context, contexts[0]), contexts[-1])):
-                row = rows[place]
-                parts.append((weight * share * part, StepTime(row.ms, row.relative_error, row.rounds)))
+                parts.append((weight * share * part, _as_time(rows[place])))
     if not parts:
         raise _Unmeasured(_reason(cells, usable, what, tokens, batch))
     return parts[0][1] if len(parts) == 1 else _added(parts)
@@ -176,4 +222,6 @@ def _added(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
     ms = sum(weight * time.ms for weight, time in parts)
     error = math.sqrt(sum((weight * time.ms * time.relative_error) ** 2 for weight, time in parts))
     rounds = zip(*([weight * each for each in time.rounds] for weight, time in parts), strict=False)
-    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)))
+    waiting = max((time.waiting for _, time in parts), default=0.0)
+    r = max((time.autocorrelation for _, time in parts), default=0.0)
+    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting)

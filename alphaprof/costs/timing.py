@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,10 +19,14 @@ from alphaprof.stats.estimate import Array, quantile
 
 LEVEL = 0.95
 LEAST_ROUNDS = 3  # no bound with fewer
+GO_ROUNDS = 6  # no GO with fewer: half of them, where draft or gamma was chosen, still have a bound
+FREE_STEPS = ("lookup", "bookkeeping")  # run no model, and may take no time at all
 ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest of 5 hold a median in 94 % of all cases
 BUSY = 0.1  # waiting for a processor takes hardly any time on an idle machine, and half of it beside a busy process a core
+ALL = 0.999  # of a logarithm that is finite
 SURE = 0.02  # error of a round's cost at which more rounds are no longer worth their time
 STRONGEST = 0.9  # the strongest autocorrelation that is allowed for
+ROUNDING = 1e-12  # of logarithms of times
 
 
 def is_busy(waiting: float) -> bool:
@@ -30,43 +34,64 @@ def is_busy(waiting: float) -> bool:
     return waiting > BUSY
 
 
-def reach(logs: Array) -> float:
-    """How far from 0 the 95 % interval of the median of `logs` [rounds] reaches: the farther end counts, so that an estimate
-    at 0 that is not their median is covered as well. Infinite for fewer than 3 rounds.
+def unheld(waiting: float) -> float:
+    """How far off, as a logarithm, a step's time may be that had no processor for this share of it: on a busy machine no
+    bound may be nearer, since rounds that were all disturbed alike differ little. 0 if the machine was not busy.
+    """
+    return -math.log1p(-min(waiting, ALL)) if is_busy(waiting) else 0.0
+
+
+def reach(logs: Array, r: float) -> float:
+    """Return how far from 0 the 95 % interval of the median of `logs` [rounds] reaches: the farther end counts, so that an
+    estimate at 0 that is not their median is covered as well. Infinite for fewer than 3 rounds.
 
     From 6 rounds on the ends are order statistics, interpolated between the last two whose coverages enclose 95 %
     (Hettmansperger and Sheather 1986, "Confidence intervals based on interpolated order statistics"); with fewer it is a t
-    interval. Both are for independent rounds, and widened by sqrt((1 + r) / (1 - r)) for an autocorrelation r of neighbours.
+    interval. Both are for independent rounds, and widened by sqrt((1 + r) / (1 - r)) for the `autocorrelation` r.
     """
     if len(logs) < LEAST_ROUNDS:
         return math.inf
     low, high = _ordered(logs) if len(logs) >= ORDERED_ROUNDS else _t(logs)
-    r = rank_autocorrelation(logs)
     return max(-low, high, 0.0) * math.sqrt((1 + r) / (1 - r))
 
 
-def median_error(logs: Array) -> tuple[float, float]:
+def median_error(logs: Array, r: float) -> tuple[float, float]:
     """A standard error and its degrees of freedom: its 95 % t interval around 0 has the `reach` of `logs` [rounds]."""
     if len(logs) < LEAST_ROUNDS:
         return math.inf, 0.0
     freedom = len(logs) - 1.0
-    return reach(logs) / quantile((1 + LEVEL) / 2, freedom), freedom
+    return reach(logs, r) / quantile((1 + LEVEL) / 2, freedom), freedom
 
 
-def rank_autocorrelation(values: Array) -> float:
-    """Lag-1 autocorrelation of the ranks of `values` [rounds], from 0 to 0.9, at least 3 of them.
+def autocorrelation(steps: Iterable[tuple[str, Sequence[float]]]) -> float:
+    """Lag-1 autocorrelation of steps that take turns in rounds, from 0 to 0.9: one for all of them. `steps`: kind and times
+    by round, of which those that run a model count.
 
-    Ranks, since a disturbed round would hide it. Estimated from n rounds it is too low by (1 + 4 r) / n on average (Kendall
-    1954), which is corrected for; with fewer than 6 rounds only in part, or noise would be all that is left.
+    What a step's time has of its own is its logarithm less what the round and the step have on average. The rank
+    autocorrelations of all steps are averaged: that of one step, or of one cost, is mostly noise with few rounds. Ranks,
+    since a disturbed round would hide it. Estimated from n rounds it is too low by (1 + 4 r) / n on average (Kendall 1954),
+    which is corrected for; with fewer than 6 rounds only in part, or noise would be all that is left.
     """
-    ordered, rounds = np.sort(values), len(values)
-    ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    centred = ranks - ranks.mean()
-    spread = float((centred**2).sum())
-    if spread == 0:
+    times = [each for step, each in steps if step not in FREE_STEPS]
+    rounds = min(map(len, times), default=0)
+    if rounds < LEAST_ROUNDS:
         return 0.0
-    plain = float((centred[1:] * centred[:-1]).sum()) / spread
+    logs = np.log([each[:rounds] for each in times])
+    own = logs - logs.mean(0) - logs.mean(1, keepdims=True)
+    if np.ptp(own) < ROUNDING:
+        return 0.0
+    plain = float(np.mean([_rank_autocorrelation(each) for each in own]))
     return min(max((rounds * plain + 1) / max(rounds - 4, 2), 0.0), STRONGEST)
+
+
+def _rank_autocorrelation(values: Array) -> float:
+    """Lag-1 autocorrelation of the ranks of `values` [rounds]; 0 if all are equal, up to rounding."""
+    ordered = np.sort(values)
+    if ordered[-1] - ordered[0] < ROUNDING:
+        return 0.0
+    ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    centered = ranks - ranks.mean()
+    return float((centered[1:] * centered[:-1]).sum() / (centered**2).sum())
 
 
 def _t(logs: Array) -> tuple[float, float]:
@@ -125,11 +150,11 @@ def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
     return mixes
 
 
-def largest_error(rounds: Array, mixes: Array) -> float:
+def largest_error(rounds: Array, mixes: Array, r: float) -> float:
     """The largest 95 % error of the logarithm of what rounds cost in decode steps. `rounds` [rounds, steps], the decode step
-    first; `mixes` as `round_mixes` gives them.
+    first; `mixes` as `round_mixes` gives them; `r`: their `autocorrelation`.
     """
     times = step_times(rounds)
     costs = (rounds[:, None] * mixes).sum(-1) / rounds[:, :1]
     logs = np.log(costs) - np.log((times * mixes).sum(-1) / times[0])
-    return max(reach(column) for column in logs.T)
+    return max(reach(column, r) for column in logs.T)

@@ -51,7 +51,9 @@ class RandomOrder(TypedDict):
 
 
 class Environment(TypedDict, total=False):
-    """What a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device."""
+    """What a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
+    `timing_waiting`: the share of the timing in which the steps had no processor, where that is known.
+    """
 
     device_memory: int | None
     python: str
@@ -59,6 +61,7 @@ class Environment(TypedDict, total=False):
     cores: int | None
     torch_threads: int
     packages: dict[str, str]
+    timing_waiting: float | None
 
 
 class Profile(TypedDict):

@@ -44,7 +44,8 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
     if speedup is None:
         return Decision("UNDECIDED", _too_few(speedup, held_out), speedup, 0.0, math.inf, None)
     if math.isinf(speedup.timing_error):
-        reason = f"step times of fewer than {LEAST_ROUNDS} rounds have no bounds: raise costs.repeats"
+        tests = "half of the timing rounds chose draft or gamma, and " if held_out else ""
+        reason = f"{tests}step times of fewer than {LEAST_ROUNDS} rounds have no bounds: {SURER}"
         return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None)
     low, high = speedup.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
@@ -91,9 +92,10 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
 def _remedy(total: int | None, speedup: Speedup) -> str:
     if total is not None:
         return f"about {total} independent documents in all would settle it, if this speedup holds"
-    if speedup.timing_error > 0 and speedup.sampling_error > speedup.timing_error:
+    timing = max(speedup.timing_error, speedup.waited)
+    if 0 < timing < speedup.sampling_error:
         return f"it takes both more documents and surer step times ({SURER})"
-    if speedup.timing_error > 0:
+    if timing > 0:
         return f"more documents alone would not settle it: step times must be surer ({SURER})"
     return "it is too close to the threshold for any number of documents to settle it"
 

@@ -96,13 +96,13 @@ def _rounds(
     """
     draft, pools, mix = key.draft, {key.domain: pool}, Mix.of({key.domain: 1.0})
     book = key.book if key.rule.rule.timed else None
-    timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
+    timing = book.timing(question.concurrency) if book else UNTIMED
     times, prefill = timing.times.get(draft), speeds.prefill_times(pool, book, draft) if book else None
     by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in gammas)
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma)
     best, decision = judge({draft: pools}, timing, mix, question, gammas)
-    if not timing.times:
+    if times is None:
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from alphaprof.costs.speedup import Decoded, Mix, StepTimes, spent_and_base, without_draft
+from alphaprof.costs.speedup import Decoded, Mix, StepTimes, Timing, spent_and_base, without_draft
 from alphaprof.report.decision import Mask
 from alphaprof.report.model import Route, ServerPool
 from alphaprof.report.speeds import speedup_interval
@@ -22,14 +22,14 @@ Configuration = Pair | None  # of a server; None: no speculation
 
 def find_route(
     candidates: Pools,
-    times: Mapping[str, StepTimes],
+    timing: Timing,
     mix: Mix,
     question: Question,
     gammas: Sequence[int],
     weights: Mapping[str, float],
 ) -> Route | str:
-    """The pools that half of the documents choose, and what they gain on the other half over one pool for all domains; or
-    why there is one pool.
+    """The pools that half of the documents and of the timing rounds choose, and what they gain on the other half over one
+    pool for all domains; or why there is one pool.
 
     A second pool is always tried; a third one only where it gains `question.min_route_gain` on the half that chooses.
     `weights`: the share of output tokens of each domain.
@@ -40,13 +40,14 @@ def find_route(
         return "there is one domain"
     if question.order is not None and question.weights is not None:
         return "documents came in another mixture of domains than the weights ask for"
-    if missing := next((draft for draft in candidates if draft not in times), None):
+    if missing := next((draft for draft in candidates if draft not in timing.times), None):
         return f"there are no step times for {missing}"
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     if parts is None:
         return "the documents that would choose pools are not there"
     options = [None, *((draft, gamma) for draft in candidates for gamma in question.gammas(gammas))]
-    choosing, testing = (_Half(candidates, times, mix, rows, gammas[0]) for rows in parts)
+    halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
+    choosing, testing = (_Half(candidates, times, mix, rows, gammas[0]) for times, rows in halves_of_times)
     single, assigned = _assigned(*choosing.relative_times(options), options, question.min_route_gain)
     if len(set(assigned)) < 2:
         return NO_GAIN

@@ -151,7 +151,7 @@ def judge_parts(
     drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed, reverse=True)
     route: Route | str = without_times([], timing.lacks(candidates))
     if timing.times:
-        route = find_route(candidates, timing.times, mix, question, gammas, weights)
+        route = find_route(candidates, timing, mix, question, gammas, weights)
     found, one_pool = (None, route) if isinstance(route, str) else (route, "")
     return Parts(tuple(domains), tuple(drafts), found, one_pool)
 
@@ -166,7 +166,7 @@ def _ahead(
     if parts is None:
         return None
     ways = [
-        [(candidates[draft][domain].counts(gamma).rows(parts[1][domain]), timing.times[draft])]
+        [(candidates[draft][domain].counts(gamma).rows(parts[1][domain]), timing.testing[draft])]
         for draft, gamma in ((answer.draft, answer.gamma) for answer in (next_best, best))
         if draft is not None and gamma is not None
     ]

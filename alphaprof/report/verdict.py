@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
+from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.log.manifest import DraftFacts, Manifest
-from alphaprof.report.decision import Decision, Mask, by_times_alone, decide, held_out
+from alphaprof.report.decision import SURER, Decision, Mask, by_times_alone, decide, held_out
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
 from alphaprof.totals.count import has_rounds
@@ -145,26 +145,30 @@ def judge(
     order, best, testing = question.order, only, None
     parts = None if only else halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, order)
     if parts is not None:
-        best, testing = _fastest(candidates, timing, mix, options, parts[0]), parts[1]
+        best, testing = _fastest(candidates, timing.choosing, mix, options, parts[0]), parts[1]
+    times = timing.times if only else timing.testing
     if order is None:
-        speedup = pooled_speedup(candidates, best, timing.times, mix, testing) if best else None
+        speedup = pooled_speedup(candidates, best, times, mix, testing) if best else None
         decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
     elif best is not None:
-        decision = _decided(candidates, best, timing, mix, question, order, 0 if only else order.choosing)
+        decision = _decided(candidates, best, times[best[0]], mix, question, order, 0 if only else order.choosing)
     elif order.choosing:
         decision = no_decision(
             f"the first {order.choosing} documents choose draft and gamma, and the choice is not known yet"
         )
     else:
         decision = no_decision("this run fixed draft and gamma before its first document, so none of them can choose")
+    if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
+        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, and there are {rounds}: {SURER}"
+        decision = replace(decision, verdict="UNDECIDED", reason=needed)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     reason = f"{timing.basis}, {decision.reason}"
     if question.stand_in:
-        decision = dataclasses.replace(decision, verdict="UNDECIDED", documents_needed=None)
+        decision = replace(decision, verdict="UNDECIDED", documents_needed=None)
         reason = f"{question.stand_in}; {reason}"
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
-    return best, dataclasses.replace(decision, reason=reason)
+    return best, replace(decision, reason=reason)
 
 
 def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
@@ -181,22 +185,24 @@ def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Ma
     return choosing, {domain: ~np.isin(pool.cluster, chose) for domain, pool in pools.items()}
 
 
-def _fastest(candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]) -> Pair | None:
+def _fastest(
+    candidates: Pools, times: Mapping[str, StepTimes], mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]
+) -> Pair | None:
     """The option that makes some documents of each domain fastest, all together; None where no speedup is known."""
-    values = {option: mix.value(_decoded(candidates, option, timing.times, mix, rows)) for option in options}
+    values = {option: mix.value(_decoded(candidates, option, times, mix, rows)) for option in options}
     known = {option: value for option, value in values.items() if value is not None}
     return max(known, key=lambda option: known[option], default=None)
 
 
 def _decided(
-    candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, order: Order, after: int
+    candidates: Pools, pair: Pair, times: StepTimes, mix: Mix, question: Question, order: Order, after: int
 ) -> Decision:
     """The verdict on one draft and gamma by bets over the documents after the first `after`, in the order they came in.
 
     Equal prompts are one observation: the first of them counts.
     """
     draft, gamma = pair
-    times, pools = timing.times[draft], [candidates[draft][domain] for domain in mix.domains]
+    times, pools = times.clipped, [candidates[draft][domain] for domain in mix.domains]
     number = np.concatenate([pool["document"] for pool in pools])
     unit = np.concatenate([pool.cluster for pool in pools])
     counts = [pool.counts(gamma) for pool in pools]
@@ -206,7 +212,7 @@ def _decided(
     first = in_order[np.sort(np.unique(unit[in_order], return_index=True)[1])]
     tested = first[number[first] >= after]
     reach = float(max(order.reach[domain] for domain in mix.domains))
-    whole = pooled_speedup(candidates, pair, timing.times, mix)
+    whole = pooled_speedup(candidates, pair, {draft: times}, mix)
     sequential = decide_sequentially(
         base[tested],
         spent[tested],
@@ -218,7 +224,7 @@ def _decided(
         timing_freedom=whole.timing_freedom if whole is not None else math.inf,
     )
     rows = {domain: pool["document"] >= after for domain, pool in zip(mix.domains, pools, strict=True)}
-    value = pooled_speedup(candidates, pair, timing.times, mix, rows)
+    value = pooled_speedup(candidates, pair, {draft: times}, mix, rows)
     if value is not None:
         value = replace(value, value=float(base[tested].sum() / spent[tested].sum()), documents=len(tested))
     reason = _reason(sequential, value, question, after)

@@ -42,7 +42,8 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> 
     for batch in (1, 2):
         for context in (16, 32):
             assert f"batch {batch}, context {context} (eager)" in text.stdout
-    decode, drafted, verified, last, *_ = text.stdout.splitlines()
+    decode, drafted, verified, few, last, *_ = text.stdout.splitlines()
+    assert few == "not enough for a GO: 3 rounds of 6; raise costs.budget"
     assert re.fullmatch(r"a decode step of the target takes \d+\.\d\d ms at batch 1, context 16", decode)
     assert re.fullmatch(r"a token drafted by close costs \d+\.\d\d ± \S+% of that \(\d+\.\d\d ms\)", drafted)
     assert re.fullmatch(r"verifying 3 tokens costs \d+\.\d\d ± \S+% of that \(\d+\.\d\d ms\)", verified)

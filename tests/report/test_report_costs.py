@@ -20,7 +20,9 @@ from alphaprof.config.load import changed_question, load_profile
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.steps import StepTable
+from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
+from alphaprof.log.manifest import Environment
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
@@ -484,3 +486,36 @@ def test_the_table_of_a_mapping_is_that_of_its_rows() -> None:
     assert times is not None
     assert times.target[4].ms == pytest.approx(verified(4, 16, 1008))
     assert isinstance(times.target, Mapping)
+
+
+def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
+    """Rounds and waiting go with the times: a report by the CSV of `alphaprof latency` has the run's own intervals."""
+    rng, noisy = np.random.default_rng(3), rows(batches=(1,))
+    for row in noisy:
+        row["rounds_ms"] = (row["median_ms"] * np.exp(0.1 * rng.standard_normal(9))).tolist()
+    for batch, context in {(row["batch"], row["context"]) for row in noisy if row["step"] != "prefill"}:
+        cell = [row for row in noisy if (row["batch"], row["context"]) == (batch, context)]
+        ms = np.array([row["rounds_ms"] for row in cell], dtype=np.float32).T
+        for row, time in zip(cell, step_times(ms.astype(np.float64)), strict=True):
+            row["median_ms"] = float(time)
+    run = timed(tmp_path / "run", noisy, concurrency=[1])
+    environment = run.manifest.environment | Environment(timing_waiting=0.3)
+    run.write_manifest(dataclasses.replace(run.manifest, environment=environment))
+    own, csv = build_report(run), tmp_path / "times.csv"
+    csv.write_text(Latency.of(run).csv())
+    table = build_report(
+        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(csv), "overhead_ms": None}}
+    )
+    assert own.traffic.speedup is not None
+    assert table.traffic.speedup == own.traffic.speedup
+    assert [answer.speedup for answer in table.drafts] == [answer.speedup for answer in own.drafts]
+    assert [[gamma.speedup for gamma in result.gammas] for result in table.results] == [
+        [gamma.speedup for gamma in result.gammas] for result in own.results
+    ]
+    bare = tmp_path / "bare.csv"
+    bare.write_text("\n".join(",".join(line.split(",")[:6]) for line in csv.read_text().splitlines()))
+    blind = build_report(
+        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(bare), "overhead_ms": None}}
+    )
+    assert blind.traffic.speedup is not None
+    assert blind.traffic.speedup.low > own.traffic.speedup.low

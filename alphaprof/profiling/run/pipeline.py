@@ -431,7 +431,8 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
     plan.run.write_latency(timed.table)
     # Of earlier times, that were damaged, nothing is true any more.
     kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] not in ("not_timed_there", "busy"))
-    plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=kept)
+    environment = plan.run.manifest.environment | Environment(timing_waiting=timed.waiting)
+    plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=kept, environment=environment)
     smaller = "lower costs.concurrency or costs.context"
     left_out = [(reason, smaller) for reason in timed.left_out]
     for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):

@@ -15,7 +15,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.costs.timing import LEAST_ROUNDS, ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
+from alphaprof.costs.timing import (
+    GO_ROUNDS,
+    LEAST_ROUNDS,
+    ORDERED_ROUNDS,
+    SURE,
+    autocorrelation,
+    largest_error,
+    reach,
+    round_mixes,
+    step_times,
+)
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
@@ -124,7 +134,7 @@ def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
     """
     mode = common_mode(_models(subjects), subjects.text, costs.mode)
     blocks = _cell(subjects, costs.concurrency[0], costs.context[0], mode)
-    jobs = list(itertools.chain.from_iterable(blocks))
+    jobs = list(itertools.chain.from_iterable(_with_decode_thrice(blocks)[0]))
     for job in jobs:
         job.run()
     steps = sum(job.run() for job in jobs) * len(costs.concurrency) * len(costs.context)
@@ -237,12 +247,12 @@ def _waited_s(on_cpu: bool) -> float:
 
 
 def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, TimedStep]]]:
-    """Yields the numbered steps in the order of each round; every second one backwards, so that slow growth favours no step.
-    Steps of one block keep their order.
+    """Yield the numbered steps in the order of each round: two rounds forwards and two backwards, so that slow growth
+    favors no step, neither in all rounds nor in every second one. Steps of one block keep their order.
     """
     places = itertools.count()
     numbered = [[(next(places), job) for job in block] for block in blocks]
-    for order in itertools.cycle((numbered, numbered[::-1])):
+    for order in itertools.cycle((numbered, numbered, numbered[::-1], numbered[::-1])):
         yield list(itertools.chain.from_iterable(order))
 
 
@@ -250,7 +260,7 @@ def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[
     """Rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
     times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
     clock.end_part()
-    return [_row(job, float(np.median(ms)), ms) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
+    return [_row(job, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
 
 
 def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget, place: str) -> list[dict[str, Any]]:
@@ -258,21 +268,41 @@ def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget
     jobs = list(itertools.chain.from_iterable(blocks))
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], gamma)
     costs, begun = clock.costs, time.monotonic()
+    turns, decode = _with_decode_thrice(blocks)
+
+    def each_once(times: Array) -> Array:
+        return np.column_stack([np.median(times[:, decode], axis=1), np.delete(times, decode, axis=1)])
+
+    def correlated(times: Array) -> float:
+        return autocorrelation(zip((job.step for job in jobs), times.T, strict=True))
 
     def sure(times: Array) -> bool:
-        return len(times) >= ORDERED_ROUNDS and largest_error(times, mixes) < SURE
+        times = each_once(times)
+        return len(times) >= ORDERED_ROUNDS and largest_error(times, mixes, correlated(times)) < SURE
 
-    times = clock.rounds(blocks, WARM_UP, LEAST_ROUNDS, costs.repeats, sure)
-    if len(times) < LEAST_ROUNDS:
-        raise clock.spent(len(jobs))
-    error = 100 * largest_error(times, mixes)
+    measured = clock.rounds(turns, WARM_UP, GO_ROUNDS, costs.repeats, sure)
+    if len(measured) < LEAST_ROUNDS:
+        raise clock.spent(measured.shape[1])
+    times = each_once(measured)
+    r = correlated(times)
+    error = 100 * largest_error(times, mixes, r)
     known = f"known to {error:.{0 if error >= 10 else 1}f} %" if error < 100 else "not known"
-    why = "" if sure(times) else " (costs.repeats reached)" if len(times) >= costs.repeats else " (costs.budget spent)"
+    why = "" if sure(measured) else " (costs.repeats reached)" if len(times) >= costs.repeats else " (costs.budget spent)"
     clock.say(
         f"{place}: {len(times)} rounds of all steps in {time.monotonic() - begun:.0f} s, by which the cost of drafting and "
         f"verifying is {known}{why}"
     )
-    return [_row(job, ms, each) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)]
+    return [_row(job, ms, each, r) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)]
+
+
+def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Sequence[TimedStep]], list[int]]:
+    """The blocks of a round with the decode step, which is the first, in the middle and at the end as well, and the places
+    of its three times. All costs are in units of it: its median of three is surer than one, and belongs to the whole round.
+    """
+    first, *others = blocks
+    middle = len(others) // 2
+    turns = [first, *others[:middle], first, *others[middle:], first]
+    return turns, [0, 1 + sum(map(len, others[:middle])), 2 + sum(map(len, others))]
 
 
 def _models(subjects: Subjects) -> list[Model]:
@@ -298,9 +328,9 @@ def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep
         yield from draft.prefills(subjects.text, lengths)
 
 
-def _row(job: TimedStep, ms: float, rounds: Array) -> dict[str, Any]:
+def _row(job: TimedStep, ms: float, rounds: Array, r: float) -> dict[str, Any]:
     p10, p90 = np.percentile(rounds, [10, 90])
-    error = reach(rounds / ms - 1) / NORMAL if ms > 0 else 0.0
+    error = reach(rounds / ms - 1, r) / NORMAL if ms > 0 else 0.0
     return {
         **{name: getattr(job, name) for name in (*PLACE, "mode")},
         "median_ms": ms,
