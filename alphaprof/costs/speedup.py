@@ -407,7 +407,10 @@ def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: 
     spent, base = (np.concatenate(side) for side in zip(*sums, strict=True))
     if len(domains) > 1 and np.bincount(clusters).max() > 1:  # else there is nothing to add up
         (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
-    return float(spent.sum()), ratio(spent, base, strata[clusters] if strata is not None and strata.any() else None)
+    if strata is None or not strata.any():
+        return float(spent.sum()), ratio(spent, base)
+    sizes = np.bincount(np.concatenate([counts.cluster for counts in domains]))[clusters]
+    return float(spent.sum()), ratio(spent, base, strata[clusters], sizes.astype(np.float64))
 
 
 def _bounds(domains: Sequence[Decoded]) -> tuple[float, float]:

@@ -50,7 +50,7 @@ class Ratio:
         return self.third / variance if 0 < variance < math.inf else 0.0
 
 
-def ratio(totals: Array, counts: Array, strata: Array | None = None) -> Ratio:
+def ratio(totals: Array, counts: Array, strata: Array | None = None, sizes: Array | None = None) -> Ratio:
     """Ratio of sums and its linearised standard error; inputs [documents].
 
     SE^2 = k * sum((A_d - r n_d)^2) / (sum n_d)^2, the ratio estimator for cluster samples with Bell and McCaffrey's
@@ -58,18 +58,21 @@ def ratio(totals: Array, counts: Array, strata: Array | None = None) -> Ratio:
     samples"): D / (D - 1) and D - 1 where all documents are of one length, more and fewer where some are much longer.
     `strata` [documents]: numbers of the strata that documents were drawn from, a fixed number from each. What strata differ
     by is then no sampling error (Cochran, "Sampling Techniques", 1977, section 6.11): residuals are centred in each stratum,
-    which has a correction of its own, and the degrees of freedom are Satterthwaite's. None: one stratum.
+    which has a correction of its own, and the degrees of freedom are Satterthwaite's. None: one stratum. Where what is
+    sampled are clusters, `sizes` has the number of documents in each: their sum is what is fixed, so residuals are taken
+    against the sizes. None: one each.
     Documents without counts carry no information and are left out. Raises `ValueError` when nothing is left.
     """
     kept = counts > 0
     if not kept.all():
-        totals, counts, strata = totals[kept], counts[kept], None if strata is None else strata[kept]
+        totals, counts = totals[kept], counts[kept]
+        strata, sizes = (None if each is None else each[kept] for each in (strata, sizes))
     if not (documents := len(counts)):
         raise ValueError("no document has a count")
     value = float(totals.sum()) / float(counts.sum())
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
-    errors, freedom = _influences(totals, counts, strata)
+    errors, freedom = _influences(totals, counts, strata, sizes)
     alike = float(counts.sum()) ** 2 / float(np.square(counts, dtype=np.float64).sum())  # documents of one length, as sure
     squares = errors * errors
     third = float((squares * errors).sum()) * alike / max(alike - 2, 0.5)
@@ -114,7 +117,7 @@ def influences(totals: Array, counts: Array) -> Array:
     return errors
 
 
-def _influences(totals: Array, counts: Array, strata: Array | None) -> tuple[Array, float]:
+def _influences(totals: Array, counts: Array, strata: Array | None, sizes: Array | None = None) -> tuple[Array, float]:
     """The influences of two or more documents that all have counts, and the degrees of freedom of their squares' sum."""
     size = counts.sum()
     errors = (totals - totals.sum() / size * counts) / size
@@ -125,8 +128,9 @@ def _influences(totals: Array, counts: Array, strata: Array | None) -> tuple[Arr
     variances, freedoms = [], []
     for stratum in range(codes.max() + 1):
         rows = codes == stratum
+        size = np.ones(rows.sum()) if sizes is None else sizes[rows]
         correction, freedom = small_sample(counts[rows])
-        errors[rows] = math.sqrt(correction) * (errors[rows] - errors[rows].mean())
+        errors[rows] = math.sqrt(correction) * (errors[rows] - errors[rows].sum() / size.sum() * size)
         variances.append(float((errors[rows] ** 2).sum()))
         freedoms.append(freedom)
     moments = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))

@@ -30,6 +30,8 @@ the other half (within three standard errors), and be worth a second pool in at 
 step times: 95 % intervals that uncertain step times alone give a speedup, for timing noise of several kinds and sizes: after
 5, 10 and 20 rounds, and under the rule that stops when they are sure. They must hold the truth 93 times in 100; 90 times
 where the noise of a step goes on from one round to the next.
+conversations: intervals of the time of two sources that end at their limit, where the units are conversations: they hold
+the truth 93 times in 100. Beside it residuals against the mean conversation, not against its documents.
 chosen: the fastest of equal drafts by noisy step times, judged by the rounds that did not choose: at most 5 % false GO, give
 or take three standard errors. Beside it judged by the same rounds.
 
@@ -72,7 +74,7 @@ from alphaprof.report.decision import decide, held_out
 from alphaprof.report.route import NO_GAIN, find_route
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.verdict import Question
-from alphaprof.stats.estimate import pooled_share
+from alphaprof.stats.estimate import pooled_share, quantile, ratio
 from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import DocumentTotals
@@ -304,6 +306,47 @@ def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) 
         lines.append(Line(f"{name:16}{'the other half':20}{threshold:8.3f}{size:11}", (halves / repetitions,), met))
         lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (naive / repetitions,), None))
     return lines
+
+
+CONVERSATIONS: dict[str, Callable[[Random], float]] = {
+    "geometric, 4": lambda rng: rng.geometric(0.25),
+    "Pareto 1.2, to 40": lambda rng: min(40, math.ceil(1 + rng.pareto(1.2))),
+    "one document each": lambda _: 1,
+}
+
+
+def limited_source(size: Callable[[Random], float], documents: int, rate: float, rng: Random) -> tuple[Array, Array, Array]:
+    """Time, tokens and documents of each conversation of a source that ends at so many documents. Lengths are log-normal
+    with sigma 0.8, and conversations differ by 20 %.
+    """
+    sizes: list[float] = []
+    while (left := documents - sum(sizes)) > 0:
+        sizes.append(min(size(rng), left))
+    tokens = np.array([rng.lognormal(4.5, 0.8, int(each)).sum() for each in sizes])
+    return tokens * rate * rng.lognormal(-0.02, 0.2, len(sizes)), tokens, np.array(sizes)
+
+
+def conversations(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
+    """A fast and a slow source (2.5x and 0.73x) of equally many documents: residuals against documents, or the mean."""
+    rates = (0.4, 1.37)
+    for documents in (16, 32, 64, 256):
+        missed, widths = np.zeros((2, 2)), np.zeros((2, repetitions))
+        for repetition in range(repetitions):
+            parts = [limited_source(CONVERSATIONS[name], documents, rate, rng) for rate in rates]
+            spent, tokens, sizes = (np.concatenate(side) for side in zip(*parts, strict=True))
+            strata = np.repeat([0, 1], [len(part[0]) for part in parts])
+            for way, against in enumerate((sizes, None)):
+                found = ratio(spent, tokens, strata, against)
+                half = quantile((1 + CONFIDENCE) / 2, found.freedom) * found.stderr
+                missed[way] += found.value - half > sum(rates) / 2, found.value + half < sum(rates) / 2
+                widths[way, repetition] = half / found.value
+        for way, text in enumerate(("documents", "their mean")):
+            rates_missed = missed[way] / repetitions
+            held = 1 - float(rates_missed.sum())
+            met = None if way else held >= HELD[0]
+            yield Line(
+                f"{name:20}{documents:10}   {text:12}", (held, *rates_missed.tolist(), float(np.median(widths[way]))), met
+            )
 
 
 # Mean and spread of two domains' acceptance, and the lengths of their documents.
@@ -780,6 +823,13 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         + "".join(f"{word:>13}" for word in ("held", "too high", "too low", "no floor", "width", "no floor")),
         GAINS,
         gains,
+    ),
+    "conversations": (
+        "two sources that end at their limit, conversations are the units",
+        f"{'documents in each':20}{'a source':>10}   {'against':12}"
+        + "".join(f"{word:>13}" for word in ("held", "too high", "too low", "half width")),
+        CONVERSATIONS,
+        conversations,
     ),
     "chosen": (
         f"the fastest of {FASTEST_OF} equal drafts by step times with noise of {CHOSEN_SPREAD}",

@@ -275,6 +275,31 @@ def test_strata_of_uneven_documents_have_a_correction_of_their_own() -> None:
     assert found.freedom == pytest.approx(found.stderr**4 / sum(variance**2 / freedom for variance, freedom in parts))
 
 
+def test_conversations_of_a_limited_source_are_sampled_by_their_documents() -> None:
+    """64 documents each of a fast and a slow source that ended at their limits: how many conversations is chance, their
+    documents are not. The interval holds the truth, and is half as wide as around the mean of conversations.
+    """
+    rng, rates, limit, sample = np.random.default_rng(2), (0.4, 1.37), 64, 400
+
+    def conversations(rate: float) -> tuple[Array, Array, Array]:
+        sizes = np.diff(np.minimum(np.concatenate([[0], np.cumsum(rng.geometric(0.25, limit))]), limit))
+        sizes = sizes[sizes > 0].astype(float)
+        tokens = np.array([rng.lognormal(4.5, 0.8, int(size)).sum() for size in sizes])
+        return tokens * rate * rng.lognormal(-0.02, 0.2, len(sizes)), tokens, sizes
+
+    held, widths = 0, []
+    for _ in range(sample):
+        parts = [conversations(rate) for rate in rates]
+        totals, counts, sizes = (np.concatenate(side) for side in zip(*parts, strict=True))
+        strata = np.repeat([0, 1], [len(part[0]) for part in parts])
+        found, by_mean = ratio(totals, counts, strata, sizes), ratio(totals, counts, strata)
+        half = stats.t.ppf(0.975, found.freedom) * found.stderr
+        held += abs(found.value - sum(rates) / 2) <= half
+        widths.append(half / (stats.t.ppf(0.975, by_mean.freedom) * by_mean.stderr))
+    assert 0.92 <= held / sample <= 0.99
+    assert np.median(widths) < 0.65
+
+
 @pytest.mark.parametrize(
     ("strata", "expected"),
     [
