@@ -25,7 +25,17 @@ NOTES = 3  # that are shown
 LETTERS = "ABCDEFGH"  # of pools
 LOADS = 8  # concurrencies that are shown
 IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what makes it another one, then the rest
-    *("contradicted", "not_greedy", "off_policy_sample", "outside_support", "wiring", "damaged", "busy", "slow_baseline"),
+    *(
+        "contradicted",
+        "not_greedy",
+        "off_policy_sample",
+        "outside_support",
+        "long_tail",
+        "wiring",
+        "damaged",
+        "busy",
+        "slow_baseline",
+    ),
     *("no_step_times", "partial", "other_context", "not_measured", "near_ties", "cut_by_length", "skipped", "truncated"),
     *(
         "not_timed",

@@ -119,7 +119,9 @@ def build_report(
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, certificates, cost, (config or run.manifest.config)["costs"]["source"]),
+        notes=report_warnings(
+            run, facts, results, traffic, certificates, cost, (config or run.manifest.config)["costs"]["source"]
+        ),
     )
 
 

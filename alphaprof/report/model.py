@@ -181,6 +181,12 @@ class Traffic:
     chosen: bool  # other documents than those that the verdict rests on chose draft or gamma
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
     documents: int  # independent documents that the verdict rests on
+    effective_documents: (
+        float | None
+    )  # documents of one length that would say as much as all of these: (sum of b)^2 / sum of b^2
+    length_correlation: (
+        float | None
+    )  # rank correlation of length and time per token with the draft; None: none is shown (p >= .01)
     documents_needed: int | None
     min_speedup: float  # what the decision asks for
     weights: dict[str, float]

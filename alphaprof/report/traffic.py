@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, Timing, free_draft
+from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, spent_and_base
 from alphaprof.report.format import short
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, Traffic
 from alphaprof.report.route import find_route
@@ -26,9 +26,10 @@ from alphaprof.report.verdict import (
     without_times,
 )
 from alphaprof.rules import rules_of
-from alphaprof.stats.estimate import Interval, distinct, pooled_share
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, pooled_share, present, rank_correlation
 from alphaprof.totals.pool import DocumentTotals, accepted_of
 
+SURELY = 0.01  # chance of a rank correlation as strong as this where there is none
 IMPORT_DECIDES = (
     "for the target in {} (decision.served_dtype) import the engine's metrics and compare them (alphaprof compare RUN "
     "IMPORT): the report of the import decides"
@@ -51,6 +52,7 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
     free = _tokens_per_round(candidates, best, mix) if best else None
+    effective, correlation = _lengths(candidates, best, times, mix) if best and timed else (None, None)
     allowed = question.gammas(gammas)
     several = by_concurrency(candidates[best[0]], book, best[0], mix, allowed, question.confidence) if best else ()
     return Traffic(
@@ -66,6 +68,8 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
         chosen=len(candidates) * len(question.gammas(gammas)) > 1,
         documents=decision.speedup.documents if decision.speedup else 0,
+        effective_documents=effective,
+        length_correlation=correlation,
         documents_needed=decision.documents_needed,
         min_speedup=question.min_speedup,
         weights=dict(weights),
@@ -74,6 +78,21 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         load=several,
         pays_up_to=pays_up_to(several),
     )
+
+
+def _lengths(candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix) -> tuple[float | None, float | None]:
+    """How many units of one length would say as much as all of these, and the rank correlation of their length and their
+    time per token, where there surely is one.
+    """
+    counts = [candidates[pair[0]][domain].counts(pair[1]) for domain in mix.domains]
+    sums = [spent_and_base(each, times[pair[0]]) for each in counts]
+    clusters = np.concatenate([present(each.cluster) for each in counts])
+    spent, base = by_cluster(clusters, *(np.concatenate(side) for side in zip(*sums, strict=True)))
+    spent, base = spent[base > 0], base[base > 0]
+    if not len(base):
+        return None, None
+    correlation, by_chance = rank_correlation(base, spent / base)
+    return float(base.sum() ** 2 / (base**2).sum()), correlation if by_chance < SURELY else None
 
 
 def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:

@@ -222,6 +222,7 @@ def _decided(
         question.confidence,
         timing_error=whole.timing_error if whole is not None else 0.0,
         timing_freedom=whole.timing_freedom if whole is not None else math.inf,
+        waited=whole.waited if whole is not None else 0.0,
     )
     rows = {domain: pool["document"] >= after for domain, pool in zip(mix.domains, pools, strict=True)}
     value = pooled_speedup(candidates, pair, {draft: times}, mix, rows)

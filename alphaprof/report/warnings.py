@@ -8,7 +8,7 @@ from alphaprof.costs.cost_model import NONE, ROOFLINE, Cost
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.format import percent, short, text_kind
-from alphaprof.report.model import Note, Result, RunFacts
+from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.sections.certificates import Certificate, Certificates
 from alphaprof.report.verdict import SLOW_BASELINE
@@ -17,11 +17,18 @@ TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
 IMPOSSIBLE_WORTH_SAYING = 0.005
 CUT_WORTH_SAYING = 0.2
+FEW_EFFECTIVE = 8  # documents of one length: with fewer, a long tail of lengths decides the answer
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
 def report_warnings(
-    run: Run, facts: RunFacts, results: Sequence[Result], certificates: Certificates | None, cost: Cost | None, costs: str
+    run: Run,
+    facts: RunFacts,
+    results: Sequence[Result],
+    traffic: Traffic,
+    certificates: Certificates | None,
+    cost: Cost | None,
+    costs: str,
 ) -> tuple[Note, ...]:
     """The warnings of a report: those of the profiling run, and those that its numbers call for.
 
@@ -34,7 +41,7 @@ def report_warnings(
     )
     of_costs = _cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)
     profiled = (Note(**warning) for warning in run.manifest.warnings)
-    return (*profiled, *of_run, *of_numbers, *_heads(results, run.manifest), *of_costs)
+    return (*profiled, *of_run, *_lengths(traffic), *of_numbers, *_heads(results, run.manifest), *of_costs)
 
 
 def _files(facts: RunFacts, run: Run) -> Iterator[Note]:
@@ -96,6 +103,24 @@ def _documents(facts: RunFacts, manifest: Manifest) -> Iterator[Note]:
             f"{percent(facts.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
             "raise max_new_tokens if the traffic writes longer answers",
         )
+
+
+def _lengths(traffic: Traffic) -> Iterator[Note]:
+    """Lengths whose tail decides the answer: no sample knows of what it has not seen."""
+    effective, correlation = traffic.effective_documents, traffic.length_correlation
+    if effective is None or (effective >= FEW_EFFECTIVE and correlation is None):
+        return
+    few = f"the longest documents weigh as much as all others: {effective:.0f} of one length would say as much"
+    direction = "either way"
+    if correlation is not None:
+        slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")
+        few = f"long documents are {slower} with the draft (rank correlation {correlation:+.2f})"
+        direction = f"too {high} if longer ones are missing here"
+    yield Note(
+        "long_tail",
+        f"{few}: the speedup errs {direction}",
+        "raise limit until the longest documents of the traffic are among these, or give decision.weights",
+    )
 
 
 def _numerics(results: Sequence[Result], dtype: str) -> Iterator[Note]:

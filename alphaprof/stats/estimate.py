@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
@@ -250,6 +250,18 @@ def quantile(probability: float, freedom: float) -> float:
     if math.isinf(freedom):
         return float(ndtri(probability))
     return float(stdtrit(freedom, probability)) if freedom > 0 else math.inf
+
+
+def rank_correlation(first: Array, second: Array) -> tuple[float, float]:
+    """Spearman's rank correlation of two columns [n] and its two-sided p-value by t; 0 and 1 if there is none to tell."""
+    ordered = [np.sort(each) for each in (first, second)]
+    both = zip(ordered, (first, second), strict=True)
+    ranks = np.array([np.searchsorted(row, each, "left") + np.searchsorted(row, each, "right") for row, each in both])
+    if len(first) < 4 or not np.ptp(ranks, axis=1).all():
+        return 0.0, 1.0
+    value, freedom = float(np.corrcoef(ranks)[0, 1]), len(first) - 2
+    t = abs(value) * math.sqrt(freedom / max(1 - value**2, NO_SPREAD))
+    return value, float(2 * stdtr(freedom, -t))
 
 
 def share_interval(estimate: Ratio, confidence: float) -> Interval:

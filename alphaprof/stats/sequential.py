@@ -72,6 +72,7 @@ def decide_sequentially(
     confidence: float,
     timing_error: float = 0.0,
     timing_freedom: float = math.inf,
+    waited: float = 0.0,
 ) -> Sequential:
     """GO once the speedup is surely above `threshold`, NO-GO once it is surely below; documents in the order they came in.
 
@@ -83,8 +84,9 @@ def decide_sequentially(
 
     `timing_error` is the relative standard error that step times give the speedup, and `timing_freedom` its degrees of
     freedom. More documents do not lessen it, so it is no part of the betting: a tenth of 1 - confidence pays for t bounds on
-    it, by which thresholds move away (up for GO, down for NO-GO), and nine tenths are left for the documents. If it is
-    infinite, every question stays open. Raises `ValueError` for documents outside their bounds.
+    it, by which thresholds move away (up for GO, down for NO-GO; at least by `waited`, a logarithm), and nine tenths are
+    left for the documents. If it is infinite, every question stays open. Raises `ValueError` for documents outside their
+    bounds.
     """
     base, spent = (np.asarray(values, dtype=np.float64) for values in (base, spent))
     weight = np.broadcast_to(np.asarray(weight, dtype=np.float64), base.shape)
@@ -95,6 +97,7 @@ def decide_sequentially(
     if timing_error > 0:
         shift = math.exp(quantile(1 - TIMING_SHARE * error, timing_freedom) * timing_error)
         error *= 1 - TIMING_SHARE
+    shift = max(shift, math.exp(waited))
     grid = thresholds_between(bounds, threshold)
     above = rejections(weight * base, weight * spent, bounds, grid * shift, error, "above")
     below = rejections(weight * base, weight * spent, bounds, grid / shift, error, "below")

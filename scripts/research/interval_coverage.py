@@ -73,8 +73,10 @@ from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, larges
 from alphaprof.report.decision import decide, held_out
 from alphaprof.report.route import NO_GAIN, find_route
 from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.traffic import SURELY
 from alphaprof.report.verdict import Question
-from alphaprof.stats.estimate import pooled_share, quantile, ratio
+from alphaprof.report.warnings import FEW_EFFECTIVE
+from alphaprof.stats.estimate import pooled_share, quantile, rank_correlation, ratio
 from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import DocumentTotals
@@ -306,6 +308,39 @@ def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) 
         lines.append(Line(f"{name:16}{'the other half':20}{threshold:8.3f}{size:11}", (halves / repetitions,), met))
         lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (naive / repetitions,), None))
     return lines
+
+
+TAILS: dict[str, Callable[[Random, int], Array]] = {
+    "log-normal 1.5": lambda rng, size: rng.lognormal(0, 1.5, size),
+    "Pareto 1.2": lambda rng, size: 1 + rng.pareto(1.2, size),
+}
+
+
+def tails(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
+    """False GO where lengths have a long tail and long documents are slower, threshold at the truth; and how many of these
+    have the note that says so: fewer than 8 effective documents, or a rank correlation of length and time per token.
+    """
+
+    def documents(size: int) -> RoundCounts:
+        lengths = np.minimum(np.ceil(64 * TAILS[name](rng, size)), 2**20)
+        share = np.clip(0.3 + 0.15 * np.log10(lengths / 64) + 0.05 * rng.standard_normal(size), 0.17, 1.0)  # of rounds
+        rounds = np.ceil(share * lengths)
+        nothing = np.zeros((size, GAMMA))
+        return RoundCounts(lengths, rounds, nothing, nothing, np.zeros(size), np.arange(size))
+
+    population = documents(1_000_000)
+    truth = float(population.tokens.sum() / population.rounds.sum())
+    for size in (16, 32, 64, 256):
+        wrong = noted = 0
+        for _ in range(repetitions):
+            sample = population.rows(rng.integers(0, 1_000_000, size))
+            sample = dataclasses.replace(sample, cluster=np.arange(size))
+            if decide(speedup([sample], [1.0], free_draft(GAMMA)), truth, CONFIDENCE, held_out=False).verdict != "GO":
+                continue
+            effective = float(sample.tokens.sum() ** 2 / (sample.tokens**2).sum())
+            by_chance = rank_correlation(sample.tokens, sample.rounds / sample.tokens)[1]
+            wrong, noted = wrong + 1, noted + (effective < FEW_EFFECTIVE or by_chance < SURELY)
+        yield Line(f"{name:16}{size:10}{truth:9.3f}", (wrong / repetitions, noted / max(wrong, 1)), None)
 
 
 CONVERSATIONS: dict[str, Callable[[Random], float]] = {
@@ -830,6 +865,12 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         + "".join(f"{word:>13}" for word in ("held", "too high", "too low", "half width")),
         CONVERSATIONS,
         conversations,
+    ),
+    "tails": (
+        "long tails of lengths, long documents are slower, speedup = threshold",
+        f"{'lengths':16}{'documents':>10}{'truth':>9}{'false GO':>13}{'with a note':>13}",
+        TAILS,
+        tails,
     ),
     "chosen": (
         f"the fastest of {FASTEST_OF} equal drafts by step times with noise of {CHOSEN_SPREAD}",

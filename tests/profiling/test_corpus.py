@@ -8,10 +8,11 @@ import datetime
 import errno
 import json
 import logging
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts import templates
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.texts.continuations import given as as_given
-from alphaprof.profiling.texts.corpus import Corpus, Document, render
+from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder, render
 from alphaprof.profiling.texts.reading import rows
 from alphaprof.profiling.texts.staged import documents_of, prompt_table
 from tests.tiny import tokenizer
@@ -1263,3 +1264,32 @@ def test_rows_of_documents_hold_how_they_were_sampled(tmp_path: Path) -> None:
         ("given", False, 2.0, 0, 1.0, 0.0, None, None, "length"),
         ("text", False, None, None, None, None, None, 6, "length"),
     ]
+
+
+def drawn(path: Path, prompts: Sequence[str]) -> InRandomOrder:
+    written = jsonl(path, [{"text": prompt} for prompt in prompts])
+    read = corpus({"domain": "chat", "path": written, "prompt": "{text}"})
+    return InRandomOrder.of(read, read.options)
+
+
+def test_the_random_order_follows_from_the_prompts(tmp_path: Path) -> None:
+    """Another data set of as many prompts comes in another order: no place in a file is favored. The same one does not."""
+    names = [f"w{place}" for place in range(40)]
+    first, again = (drawn(tmp_path / "a.jsonl", names) for _ in range(2))
+    other = drawn(tmp_path / "b.jsonl", [f"{name} {name}" for name in names])
+    rows = [[document.source_row for document in found] for found in (first, again, other)]
+    assert rows[0] == rows[1] != rows[2]
+    assert sorted(rows[0]) == list(range(40))
+    places = [
+        [document.source_row for document in drawn(tmp_path / "c.jsonl", [f"{s} {n}" for n in names])] for s in range(60)
+    ]
+    first_half = np.mean([[row < 20 for row in found[:10]] for found in places])
+    assert abs(first_half - 0.5) < 3 * math.sqrt(0.25 * 30 / 39 / 600)
+
+
+def test_recurring_prompts_are_no_matter_for_bets(tmp_path: Path) -> None:
+    """Bets would count each prompt once, and a fixed number of documents counts it as often as it comes."""
+    with pytest.raises(ProfileInvalid) as error:
+        drawn(tmp_path / "a.jsonl", ["hello"] * 3 + [f"w{place}" for place in range(97)])
+    assert error.value.message == "--until-decided takes documents to be independent, and 2 of 100 repeat a prompt"
+    drawn(tmp_path / "b.jsonl", ["hello"] * 2 + [f"w{place}" for place in range(98)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio
 from tests.reporting import log_of, only, recounted, reported, rows_of
@@ -118,3 +119,33 @@ def test_a_domain_of_one_document_is_part_of_observed_traffic(tmp_path: Path) ->
     traffic = reported(tmp_path / "given", weighted).traffic
     assert traffic.verdict == "UNDECIDED"
     assert "given weights need at least two independent documents of every domain" in traffic.reason
+
+
+LENGTHS = {
+    "easy": Domain(documents=20, alpha=0.9, shortest=20, longest=30),
+    "hard": Domain(documents=20, alpha=0.3, shortest=300, longest=400),
+}
+
+
+@pytest.mark.parametrize(
+    ("domains", "says"),
+    [
+        ({"code": Domain(documents=30)}, None),
+        (LENGTHS, "the speedup errs too high if longer ones are missing here"),
+        ({**LENGTHS, "easy": dataclasses.replace(LENGTHS["easy"], alpha=0.1)}, "too low if longer ones are missing here"),
+        (
+            {"short": Domain(documents=6, shortest=2, longest=4), "long": Domain(documents=3, shortest=500, longest=500)},
+            "3 of one length would say as much: the speedup errs either way",
+        ),
+    ],
+    ids=["alike", "long is slower", "long is faster", "few long ones"],
+)
+def test_a_long_tail_of_lengths_is_pointed_out_with_its_direction(
+    tmp_path: Path, domains: dict[str, Domain], says: str | None
+) -> None:
+    report = reported(tmp_path, Recipe(domains=domains, gammas=(3,), decision={"draft": "small", "gamma": 3}))
+    tokens = Run.open(tmp_path / "run").documents()["continuation_tokens"].to_numpy() - 1.0  # the first is the prefill's
+    assert report.traffic.effective_documents == pytest.approx(tokens.sum() ** 2 / (tokens**2).sum())
+    notes = [note.message for note in report.notes if note.code == "long_tail"]
+    assert [says in note for note in notes if says] == ([True] if says else [])
+    assert bool(notes) == bool(says)

@@ -24,6 +24,7 @@ from alphaprof.stats.estimate import (
     log_interval,
     quantile,
     quantile_interval,
+    rank_correlation,
     ratio,
     share_interval,
     small_sample,
@@ -760,3 +761,15 @@ def test_few_documents_with_ties_do_not_miss_larger_values() -> None:
         found = quantile_interval(np.maximum(values, 2) - 2, counts, np.arange(2), 0.9, 0.95)
         missed += found.high < truth
     assert missed / repeats <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / repeats)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=4, max_size=40))
+def test_rank_correlation_is_that_of_scipy(found: list[tuple[int, int]]) -> None:
+    first, second = np.array(found, dtype=float).T
+    value, by_chance = rank_correlation(first, second)
+    if not (np.ptp(first) and np.ptp(second)):
+        assert (value, by_chance) == (0, 1)
+        return
+    expected = stats.spearmanr(first, second)
+    assert value == pytest.approx(expected.statistic, abs=1e-9)
+    assert by_chance == pytest.approx(expected.pvalue, abs=1e-6)

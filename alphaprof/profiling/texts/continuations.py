@@ -209,7 +209,7 @@ def _row(continuation: Continuation) -> dict[str, Any]:
     document = continuation.document
     return {
         **stored(document),
-        "prompt_hash": hashlib.sha256(document.prompt.astype("<i4").tobytes()).hexdigest(),
+        "prompt_hash": document.prompt_hash,
         "prompt_tokens": len(document.prompt),
         "continuation_tokens": len(continuation.ids),
         "finish": continuation.finish,

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import difflib
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ INT32_MAX = np.iinfo(np.int32).max
 # Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
-SEED = 0
+REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is no time of a request
 SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
@@ -60,6 +61,11 @@ class Document:
     processing: Processing | None = None
     seed: int | None = None  # of the sampling, where this run samples
     time: datetime.datetime | None = None  # when it was asked; None: the source names no column that says so
+
+    @property
+    def prompt_hash(self) -> str:
+        """SHA-256 of the token ids of the prompt: what tells equal prompts."""
+        return hashlib.sha256(self.prompt.astype("<i4").tobytes()).hexdigest()
 
     @property
     def greedy(self) -> bool:
@@ -181,7 +187,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class InRandomOrder:
-    """All documents of a corpus, drawn without replacement: the same order every time. Iterated like a `Corpus`."""
+    """All documents of a corpus, drawn without replacement, in an order that follows from their prompts. Iterated like a
+    `Corpus`.
+    """
 
     documents: Sequence[Document]
     skipped: Counter[str]
@@ -189,8 +197,8 @@ class InRandomOrder:
 
     @classmethod
     def of(cls, corpus: Corpus, options: ProfileOptions) -> InRandomOrder:
-        """Reads the whole corpus. Raises `ProfileInvalid` where documents depend on each other, where weights ask for a
-        mixture of domains that the data does not have, or where a corpus on the hub has no limit.
+        """Read the whole corpus. Raises `ProfileInvalid` if documents depend on each other or prompts recur, if weights ask
+        for a mixture of domains that the data does not have, or if a corpus on the hub has no limit.
         """
         if any(source.cluster for source in options.data):
             message = "--until-decided takes documents to be independent, and this profile groups them by cluster"
@@ -205,7 +213,14 @@ class InRandomOrder:
             hint = "give this source a limit, or use --limit"
             raise ProfileInvalid(f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit", hint)
         documents = list(corpus)
-        order = np.random.default_rng(SEED).permutation(len(documents)).tolist()
+        # A bet counts a prompt once, an interval as often as it comes: where prompts recur they answer two questions.
+        prompts = sorted(document.prompt_hash for document in documents)
+        if (repeats := len(prompts) - len(set(prompts))) > REPEATED * len(prompts):
+            message = f"--until-decided takes documents to be independent, and {repeats} of {len(prompts)} repeat a prompt"
+            hint = "profile without --until-decided: a fixed number of documents counts a prompt as often as it comes"
+            raise ProfileInvalid(message, hint)
+        seed = int.from_bytes(hashlib.sha256("".join(prompts).encode()).digest())
+        order = np.random.default_rng(seed).permutation(len(documents)).tolist()
         drawn = [dataclasses.replace(documents[place], document=number) for number, place in enumerate(order)]
         return cls(drawn, corpus.skipped, corpus.truncated)
 
