@@ -10,6 +10,7 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, spent_and_base
+from alphaprof.report.decision import Mask
 from alphaprof.report.format import short
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, Traffic
 from alphaprof.report.route import find_route
@@ -93,6 +94,17 @@ def _lengths(candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix:
         return None, None
     correlation, by_chance = rank_correlation(base, spent / base)
     return float(base.sum() ** 2 / (base**2).sum()), correlation if by_chance < SURELY else None
+
+
+def tested_rows(
+    evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]
+) -> Mapping[str, Mask] | None:
+    """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
+    _, _, candidates, mix, _ = _asked(evidence, book, question)
+    if len(candidates) * len(question.gammas(gammas)) == 1:
+        return None
+    parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
+    return parts[1] if parts else None
 
 
 def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:

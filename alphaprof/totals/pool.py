@@ -59,6 +59,11 @@ class DocumentTotals:
         """One column."""
         return self.columns[name]
 
+    def rows(self, chosen: Array) -> DocumentTotals:
+        """The same of some of the documents; `chosen` [documents]: a mask or places."""
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        return dataclasses.replace(self, columns=columns, units=self.units.take(chosen))
+
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
         if gamma not in self._counted:

@@ -203,8 +203,8 @@ def test_another_target_is_refused_unless_it_is_what_is_asked_about(run: Run, tm
     arguments = ("--draft", "small", "--baseline", str(run.path), "--allow-target-change")
     code, found, _ = check(other, *arguments, "--margin", "0.2")
     assert (code, found["outcome"], found["paired"]) == (0, "pass", 60)
-    # Thirty documents that agree to the last digit do not show that no other would differ by more than 0.02.
-    assert check(other, *arguments)[1]["outcome"] == "undecided"
+    # Sixty documents that agree to the last digit do not show that no other would differ by more than 0.005.
+    assert check(other, *arguments, "--margin", "0.005")[1]["outcome"] == "undecided"
 
 
 def test_the_console_script_ends_with_the_code(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

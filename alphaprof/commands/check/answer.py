@@ -16,6 +16,7 @@ from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading,
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short, visible
+from alphaprof.report.model import Note
 from alphaprof.stats.gates import Outcome
 
 Measure = Literal[
@@ -26,6 +27,7 @@ Measure = Literal[
     "alpha_difference",
     "tokens_per_round_difference",
 ]
+WHOLE = "whole traffic"
 WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
 
 NEXT: dict[Outcome, str] = {
@@ -76,6 +78,7 @@ class Check:
     gamma: int | None
     confidence: float
     items: tuple[Item, ...]  # one for each threshold and domain
+    notes: tuple[Note, ...] = ()  # of the run's report, those that concern what was checked
     unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be compared
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
@@ -99,10 +102,11 @@ class Check:
         if notes := list(_notes(self, short, str)):
             console.print(*map(plain, notes), "", sep="\n")
         level = fmt.level(self.confidence)
+        deciding = "every lower bound" if self.baseline is None else "the first lower bound"
         for line in (
             f"bounds: one-sided; the lower ones at {level}, the upper ones at {level} over all thresholds together (Holm), "
             "so that they widen with their number.",
-            "pass: every lower bound reaches its threshold. fail: some upper bound is below it. else undecided.",
+            f"pass: {deciding} reaches its threshold. fail: some upper bound is below it. else undecided.",
         ):
             console.print(line, style="dim", highlight=False)
 
@@ -167,16 +171,20 @@ def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
 
 def _answer(check: Check) -> Iterator[str]:
     """Yields the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
+    by_domain = check.baseline is not None and len(check.items) > 1
     if check.items:
-        worst = min(check.items, key=_standing)
+        decides = by_domain and check.outcome != "fail"
+        worst = check.items[0] if decides else min(check.items, key=_standing)
         bounds = "" if worst.low is None else f" [{_number(worst, worst.low)}, {_number(worst, worst.high)}]"
         measured = f"{worst.measure.replace('_', ' ')} {_number(worst, worst.value)}{bounds}"
         wanted = f"at least {_number(worst, worst.threshold)} wanted"
         yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
-    if len(check.items) > 1:
-        outcomes = [item.outcome for item in check.items]
-        counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in WORDS if outcome in outcomes]
-        yield f"that is the worst of {len(outcomes)} thresholds: {', '.join(counts)}"
+    outcomes = [item.outcome for item in check.items[by_domain:]]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORDS if outcome in outcomes)
+    if by_domain:
+        yield f"of {fmt.many(len(outcomes), 'domain')}: {counts}; a domain decides only if it fails"
+    elif len(outcomes) > 1:
+        yield f"that is the worst of {len(outcomes)} thresholds: {counts}"
     lines = [f"next: {NEXT[check.outcome]}", check.reason]
     yield from lines if check.items else reversed(lines)
 
@@ -205,6 +213,8 @@ def _notes(check: Check, name: Callable[[str], str], sentence: Callable[[str], s
             yield f"{name(item.domain)}: {sentence(item.note)}"
     for left in check.unjudged:
         yield f"not judged: {name(left.domain)} ({sentence(left.reason)})"
+    for note in check.notes:
+        yield f"note: {sentence(note.message)}; {sentence(note.remedy)}"
 
 
 def _number(item: Item, value: float | None) -> str:

@@ -1,12 +1,15 @@
 """The CI gate: a run judged by thresholds, by its own decision, or against an older run, at one confidence for all.
 
-Against a baseline, a draft is compared with an older one on the same prompts, domain by domain, by alpha. Alpha of imported
-runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per round over all rounds,
-at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is named. A draft that
-proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to take a bound from,
-and a gate that skipped it would pass the worst case. The same draft with identical rows has not changed: it passes, and
-nothing is estimated. Of another draft with identical rows nobody knows what it does on other documents: it is judged by
-bounds like any other.
+Against a baseline, a draft is compared with an older one on the same prompts, by alpha, and two questions are asked: does
+the whole traffic keep what it had, which decides, and is any domain shown to lose more than the margin, which fails too.
+Few domains are large enough to be shown to lose nothing: a gate that asked that of each would hardly ever pass.
+
+Alpha of imported runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per
+round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is
+named. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to
+take a bound from, and a gate that skipped it would pass the worst case. The same draft with identical rows has not
+changed: it passes, and nothing is estimated. Of another draft with identical rows nobody knows what it does on other
+documents: it is judged by bounds like any other.
 """
 
 from __future__ import annotations
@@ -23,29 +26,43 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.commands.check.answer import Check, Item, Measure, Unjudged, reason_of
+from alphaprof.commands.check.answer import WHOLE, Check, Item, Measure, Unjudged, reason_of
 from alphaprof.commands.compare.build import deciding_gamma, paired_pools, require_comparable, summed
-from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, spent_and_base
+from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, free_draft, speedup, spent_and_base
 from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
 from alphaprof.log.schema import deeper_names
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
+from alphaprof.report.decision import Mask
 from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
-from alphaprof.report.traffic import judge_traffic
+from alphaprof.report.model import Note
+from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.gates import Gate, GateResult, Outcome, judge, together
 from alphaprof.stats.paired import differing, inverse_difference, share_difference
-from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
+from alphaprof.totals.pool import DocumentTotals, accepted_of, merged, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers; `agrees` too
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
+# Notes of the report by code: those that concern every measure, and those that concern a speedup as well.
+ON_TEXTS = {
+    "partial",
+    "damaged",
+    "contradicted",
+    "not_greedy",
+    "off_policy_sample",
+    "outside_support",
+    "near_ties",
+    "wiring",
+}
+ON_TIMES = {"busy", "slow_baseline", "not_measured", "other_context", "not_timed_there", "long_tail"}
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 
@@ -77,6 +94,11 @@ def checked(
     return check_decision(run)
 
 
+def concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
+    """Those of a report's notes that concern what is checked."""
+    return tuple(note for note in notes if note.code in ON_TEXTS or (speedup and note.code in ON_TIMES))
+
+
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
     """Returns least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
     least: dict[str, float] = {}
@@ -105,9 +127,10 @@ def check_decision(run: Run) -> Check:
     items: tuple[Item, ...] = ()
     if tested is not None:
         bounds = (tested.value, tested.low, tested.high)
-        items = (Item("speedup", "whole traffic", traffic.min_speedup, *bounds, traffic.documents, outcome),)
+        items = (Item("speedup", WHOLE, traffic.min_speedup, *bounds, traffic.documents, outcome),)
     return Check(
         outcome=outcome,
+        notes=concerning(report.notes, speedup=True),
         reason=traffic.reason,
         run=str(run.path),
         draft=traffic.draft,
@@ -182,9 +205,13 @@ def _check_thresholds(
         raise OptionInvalid(problem, "check --baseline compares tokens per round with another run")
     inputs = ReportInputs.of(run, "engine", run.manifest.config)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
-    draft, rule, gamma = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
+    draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
     pools = _pools(inputs, draft, rule)
-    times = inputs.book.times(inputs.question.concurrency).get(draft) if inputs.book else None
+    timing = inputs.book.timing(inputs.question.concurrency) if inputs.book else UNTIMED
+    times = timing.times.get(draft)
+    if tested is not None:  # what chose draft or gamma does not judge them
+        pools = {domain: pool.rows(tested[domain]) if domain in tested else pool for domain, pool in pools.items()}
+        times = timing.testing.get(draft)
     if "speedup" in thresholds and times is None:
         problem = f"{run.path} has no step times for {draft}, so no speedup"
         raise OptionInvalid(problem, "use --min-acceptance-length instead")
@@ -200,6 +227,7 @@ def _check_thresholds(
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
+        notes=concerning(build_report(run).notes, speedup="speedup" in thresholds),
         reason=reason_of(items, outcome),
         run=str(run.path),
         draft=draft,
@@ -212,9 +240,10 @@ def _check_thresholds(
 
 def _settled(
     run: Run, inputs: ReportInputs, draft: str | None, rule: str | None, gamma: int | None, *, needs_gamma: bool
-) -> tuple[str, str, int | None]:
-    """Draft, rule and gamma (None where no threshold needs one): as named, else as the decision fixes them, else as the
-    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does.
+) -> tuple[str, str, int | None, Mapping[str, Mask] | None]:
+    """Draft, rule and gamma (None if no threshold needs one): as named, else as the decision fixes them, else as the
+    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does. And the
+    documents that did not choose, see `tested_rows`.
     """
     require_drafts(run)
     question, drafts = inputs.question, run.manifest.drafts
@@ -224,7 +253,7 @@ def _settled(
         draft = next(iter(drafts))
     if draft is not None and draft not in drafts:
         raise OptionInvalid(f"{run.path} has no draft {short(draft)}", f"name one: {', '.join(drafts)}")
-    gammas = f"--gamma {' or '.join(map(str, run.gammas))}"
+    gammas, tested = f"--gamma {' or '.join(map(str, run.gammas))}", None
     if draft is None or (gamma is None and needs_gamma):
         named = {name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None}
         config = run.manifest.config | {"decision": run.manifest.config["decision"] | named}
@@ -237,9 +266,10 @@ def _settled(
                 what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(drafts)}"
             raise OptionInvalid(f"no {what}: {chosen.reason}", f"name one: {names}")
         draft, gamma = chosen.draft, gamma or chosen.gamma
+        tested = tested_rows(evidence, asked.book, asked.question, run.gammas)
     if gamma is not None and gamma not in run.gammas:
         raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {gammas}")
-    return draft, rule or one_rule(inputs), gamma if needs_gamma else None
+    return draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
 
 
 def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
@@ -352,8 +382,9 @@ class PairedText:
 def check_baseline(
     new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool, gamma: int | None = None
 ) -> Check:
-    """Compares a draft with an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
-    imported runs, of heads and where a gamma is named, no domain's tokens per round. Raises `NotComparable` with the reason,
+    """Compare a draft with an older one on the same prompts: alpha of the whole traffic must be surely no lower than by
+    `margin`, and that of no domain surely lower; of imported runs, of heads and if a gamma is named, tokens per round. All
+    failures together are wrong with a probability of at most 1 - confidence (Holm). Raises `NotComparable` with the reason,
     and `OptionInvalid` for a gamma that is not one of both runs.
     """
     require_comparable(old, new, allow_target_change)
@@ -368,16 +399,20 @@ def check_baseline(
     texts = _compared(old, new, [text for text, reason in zip(every, reasons, strict=True) if not reason])
     if not texts:
         raise _nothing_to_judge(old, unjudged)
+    if len(texts) > 1:
+        texts = [_whole(texts), *texts]
     # Texts that need no bounds have no part in the correction of the others.
     gates = [Gate(-margin, text.bounds) for text in texts if not text.silent and not text.unchanged]
     results = iter(judge(gates, confidence))
     items = tuple(text.item(-margin, confidence, results) for text in texts)
     unjudged += _unpaired(old.run, new.run, {text.domain for text in every})
-    outcome = together([item.outcome for item in items])
-    same = f"the same draft, {_identical(*texts)}" if all(text.unchanged for text in texts) else None
+    failed = any(item.outcome == "fail" for item in items)
+    outcome: Outcome = "fail" if failed else items[0].outcome
+    kept = f"the same draft, {_identical(texts[0])}" if texts[0].unchanged else "the threshold is reached"
     return Check(
         outcome=outcome,
-        reason=reason_of(items, outcome, unjudged, same),
+        notes=concerning(build_report(new.run).notes, speedup=False),
+        reason=reason_of(items if failed else items[:1], outcome, unjudged, kept),
         run=new.label,
         baseline=old.label,
         draft=new.draft,
@@ -389,6 +424,13 @@ def check_baseline(
         paired=len(rows[0]),
         unpaired=unpaired[::-1],
     )
+
+
+def _whole(texts: Sequence[PairedText]) -> PairedText:
+    """All texts together: the traffic."""
+    old, new = (merged([getattr(text, side) for text in texts]) for side in ("old", "new"))
+    identical = all(text.identical for text in texts)
+    return PairedText(WHOLE, old, new, texts[0].gamma, identical, texts[0].doubt)
 
 
 def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
