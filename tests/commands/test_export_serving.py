@@ -304,6 +304,7 @@ def test_notes_of_what_is_served_speak_of_no_rates(run: Run) -> None:
     found = export(RunDraft(run, "lookup"), "vllm-config", ExportRequest(gamma=5))
     said = " ".join((*found.notes, *found.warnings))
     assert "acceptance length" in said
+    assert 'vllm serve MODEL --speculative-config "$(alphaprof export ...)"' in said
     assert not any(word in said for word in ("rates are", "left out", "left to the reader"))
 
 

@@ -294,6 +294,7 @@ EXPORTS: dict[str, Export] = {
         SERVING,
         PROPOSING,
         scheduled=True,
+        beside=lambda _: 'serve with: vllm serve MODEL --speculative-config "$(alphaprof export ...)"',
         engine=VLLM,
         serves=True,
     ),
