@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import fdtri
 
 from alphaprof.stats.estimate import Array, Interval, quantile
 from alphaprof.stats.formulas import alpha_for, tokens_per_round
@@ -27,6 +28,7 @@ FACTORS = (2, 4)  # of the largest size: no forecast goes beyond
 EXPONENTS = np.geomspace(0.01, 2.0, 200)  # b: nearly a straight line over log N, to nearly saturated after a doubling
 ROUNDING = 1e-9  # by which e and A may lie below their least
 SMALLEST = 1e-9  # variance of a measurement that seems to have none, as a share of the largest
+FITS = 0.93  # level of `fits`: by simulation it withholds at most 5 % of the forecasts inside the family, on average
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,15 @@ def backtest(curve: LearningCurve, confidence: float) -> Backtest:
     variance = float(joint[-1, -1] - weights @ joint[:-1, -1])
     predicted = _band(seen, float(curve.sizes[-1]), (weights, max(variance, 0.0)), confidence)
     return Backtest(predicted, float(curve.miss[-1]))
+
+
+def fits(curve: LearningCurve) -> bool:
+    """Whether a curve of the family passes the measured sizes as closely as their joint errors say. A learning curve that
+    bends otherwise (one that speeds up, or stops) has no forecast. Chi^2 of the best fit against F, whose first degrees of
+    freedom are what three parameters leave over; at least 1, since limits on e, A and b contradict three sizes as well.
+    """
+    over = max(len(curve.sizes) - 3, 1)
+    return bool(_best(_faces(curve, EXPONENTS))[0].min() <= over * fdtri(over, curve.freedom, FITS))
 
 
 def _band(curve: LearningCurve, size: float, measured: tuple[Array, float] | None, confidence: float) -> Scenarios:

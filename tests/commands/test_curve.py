@@ -297,6 +297,18 @@ def test_a_step_has_no_forecast(run: Run, tmp_path: Path) -> None:
     assert answer_lines(report)[2].startswith("no forecast: ")
 
 
+def test_a_curve_that_speeds_up_has_no_forecast(run: Run, tmp_path: Path) -> None:
+    """Its largest size lies inside the band of a backtest that is wide; all sizes together contradict the model. That more
+    data do not help was not seen.
+    """
+    report = built(write_curve(tmp_path / "c", run, lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2)))
+    assert report.backtest is not None
+    assert report.backtest.inside
+    assert report.reason == "no curve 1 - alpha = e + A N^-b fits the measured sizes"
+    assert report.forecast == ()
+    assert "not seen to help" not in answer_lines(report)[4]
+
+
 def test_sizes_that_are_not_nested_have_no_forecast(copy: Path) -> None:
     record = read_training(copy / "heads" / "1-4-1")
     units = dataclasses.replace(record.units, train=("0" * 16, *record.units.train[1:]))

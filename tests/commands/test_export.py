@@ -481,36 +481,44 @@ def by_batch(schedule: list[list[int]]) -> dict[int, int]:
     return {size: gamma for first, last, gamma in schedule for size in range(first, last + 1)}
 
 
-def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: Run, tmp_path: Path) -> None:
+def test_the_schedule_is_nearly_the_best_gamma_of_the_report_at_every_batch_size(tmp_path: Path) -> None:
+    """With many documents and step times without an error; what is told apart from what holds for fewer sequences."""
+    domains = {"code": dataclasses.replace(RECIPE.domains["code"], documents=150)}
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
     config = table(tmp_path / "times.csv", run)
-    found = export(RunDraft(run, "small").asked(config), "vllm-synthetic", ExportRequest(gamma=5, domain="code"))
-    schedule = by_batch(json.loads(found.text)["num_speculative_tokens_per_batch_size"])
-    expected = {}
+    schedule = by_batch(
+        json.loads(written(RunDraft(run, "small").asked(config), "vllm-config"))["num_speculative_tokens_per_batch_size"]
+    )
     for size in range(1, 17):
         asked = config | {"decision": config["decision"] | {"concurrency": size}}
         result = only(build_report(run, config=asked), "code")
         speeds = {item.gamma: item.speedup.value for item in result.gammas if item.speedup}
-        best = max(speeds, key=lambda gamma: speeds[gamma])
-        expected[size] = best if speeds[best] >= 1 else 0
-    assert schedule == expected
-    assert len(set(expected.values())) > 2
-    assert 0 in expected.values()
-    clipped = json.loads(written(RunDraft(run, "small").asked(config), "vllm-synthetic", gamma=2, domain="code"))
-    assert max(by_batch(clipped["num_speculative_tokens_per_batch_size"]).values()) == 2
+        assert (speeds | {0: 1.0})[schedule[size]] > 0.95 * max(1.0, *speeds.values())
+    assert list(schedule.values()) == sorted(schedule.values(), reverse=True)
+    assert len(set(schedule.values())) > 2
+    assert 0 in schedule.values()
+
+
+@pytest.mark.parametrize("to", ["vllm-config", "vllm-synthetic"])
+def test_a_gamma_that_is_named_has_no_schedule_beside_it(run: Run, tmp_path: Path, to: str) -> None:
+    side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run))
+    assert "num_speculative_tokens_per_batch_size" in json.loads(written(side, to, domain="code"))
+    named = json.loads(written(side, to, domain="code", gamma=3))
+    assert named["num_speculative_tokens"] == 3
+    assert "num_speculative_tokens_per_batch_size" not in named
 
 
 def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
-    side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run, batches=(2, 3)))
-    found = export(side, "vllm-synthetic", ExportRequest(gamma=1, domain="code"))
-    assert json.loads(found.text)["num_speculative_tokens_per_batch_size"] == [[1, 3, 1]]
-    assert any("takes gamma 1 beyond 3 sequences" in warning for warning in found.warnings)
-    assert any("at concurrency 2 gamma 2 would be better" in note for note in found.notes), found.notes
+    config = table(tmp_path / "times.csv", run, batches=(2, 6))
+    config |= {"decision": config["decision"] | {"concurrency": 2}}
+    found = export(RunDraft(run, "small").asked(config), "vllm-synthetic", ExportRequest(domain="code"))
+    schedule = json.loads(found.text)["num_speculative_tokens_per_batch_size"]
+    assert (schedule[0][0], schedule[-1][1:]) == (1, [6, 1])
+    assert any("takes gamma 1 beyond 6 sequences" in warning for warning in found.warnings)
 
 
 def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None:
-    assert "num_speculative_tokens_per_batch_size" not in json.loads(
-        written(RunDraft(run, "small"), "vllm-synthetic", gamma=3)
-    )
+    assert "num_speculative_tokens_per_batch_size" not in json.loads(written(RunDraft(run, "small"), "vllm-synthetic"))
 
 
 def search(vector: Sequence[float], budget: int, levels: int) -> float:

@@ -13,11 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import binom
 
-from alphaprof.commands.export.build import export
+from alphaprof.commands.export.build import _schedule, export
 from alphaprof.commands.export.formats import EXPORTS
-from alphaprof.commands.export.scope import ExportRequest
+from alphaprof.commands.export.scope import ExportRequest, scope_of
+from alphaprof.costs.steps import TARGET, StepRow, StepTable
+from alphaprof.costs.timing import step_times
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Imported
 from alphaprof.log.run_draft import RunDraft
@@ -64,7 +68,7 @@ def test_the_configuration_of_vllm_to_the_letter(run: Run, tmp_path: Path) -> No
         '  "num_speculative_tokens": 3,\n'
         '  "draft_sample_method": "greedy",\n'
         '  "rejection_sample_method": "standard",\n'
-        '  "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 3, 2], [4, 7, 1], [8, 16, 0]]\n'
+        '  "num_speculative_tokens_per_batch_size": [[1, 5, 3], [6, 9, 1], [10, 16, 0]]\n'
         "}\n"
     )
     assert written(RunDraft(run, "lookup"), "vllm-config", gamma=3) == (
@@ -117,7 +121,7 @@ def test_the_rule_that_was_measured_decides_how_drafts_are_taken(sampled: Run) -
 
 
 def test_without_a_gamma_the_most_that_the_schedule_asks_for_is_served(run: Run, tmp_path: Path) -> None:
-    """At the concurrency of the verdict the schedule has fewer, and a gamma that is named is the most."""
+    """At the concurrency of the verdict the schedule has fewer."""
     config = table(tmp_path / "times.csv", run)
     config |= {"decision": config["decision"] | {"concurrency": 7}}
     side = RunDraft(run, "small").asked(config)
@@ -129,27 +133,72 @@ def test_without_a_gamma_the_most_that_the_schedule_asks_for_is_served(run: Run,
     assert verdict == 1 < max(schedule.values())
     assert any("0: none pays; num_speculative_tokens is the largest" in note for note in found.notes)
     assert not any("does not pay" in said for said in found.warnings)  # as at gamma 3 it would not
-    named = json.loads(written(side, "vllm-config", domain="code", gamma=2))
-    assert named["num_speculative_tokens"] == 2 == max(by_batch(named["num_speculative_tokens_per_batch_size"]).values())
     assert json.loads(written(side, "vllm-synthetic", domain="code"))["num_speculative_tokens"] == verdict
 
 
 def test_a_schedule_without_drafts_still_names_a_gamma_and_says_that_none_pays(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.1)}, lookups=("lookup",)))
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=40, alpha=0.02)}, lookups=("lookup",)))
     config = table(tmp_path / "times.csv", run, batches=(1, 16))
     found = export(RunDraft(run, "small").asked(config), "vllm-config", ExportRequest())
     content = json.loads(found.text)
     assert content["num_speculative_tokens_per_batch_size"] == [[1, 16, 0]]
     assert content["num_speculative_tokens"] == 1
-    assert any("does not pay at gamma 1" in said for said in found.warnings)
+    assert any(said.startswith("NO-GO: by the step times in times.csv, speedup ") for said in found.warnings)
     assert any("vLLM drafts nothing: at no concurrency does a gamma pay" in said for said in found.warnings)
+
+
+def noisy(generator: np.random.Generator, dearer: bool) -> StepTable:
+    """Eight rounds of steps that vary by 15 %; at 16 sequences verification takes longer, or all is as with one."""
+    rows = []
+    for batch in (1, 4, 16):
+        more = 8.0 if dearer and batch == 16 else 0.8
+        rounds = (10 + more * np.arange(6)) * np.exp(generator.normal(0, 0.15, (8, 6)))
+        for n, (ms, each) in enumerate(zip(step_times(rounds).tolist(), rounds.T.tolist(), strict=True), start=1):
+            rows.append(StepRow(TARGET, "decode" if n == 1 else "verify", n, batch, 256, ms, rounds=tuple(each)))
+        rows.append(StepRow("lookup", "lookup", 1, batch, 256, 0.01))
+        each = tuple((0.6 * np.exp(generator.normal(0, 0.15, 8))).tolist())
+        rows.append(StepRow("small", "draft", 1, batch, 256, float(np.median(each)), rounds=each))
+    return StepTable(rows)
+
+
+@pytest.mark.parametrize("dearer", [False, True])
+def test_noise_of_step_times_makes_no_schedule_and_dear_verification_does(tmp_path: Path, dearer: bool) -> None:
+    domains = {"code": dataclasses.replace(RECIPE.domains["code"], documents=60)}
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
+    scope = scope_of(RunDraft(run, "small").asked(table(tmp_path / "times.csv", run)), "vllm-config", ExportRequest())
+    assert scope.book is not None
+    generator, found = np.random.default_rng(5), []
+    for _ in range(40):
+        book = dataclasses.replace(scope.book, table=noisy(generator, dearer))
+        found.append(_schedule(dataclasses.replace(scope, book=book), EXPORTS["vllm-config"]))
+    changes = [each for each in found if each is not None]
+    if dearer:
+        assert len(changes) > 30
+        assert all(each[-1][2] < each[0][2] for each in changes)
+    else:
+        assert len(changes) <= binom.ppf(0.999, len(found), 0.05)
+
+
+@pytest.mark.parametrize(("least", "verdict"), [(1.01, ""), (1.5, "UNDECIDED: "), (3.0, "NO-GO: ")])
+def test_a_verdict_other_than_go_is_said_where_a_server_is_configured(run: Run, least: float, verdict: str) -> None:
+    config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"min_speedup": least}}
+    side = RunDraft(run, "small").asked(config)
+    for to in EXPORTS:
+        for gamma in (None, 2):
+            said = [
+                line
+                for line in export(side, to, ExportRequest(gamma=gamma)).warnings
+                if line.startswith(("GO", "NO-GO", "UNDECIDED"))
+            ]
+            assert [line.startswith(verdict) for line in said] == [True] * (EXPORTS[to].serves and bool(verdict))
+            assert all(f"{least:g}" in line for line in said)
 
 
 def test_medusa_has_no_schedule_since_vllm_always_drafts_with_every_head(run: Run, tmp_path: Path) -> None:
     medusa = changed(run, "small", kind="medusa", engine_method="medusa", in_one_step=True)
     side = RunDraft(medusa, "small").asked(table(tmp_path / "times.csv", run))
     for to in ("vllm-config", "vllm-synthetic"):
-        assert "num_speculative_tokens_per_batch_size" not in json.loads(written(side, to, gamma=3, domain="code"))
+        assert "num_speculative_tokens_per_batch_size" not in json.loads(written(side, to, domain="code"))
 
 
 def test_paths_and_revisions_are_those_of_the_profile(run: Run) -> None:
@@ -255,6 +304,7 @@ def test_notes_of_what_is_served_speak_of_no_rates(run: Run) -> None:
     found = export(RunDraft(run, "lookup"), "vllm-config", ExportRequest(gamma=5))
     said = " ".join((*found.notes, *found.warnings))
     assert "acceptance length" in said
+    assert 'vllm serve MODEL --speculative-config "$(alphaprof export ...)"' in said
     assert not any(word in said for word in ("rates are", "left out", "left to the reader"))
 
 

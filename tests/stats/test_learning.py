@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,20 +21,21 @@ from alphaprof.stats.learning import (
     as_tokens,
     backtest,
     first_size,
+    fits,
     measured_tokens,
     miss_of_tokens,
     scenarios,
     tokens_floor,
     tokens_of_miss,
 )
-from scripts.research.forecast_coverage import FLOOR, SIZES, family, outcomes, step
+from scripts.research.forecast_coverage import FLOOR, SIZES, Outcome, family, outcomes, plateau, shifted, sigmoid, step
 
 CURVES = 200
 
 
 def curve(miss: list[float], sd: float = 0.002, floor: float = 0.0, sizes: tuple[int, ...] = SIZES) -> LearningCurve:
-    """A curve with errors that are independent of each other."""
-    return LearningCurve(np.array(sizes, float), np.array(miss), np.eye(len(miss)) * sd**2, math.inf, sd, floor)
+    """A curve with errors that are independent of each other, and known."""
+    return LearningCurve(np.array(sizes, float), np.array(miss), np.eye(len(miss)) * sd**2, 1e9, sd, floor)
 
 
 def law(e: float, a: float, b: float) -> list[float]:
@@ -131,6 +133,27 @@ def test_a_step_falls_outside_its_backtest() -> None:
     assert backtest(curve(law(0.3, 0.3, 0.3), 0.002), 0.95).inside
 
 
+def test_what_bends_otherwise_fits_no_curve() -> None:
+    """A curve that speeds up over log N, and one that stops sooner than b = 2 does. Errors that all sizes share do not hide
+    it, and larger ones of their own do.
+    """
+    bends = [0.80, 0.79, 0.76, 0.69], [0.80, 0.70, 0.62, 0.615]
+    for miss in bends:
+        own = curve(miss, 0.003)
+        shared = LearningCurve(own.sizes, own.miss, own.covariance + 0.05**2, own.freedom, own.spread, own.floor)
+        assert not fits(own)
+        assert not fits(shared)
+        assert fits(curve(miss, 0.05))
+    assert fits(curve(law(0.3, 0.3, 0.3), 1e-4))
+    assert fits(curve(law(0.0, 0.5, 0.1), 1e-4))
+    assert not fits(curve(law(0.0, 0.5, 0.1), 1e-4, floor=0.4))  # it would have to end at the floor
+
+
+def test_three_sizes_can_contradict_the_family() -> None:
+    assert not fits(curve([0.80, 0.79, 0.70], 0.003, sizes=(100, 200, 400)))
+    assert fits(curve([0.80, 0.74, 0.70], 0.003, sizes=(100, 200, 400)))
+
+
 @given(st.floats(0.0, 1.0), st.integers(1, 8))
 def test_tokens_and_miss_rates_are_inverse(miss: float, gamma: int) -> None:
     assert miss_of_tokens(tokens_of_miss(miss, gamma), gamma) == pytest.approx(miss, abs=1e-7)
@@ -171,6 +194,20 @@ def test_promises_of_the_family_hold() -> None:
     assert held >= binom.ppf(0.001, len(found), 0.95)
     assert above <= binom.ppf(0.999, len(found), 0.05)
     assert np.median([each.width for each in found]) < 0.2
+
+
+def share(found: Sequence[Outcome], what: str) -> float:
+    return float(np.mean([getattr(each, what) for each in found]))
+
+
+def test_few_forecasts_inside_the_family_are_withheld_and_more_outside_it() -> None:
+    """Of those that pass the backtest, at most 5 % inside (not contradicted at 1 in 1,000); those left outside hold more."""
+    inside = [each for each in outcomes(family, CURVES, 7) if each.tested]
+    assert sum(not each.fits for each in inside) <= binom.ppf(0.999, len(inside), 0.05)
+    outside = [each for kind in (shifted, sigmoid, plateau) for each in outcomes(kind, CURVES, 7) if each.tested]
+    left = [each for each in outside if each.made]
+    assert 1 - share(outside, "fits") > 0.15
+    assert share(outside, "held") + 0.02 < share(left, "held") < 0.8  # 95 % is not promised of them
 
 
 def test_a_band_that_is_too_narrow_would_be_seen() -> None:

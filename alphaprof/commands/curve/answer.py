@@ -256,5 +256,5 @@ def definitions(report: CurveReport) -> Iterator[str]:
     if report.forecast:
         yield (
             "Forecast: all curves 1 - alpha = e + A N^-b that the measurements do not contradict; for tokens per round, by "
-            "the alpha of independent positions. A curve that stops or rises all at once is not among them (docs/curve.md)."
+            "the alpha of independent positions. A curve that stops or steepens is not among them (docs/curve.md)."
         )

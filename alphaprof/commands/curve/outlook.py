@@ -25,12 +25,14 @@ from alphaprof.stats.learning import (
     as_tokens,
     backtest,
     first_size,
+    fits,
     scenarios,
     tokens_floor,
 )
 
 TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only where it is the token that the target drew
 NOTABLE = 0.02  # share of tokens outside the vocabulary, and of speed that another gamma adds, that are worth a word
+STALLED = "heads of one size differ by more than the last step in size brought"
 BySize = Sequence[tuple[int, Sequence[Measured]]]
 
 
@@ -76,7 +78,9 @@ def outlook_of(
     if not tested.inside:
         reason = "the largest size fell outside what the smaller ones predict"
     elif curve.last_gain <= curve.spread:
-        reason = "heads of one size differ by more than the last step in size brought"
+        reason = STALLED
+    elif not fits(curve):
+        reason = "no curve 1 - alpha = e + A N^-b fits the measured sizes"
     if reason:
         return _without(points, floor, reason, least, shown, notes)
     cost = _cost_of_a_round(points[-1])
@@ -225,7 +229,7 @@ def _without(
         verdict = f"the largest size does not reach {goal} as it was measured"
     else:
         verdict = f"the largest size is not told apart from {goal}: test on more units"
-    if tested is not None and tested.inside:
+    if reason == STALLED:
         verdict += "; more data was not seen to help"
     return Outlook(floor, f"NO FORECAST: {reason}", verdict, instead, tested, reason, (), tuple(notes))
 

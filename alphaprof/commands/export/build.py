@@ -12,7 +12,7 @@ import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
 from alphaprof.commands.export.scope import ExportRequest, ExportScope, ranks_of, scope_of
-from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.costs.speedup import Decoded, StepTimes, free_draft, speedup, without_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.run_draft import RunDraft
@@ -58,7 +58,7 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
     if form.serves:
         _require_served(side, to, scope.rules)
     schedule = _schedule(scope, form)
-    if form.serves and schedule is not None and scope.question.gamma == AUTO:
+    if form.serves and schedule is not None:
         scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
     mean, by_domain = _per_request(scope) if scope.exact else (None, None)
     acceptance = Acceptance(
@@ -124,41 +124,55 @@ def _require_served(side: RunDraft, to: str, rules: str) -> None:
 
 
 def _schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, int], ...] | None:
-    """The best gamma by concurrency, 0 where the draft does not pay; None unless two were timed. Up to the exported one;
-    a server drafts as many as the best one of all asks for, unless a gamma was named. Where two of them differ, bisection
-    with interpolated step times finds the place of the change.
+    """The gamma by concurrency, 0 to draft nothing: that of the decision, and another one from where on that is told apart
+    from it. None where none is, or a gamma was named. Up to the exported one; a server drafts as many as the largest asks
+    for. Where two differ, bisection with interpolated step times finds the place of the change.
     """
     facts = scope.side.run.manifest.drafts[scope.side.draft]
-    if not (form.scheduled and form.engine and form.engine.schedules(facts)):
+    if scope.question.gamma != AUTO or not (form.scheduled and form.engine and form.engine.schedules(facts)):
         return None
-    most = max(scope.side.run.gammas) if form.serves and scope.question.gamma == AUTO else scope.gamma
+    most = max(scope.side.run.gammas) if form.serves else scope.gamma
     known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
     if len(known) < 2:
         return None
-    best = {size: _paying(scope, size, most) for size in known}
-    stack = list(pairwise(known))
+    start, stack = scope.question.concurrency, list[tuple[int, int]]()
+    best = {start: _told_apart(scope, start, scope.gamma, most)}
+    for side in ([size for size in known if size > start], [size for size in reversed(known) if size < start]):
+        for near, far in pairwise([start, *side]):
+            best[far] = _told_apart(scope, far, best[near], most)
+            stack.append((near, far))
     while stack:
-        low, high = stack.pop()
-        if high - low > 1 and best[low] != best[high]:
-            middle = (low + high) // 2
-            best[middle] = _paying(scope, middle, most)
-            stack += [(low, middle), (middle, high)]
+        near, far = stack.pop()
+        if abs(far - near) > 1 and best[near] != best[far]:
+            middle = (near + far) // 2
+            best[middle] = _told_apart(scope, middle, best[near], most)
+            stack += [(near, middle), (middle, far)]
+    if set(best.values()) == {scope.gamma}:
+        return None
     groups = [(list(sizes), gamma) for gamma, sizes in groupby(sorted(best), key=best.__getitem__)]
     return tuple((sizes[0] if number else 1, sizes[-1], gamma) for number, (sizes, gamma) in enumerate(groups))
 
 
-def _paying(scope: ExportScope, concurrency: int, most: int) -> int:
-    """The best gamma up to `most` at a concurrency; 0 where decoding is not faster with it."""
-    times = scope.times(concurrency)
-    if times is None:
-        return 0
-    speeds = {}
-    for gamma in scope.side.run.gammas:
-        if gamma <= most:
-            faster = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], times)
-            speeds[gamma] = faster.value if faster else 0.0
-    best = max(speeds, key=speeds.__getitem__)
-    return best if speeds[best] >= 1 else 0
+def _told_apart(scope: ExportScope, concurrency: int, present: int, most: int) -> int:
+    """The fastest gamma up to `most` at a concurrency, 0 for no drafts, of those that are faster than the `present` one by
+    the lower bound of their gain, each at its share of what may be wrong; else the present one.
+    """
+    if (times := scope.times(concurrency)) is None:
+        return present
+    others = [gamma for gamma in (0, *scope.side.run.gammas) if gamma <= most and gamma != present]
+    tail, gains = (1 - scope.question.confidence) / len(others), {}
+    for gamma in others:
+        gain = scope.mix.gain(*(_decoded(scope, each, times) for each in (present, gamma)))
+        if gain is not None and gain.deciding(tail)[0] > 1:
+            gains[gamma] = gain.value
+    return max(gains, key=gains.__getitem__, default=present)
+
+
+def _decoded(scope: ExportScope, gamma: int, times: StepTimes) -> list[Decoded]:
+    pools = scope.pools.values()
+    if gamma == 0:
+        return [without_draft(pool.counts(scope.gamma), times) for pool in pools]
+    return [(pool.counts(gamma), times) for pool in pools]
 
 
 def _conditions(scope: ExportScope) -> dict[str, Any]:
@@ -219,11 +233,8 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
         yield beside
     if acceptance.schedule is not None and scope.book is not None:
         known = ", ".join(map(str, scope.book.concurrencies))
-        largest = "; num_speculative_tokens is the largest" if form.serves and scope.question.gamma == AUTO else ""
-        yield f"best gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none pays{largest}"
-        least = scope.book.concurrencies[0]
-        if (better := _paying(scope, least, max(acceptance.depths))) > scope.gamma:
-            yield f"at concurrency {least} gamma {better} would be better, and the schedule stops at gamma {scope.gamma}"
+        largest = "; num_speculative_tokens is the largest" if form.serves else ""
+        yield f"gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none pays{largest}"
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
@@ -240,7 +251,9 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
     yield from _of_serving(scope, acceptance, form) if form.serves else _of_rates(scope, chosen, form.over or ALL)
     times = scope.times(scope.question.concurrency)
-    if times is not None:
+    if form.serves and scope.decision.verdict != "GO":
+        yield f"{scope.decision.verdict}: {scope.decision.reason}"
+    elif times is not None:
         gamma = _scheduled(acceptance.schedule, scope.question.concurrency) or scope.gamma
         chosen_pair = (scope.side.draft, gamma)
         faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)

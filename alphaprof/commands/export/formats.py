@@ -78,8 +78,8 @@ class Acceptance:
     with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q.
     `depths`: by gamma, of every gamma of the run.
     `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
-    None where rounds are expectations. `schedule`: first and last concurrency, and the best gamma there (0: the draft does
-    not pay); None where fewer than two were timed. `conditions`: what was measured, and how.
+    None where rounds are expectations. `schedule`: first and last concurrency, and the gamma there (0: the draft does
+    not pay); None where one is for all. `conditions`: what was measured, and how.
     """
 
     draft: DraftFacts
@@ -294,6 +294,7 @@ EXPORTS: dict[str, Export] = {
         SERVING,
         PROPOSING,
         scheduled=True,
+        beside=lambda _: 'serve with: vllm serve MODEL --speculative-config "$(alphaprof export ...)"',
         engine=VLLM,
         serves=True,
     ),

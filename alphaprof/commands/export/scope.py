@@ -17,10 +17,11 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN, DraftFacts
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.split import SplitBy
+from alphaprof.report.decision import Decision
 from alphaprof.report.format import many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import why_undecidable
-from alphaprof.report.verdict import Evidence, Question, judge, not_defined
+from alphaprof.report.verdict import Evidence, Question, judge, no_decision, not_defined
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree, replayed
 from alphaprof.totals.count import by_chance
@@ -47,7 +48,7 @@ class ExportScope:
     """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
     `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one gamma.
     `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not expectations. `truncated`:
-    some of the text was sampled without the less probable tokens.
+    some of the text was sampled without the less probable tokens. `decision`: the verdict on this draft at that gamma.
     """
 
     side: RunDraft
@@ -63,6 +64,7 @@ class ExportScope:
     exact: bool
     truncated: bool
     gamma: int
+    decision: Decision
 
     def scaled(self) -> dict[str, float]:
         """By domain, what its counts are multiplied with: 1 as observed; else what gives it its share of the tokens."""
@@ -123,8 +125,9 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
         exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
         truncated=any(item.pool.sampling and _truncates(item.pool.sampling) for item in used),
         gamma=0,
+        decision=no_decision(""),
     )
-    return dataclasses.replace(scope, gamma=_best(scope, gammas))
+    return _judged(scope, gammas)
 
 
 def _truncates(sampling: Mapping[str, float]) -> bool:
@@ -187,17 +190,15 @@ def _require_chain(rule: str, to: str, draft: DraftFacts) -> None:
         )
 
 
-def _best(scope: ExportScope, gammas: Sequence[int]) -> int:
-    """The gamma of the decision, or the one that it would choose for this draft. Raises `OptionInvalid`."""
+def _judged(scope: ExportScope, gammas: Sequence[int]) -> ExportScope:
+    """The scope at the gamma of the decision, or at the one that it would choose for this draft. Raises `OptionInvalid`."""
     question, draft = scope.question, scope.side.draft
-    if question.gamma != "auto":
-        return int(question.gamma)
     timing = scope.book.timing(question.concurrency) if scope.book else UNTIMED
     best, decision = judge({draft: scope.pools}, timing, scope.mix, question, gammas)
     if best is None:
         problem = f"no gamma is known to be the best for {scope.side.label}: {decision.reason}"
         raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
-    return best[1]
+    return dataclasses.replace(scope, gamma=best[1], decision=decision)
 
 
 def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, list[str], list[str]]:
