@@ -893,7 +893,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Hold intervals and verdicts against documents whose truth is known.")
     for part, (title, *_) in PARTS.items():
         parser.add_argument(
-            f"--{part}", type=int, default=SAMPLES.get(part, 2000), help=f"samples a line of: {title}; 0: none"
+            f"--{part}",
+            type=int,
+            default=SAMPLES.get(part, 2000),
+            help=f"samples a line of: {title}; 0: none".replace("%", "%%"),
         )
     parser.add_argument("--members", type=int, default=400, help="documents of each length in a population")
     parser.add_argument("--seed", type=int, default=0)

@@ -1280,6 +1280,8 @@ def test_the_random_order_follows_from_the_prompts(tmp_path: Path) -> None:
     rows = [[document.source_row for document in found] for found in (first, again, other)]
     assert rows[0] == rows[1] != rows[2]
     assert sorted(rows[0]) == list(range(40))
+    backwards = drawn(tmp_path / "d.jsonl", names[::-1])
+    assert [document.source_row for document in backwards] == [39 - row for row in rows[0]]
     places = [
         [document.source_row for document in drawn(tmp_path / "c.jsonl", [f"{s} {n}" for n in names])] for s in range(60)
     ]

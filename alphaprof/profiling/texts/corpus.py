@@ -220,6 +220,7 @@ class InRandomOrder:
             hint = "profile without --until-decided: a fixed number of documents counts a prompt as often as it comes"
             raise ProfileInvalid(message, hint)
         seed = int.from_bytes(hashlib.sha256("".join(prompts).encode()).digest())
+        documents.sort(key=lambda document: document.prompt_hash)  # the order of the files has no say
         order = np.random.default_rng(seed).permutation(len(documents)).tolist()
         drawn = [dataclasses.replace(documents[place], document=number) for number, place in enumerate(order)]
         return cls(drawn, corpus.skipped, corpus.truncated)

@@ -370,3 +370,9 @@ def test_what_is_wrong_is_found(
     samples = "120" if part != "step_times" else "10"
     assert SCRIPT["main"]([f"--{part}", samples, "--members", "10"]) == 1
     assert capsys.readouterr().out.endswith(f"\n{expected} not met\n")
+
+
+def test_help_prints_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        SCRIPT["main"](["--help"])
+    assert "95 % intervals" in capsys.readouterr().out
