@@ -61,7 +61,7 @@ GLOSSARY = {  # what a name means wherever it stands; CLASS.NAME goes first
     "created": "when the run began, ISO 8601",
     "device": "that the target ran on",
     "documents": "number of documents",
-    "documents_needed": "independent documents that would settle it if the point estimate holds; None: unknown or settled",
+    "documents_needed": "independent documents of a new run that would settle it with an even chance; None: none would",
     "domain": "name of the domain, as the data has it",
     "draft": "name of the draft, as the profile has it",
     "drafts": "names of the drafts",

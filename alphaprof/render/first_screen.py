@@ -67,6 +67,7 @@ COLUMNS = ("domain", "pool", "share", "docs", "draft", "γ", "alpha", "tokens/ro
 WORDS = ("domain", "pool", "draft", "verdict", "next best")  # columns of words, which begin at the left
 MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
+ALONE = "*"  # marks a verdict that does not hold for all domains together
 SAME = "≈"  # marks a next best that is not told apart
 
 
@@ -143,12 +144,7 @@ def _about(report: Report) -> Iterator[str]:
     traffic = report.traffic
     asked = f"asked {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
-        longest = _mine(report) or next(iter(report.drafts), None)
-        if longest is not None and longest.tokens_per_round is not None:
-            emits = f"{fmt.interval(longest.tokens_per_round)} with {_tokens(longest.gamma)}"
-            yield f"most tokens per round: {longest.draft}, {emits}; speedup not known, {asked}"
-        else:
-            yield f"speedup not known, {asked}"
+        yield f"speedup not known, {asked}"
         yield traffic.reason
         return
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
@@ -157,8 +153,10 @@ def _about(report: Report) -> Iterator[str]:
     yield f"{report.draft}{where}, {_tokens(report.gamma)}: {faster}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
-    if more := _more_documents(_mine(report)):
-        yield f"about {fmt.many(more, 'more document')} would settle it, if this speedup holds"
+    mine = _mine(report)
+    if mine is not None and mine.documents_needed is not None:
+        likely = f", of {fmt.count(mine.documents_likely)} with 80 %" if mine.documents_likely is not None else ""
+        yield f"a new run of {fmt.count(mine.documents_needed)} documents would settle it with an even chance{likely}"
     else:
         yield traffic.reason
 
@@ -175,13 +173,6 @@ def _mine(report: Report) -> DraftAnswer | None:
 def _second(report: Report) -> DraftAnswer | None:
     """The fastest of the other drafts on the whole traffic."""
     return next((answer for answer in report.drafts if answer.draft != report.draft), None)
-
-
-def _more_documents(answer: DraftAnswer | None) -> int | None:
-    """How many more independent documents would settle an answer; None where that is not known."""
-    if answer is None or answer.documents_needed is None:
-        return None
-    return max(answer.documents_needed - answer.documents, 0) or None
 
 
 def _route(report: Report) -> Iterator[str]:
@@ -243,7 +234,14 @@ def _speedup(interval: Interval | None, asked: float, unit: str = "") -> str:
 
 def _row(report: Report, item: DomainAnswer) -> tuple[str, ...]:
     pool, name, next_best = _pool_of(report, item.domain), fmt.short(item.domain), _next_best(item.next_best, item.ahead)
-    return (name, pool, fmt.percent(item.share), fmt.count(item.documents), *_answer(report, item.best), next_best)
+    *answer, verdict = _answer(report, item.best)
+    alone = ALONE if _alone(item) else ""
+    return (name, pool, fmt.percent(item.share), fmt.count(item.documents), *answer, verdict + alone, next_best)
+
+
+def _alone(item: DomainAnswer) -> bool:
+    """Whether the verdict on a domain does not hold for all domains together."""
+    return item.best.verdict != item.adjusted
 
 
 def _answer(report: Report, answer: DraftAnswer) -> tuple[str, ...]:
@@ -297,11 +295,16 @@ def _below(report: Report) -> Iterator[str]:
         yield f"verdicts go by one-sided {level} bounds, which lie inside the two-sided intervals shown"
     if any(MARK in cell for answer in shown for cell in _answer(report, answer)):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
+    marks = []
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
-        yield f"{SAME}: not told apart from the best on the same documents"
-    lacking = {item.domain: _more_documents(item.best) for item in report.domains if item.best.verdict == "UNDECIDED"}
-    if needed := [f"{fmt.short(domain, NAME)} {fmt.count(more)}" for domain, more in lacking.items() if more]:
-        yield f"more documents that would settle a domain, if its speedup holds: {', '.join(needed)}"
+        marks.append(f"{SAME}: not told apart from the best")
+    if any(_alone(item) for item in report.domains):
+        marks.append(f"{ALONE}: not sure for all {len(report.domains)} domains together (Holm)")
+    if marks:
+        yield "; ".join(marks)
+    lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
+    if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
+        yield f"documents that would settle a domain with an even chance: {', '.join(needed)}"
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
         yield f"no step times: {', '.join(untimed)}"
@@ -319,9 +322,9 @@ def _looks_otherwise(answer: DraftAnswer, asked: float) -> bool:
 
 
 def _pays_nowhere(report: Report, answer: DraftAnswer) -> str:
-    """A draft that makes every domain slower, by how much, and what its steps cost; empty for another one."""
+    """A draft that is NO-GO in every domain, its speedup, and what its steps cost; empty for another one."""
     judged = [result for result in report.results if result.draft == answer.draft and result.verdict is not None]
-    if answer.speedup is None or answer.speedup.value >= 1 or not judged:
+    if answer.speedup is None or answer.speedup.value >= report.traffic.min_speedup or not judged:
         return ""
     if any(result.verdict != "NO-GO" for result in judged):
         return ""
@@ -356,10 +359,10 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
         ("that γ", *(str(item.best_gamma) for item in shown)),
     )
     last = pays_up_to(known, traffic.min_speedup)
-    asked = f"point values reach {traffic.min_speedup:g}x"
     if last is None:
-        return rows, f"{asked} at none"
-    return rows, f"{asked} at all" if last == known[-1].concurrency else f"{asked} up to {last}"
+        return rows, f"below {traffic.min_speedup:g}x at every load timed"
+    where = "at every load timed" if last == known[-1].concurrency else f"up to {last} at a time"
+    return rows, f"above {traffic.min_speedup:g}x {where}"
 
 
 def _serve(report: Report) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from alphaprof.render.first_screen import WORDS, FirstScreen, first_screen
+from alphaprof.render.first_screen import ALONE, WORDS, FirstScreen, first_screen
 from alphaprof.render.sections.blocks import Row, Table
 from alphaprof.render.sections.contents import ALL, Section, chosen
 from alphaprof.render.tables import NAME_LEAST, named_table, plain
@@ -142,7 +142,7 @@ class _Page:
             for place in shown:
                 row[place].align("left" if names[place] in WORDS else "right", widths[place])
             if number:
-                row[names.index("verdict")].stylize(COLOURS[rows[number][names.index("verdict")]])
+                row[names.index("verdict")].stylize(COLOURS[rows[number][names.index("verdict")].rstrip(ALONE)])
             self._print(Text(" " * gap).join(row[place] for place in shown))
             if number == 0:
                 self._print(rule.copy())

@@ -11,11 +11,13 @@ import numpy as np
 
 from alphaprof.costs.speedup import FEWEST, Speedup
 from alphaprof.costs.timing import LEAST_ROUNDS
+from alphaprof.stats.estimate import probability
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
+EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
 SURER = "idle machine, larger costs.budget and costs.repeats"
 
 
@@ -23,8 +25,8 @@ SURER = "idle machine, larger costs.budget and costs.repeats"
 class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on.
 
-    `documents_needed`: about how many independent documents in all would settle it if the speedup holds; None where it is
-    settled or where documents alone cannot settle it.
+    `documents_needed`, `documents_likely`: of how many independent documents a new run would settle it with a chance of 50
+    and of 80 %; None if it is settled, or no number has that chance.
     """
 
     verdict: VerdictName
@@ -33,6 +35,7 @@ class Decision:
     low: float
     high: float
     documents_needed: int | None
+    documents_likely: int | None = None
 
 
 def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
@@ -49,8 +52,11 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
         return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None)
     low, high = speedup.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
-    needed = documents_needed(speedup, min_speedup, confidence) if verdict == "UNDECIDED" else None
-    needed = needed and needed * (1 + held_out)
+    needed, likely = (
+        documents_needed(speedup, min_speedup, confidence, wanted) if verdict == "UNDECIDED" else None
+        for wanted in (EVEN, LIKELY)
+    )
+    needed, likely = needed and needed * (1 + held_out), likely and likely * (1 + held_out)
     on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g} %"
     lower, upper = beside(low, min_speedup), beside(high, min_speedup)
@@ -61,8 +67,8 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
     elif verdict == "NO-GO":
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
     else:
-        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(needed, speedup)}"
-    return Decision(verdict, reason, speedup, low, high, needed)
+        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(needed, likely, speedup)}"
+    return Decision(verdict, reason, speedup, low, high, needed, likely)
 
 
 def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
@@ -89,9 +95,10 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
 
-def _remedy(total: int | None, speedup: Speedup) -> str:
-    if total is not None:
-        return f"about {total} independent documents in all would settle it, if this speedup holds"
+def _remedy(needed: int | None, likely: int | None, speedup: Speedup) -> str:
+    if needed is not None:
+        sure = f"{likely} with 80 %" if likely is not None else "no number with 80 %"
+        return f"a new run of {needed} independent documents would settle it with an even chance, {sure}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:
         return f"it takes both more documents and surer step times ({SURER})"
@@ -100,15 +107,13 @@ def _remedy(total: int | None, speedup: Speedup) -> str:
     return "it is too close to the threshold for any number of documents to settle it"
 
 
-def documents_needed(speedup: Speedup, min_speedup: float, confidence: float) -> int | None:
-    """The smallest number of documents like these whose bound would clear the threshold, if the point estimate holds.
-
-    The step-time error stays, sampling variance falls as 1 / documents. None beyond a million.
+def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wanted: float) -> int | None:
+    """The smallest number of documents like these whose bound clears the threshold with a chance of `wanted`; None if no
+    number up to a million has it.
     """
 
     def settles(documents: int) -> bool:
-        low, high = speedup.at(documents).bounds(1 - confidence)
-        return low >= min_speedup or high < min_speedup
+        return chance_of_settling(speedup, documents, min_speedup, confidence) >= wanted
 
     if not settles(MANY):
         return None
@@ -116,7 +121,25 @@ def documents_needed(speedup: Speedup, min_speedup: float, confidence: float) ->
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if settles(middle) else (middle + 1, high)
-    return low if low <= MANY else None
+    return low
+
+
+def chance_of_settling(speedup: Speedup, documents: int, min_speedup: float, confidence: float) -> float:
+    """The chance that a new run of so many documents clears the threshold on either side.
+
+    The truth is not the estimate: on the log scale what the new run finds is around it by t, with the variance of this
+    sample, that of the new one, which is 1 / documents of it, and the error of step times twice (a predictive distribution).
+    """
+    one = speedup.at(documents)
+    low, high = one.bounds(1 - confidence)
+    lead = math.log(speedup.value / min_speedup)
+    below = math.log(speedup.value / low) if low > 0 else math.inf
+    above = math.log(high / speedup.value)
+    spread = math.hypot(speedup.sampling_error, one.sampling_error, math.sqrt(2) * speedup.timing_error)
+    if spread == 0:
+        return float(lead >= below or -lead > above)
+    freedom = speedup.freedom
+    return probability((lead - below) / spread, freedom) + probability((-lead - above) / spread, freedom)
 
 
 def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import CostModel, open_costs
 from alphaprof.log.store import Run
@@ -16,7 +17,7 @@ from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined, order_of
 from alphaprof.rules import BoundRule, rules_of
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.documents import Documents, mean_context, observed_weights, strata_of
+from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.pool import SHARED, DocumentTotals, columns_of, merged, pools
 from alphaprof.totals.replay import Flavour
@@ -46,6 +47,7 @@ class ReportInputs:
         by = config.get("route", {}).get("by", "domain")
         question = Question(**config["decision"], measured_dtype=measured, order=order, route_by=by)
         documents = run.documents()
+        require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
         # Step times must not depend on documents that they judge, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
         book = open_costs(run, config["costs"], mean_context(first))

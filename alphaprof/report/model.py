@@ -88,10 +88,13 @@ class Result:
     chosen: bool  # other documents than these chose best_gamma
     tested_clusters: int  # independent units among the documents that the verdict rests on
     load: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
-    pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
+    pays_up_to: (
+        int | None
+    )  # the last before the best gamma's speedup is below decision.min_speedup; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
-    documents_needed: int | None
+    documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
+    documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
 
     @property
     def own(self) -> bool:
@@ -111,7 +114,8 @@ class DraftAnswer:
     verdict: VerdictName
     reason: str
     documents: int  # independent ones that there are
-    documents_needed: int | None  # independent ones in all that would settle it
+    documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
+    documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class DomainAnswer:
     share: float  # of output tokens
     documents: int
     best: DraftAnswer  # the draft to use, where one could be chosen
+    adjusted: VerdictName  # its verdict if those of all domains are to be right together (Holm); alone each may be wrong
     next_best: DraftAnswer | None  # of the other drafts; None: there is none
     ahead: Interval | None  # how many times as fast as the next best it is, paired; on documents that chose neither
 
@@ -187,13 +192,16 @@ class Traffic:
     length_correlation: (
         float | None
     )  # rank correlation of length and time per token with the draft; None: none is shown (p >= .01)
-    documents_needed: int | None
+    documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
+    documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
     min_speedup: float  # what the decision asks for
     weights: dict[str, float]
     weights_observed: bool
     served_dtype: str | None  # that the target is served in, where another one was measured: then nothing is decided
     load: tuple[AtConcurrency, ...]  # of the chosen draft
-    pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
+    pays_up_to: (
+        int | None
+    )  # the last before the best gamma's speedup is below decision.min_speedup; None: not even the first
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,11 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         chosen=len(question.gammas(gammas)) > 1,
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
         load=load,
-        pays_up_to=speeds.pays_up_to(load),
+        pays_up_to=speeds.pays_up_to(load, question.min_speedup),
         verdict=decision.verdict if decides else None,
         reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
         documents_needed=decision.documents_needed if decides else None,
+        documents_likely=decision.documents_likely if decides else None,
     )
 
 

@@ -62,7 +62,7 @@ def by_concurrency(
     return tuple(each)
 
 
-def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float = 1.0) -> int | None:
+def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | None:
     """The last concurrency before the first one at which the best gamma's speedup is below `least`; None: not even the first
     one reaches it.
     """

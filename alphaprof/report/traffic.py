@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.report.decision import Mask
+from alphaprof.report.decision import Decision, Mask, VerdictName
 from alphaprof.report.format import short
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, Traffic
 from alphaprof.report.route import find_route
@@ -28,6 +30,7 @@ from alphaprof.report.verdict import (
 )
 from alphaprof.rules import rules_of
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, pooled_share, present, rank_correlation
+from alphaprof.stats.gates import holm
 from alphaprof.totals.pool import DocumentTotals, accepted_of
 
 SURELY = 0.01  # chance of a rank correlation as strong as this where there is none
@@ -48,6 +51,8 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         best, decision = judge(candidates, timing, mix, question, gammas)
         decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
     reason = decision.reason
+    if question.draft == "auto" and times:
+        reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())
     if question.stand_in:
         reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
     timed = best is not None and best[0] in times
@@ -72,12 +77,13 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         effective_documents=effective,
         length_correlation=correlation,
         documents_needed=decision.documents_needed,
+        documents_likely=decision.documents_likely,
         min_speedup=question.min_speedup,
         weights=dict(weights),
         weights_observed=question.weights is None,
         served_dtype=question.served_dtype if question.stand_in else None,
         load=several,
-        pays_up_to=pays_up_to(several),
+        pays_up_to=pays_up_to(several, question.min_speedup),
     )
 
 
@@ -125,16 +131,21 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
 def _asked(
     evidence: Evidence, book: CostModel | None, question: Question
 ) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
-    """What a verdict on the whole traffic is made of: step times, drafts that may be chosen, and how domains are mixed."""
+    """What a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step times, if
+    any has), and how domains are mixed.
+    """
     candidates = evidence.candidates
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
+    if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
+        book = None
+    timing = book.timing(question.concurrency) if book else UNTIMED
+    if timed := {draft: pools for draft, pools in candidates.items() if draft in timing.times}:
+        candidates = timed
     weights = question.weights or dict(evidence.observed)
     observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
     mix = Mix.of(weights) if question.weights is not None else observed
-    if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
-        book = None
-    return book, book.timing(question.concurrency) if book else UNTIMED, candidates, mix, weights
+    return book, timing, candidates, mix, weights
 
 
 @dataclass(frozen=True)
@@ -162,29 +173,69 @@ def judge_parts(
     """
     _, timing, candidates, mix, weights = _asked(evidence, book, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
-    allowed = {draft: pools for draft, pools in candidates.items() if draft in every}
-    lacking = "no rounds" if allowed else without_times([], timing.lacks(candidates))
+    lacking = timing.lacks(candidates) if timing.times else None  # of a draft that was asked for
+    lacking = without_times([], lacking) if lacking else "no rounds"
     answer_of = partial(_best_answer, timing=timing, question=question, gammas=gammas)
-    domains = []
+    domains: list[DomainAnswer] = []
+    claims: list[_Claim] = []
     for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
         here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
         best, others = _nothing(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
-        if domain not in evidence.undefined and here.keys() & allowed.keys():
-            best = answer_of({draft: pools for draft, pools in here.items() if draft in allowed}, mix=alone)
+        claims.append(_Claim("UNDECIDED", lambda _: False))
+        if domain not in evidence.undefined and here.keys() & candidates.keys():
+            mine = {draft: pools for draft, pools in here.items() if draft in candidates}
+            best, decision = answer_of(mine, mix=alone)
+            claims[-1] = _Claim(decision.verdict, partial(_still, decision, mine, timing, alone, question, gammas))
             others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
-        next_best = answer_of(others, mix=alone) if others else None
+        next_best = answer_of(others, mix=alone)[0] if others else None
         ahead = _ahead(here, best, next_best, domain, timing, question) if next_best else None
-        domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best, ahead))
-    if not allowed or (reason := why_undecidable(weights, evidence, next(iter(allowed.values())))):
-        return Parts(tuple(domains), (), None, lacking if not allowed else reason)
-    best = answer_of(allowed, mix=mix)
-    drafts = [answer_of({draft: pools}, mix=mix) for draft, pools in every.items() if draft != best.draft]
+        domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, "UNDECIDED", next_best, ahead))
+    domains = _adjusted(domains, claims, 1 - question.confidence)
+    reason = why_undecidable(weights, evidence, next(iter(candidates.values())))
+    if reason or not candidates.keys() & every.keys():
+        return Parts(tuple(domains), (), None, reason or lacking)
+    best, _ = answer_of(candidates, mix=mix)
+    drafts = [answer_of({draft: pools}, mix=mix)[0] for draft, pools in every.items() if draft != best.draft]
     drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed, reverse=True)
     route: Route | str = without_times([], timing.lacks(candidates))
     if timing.times:
         route = find_route(candidates, timing, mix, question, gammas, weights)
     found, one_pool = (None, route) if isinstance(route, str) else (route, "")
     return Parts(tuple(domains), tuple(drafts), found, one_pool)
+
+
+class _Claim(NamedTuple):
+    """The verdict on a domain, and whether it holds where its bound may miss with another probability."""
+
+    verdict: VerdictName
+    holds: Callable[[float], bool]
+
+
+def _still(
+    decision: Decision,
+    candidates: Pools,
+    timing: Timing,
+    mix: Mix,
+    question: Question,
+    gammas: Sequence[int],
+    tail: float,
+) -> bool:
+    """Whether a decision is the same where each bound misses with a probability of `tail`."""
+    if question.order is not None:  # bets are lost or won at their own error
+        asked = replace(question, confidence=1 - tail)
+        return judge(candidates, timing, mix, asked, gammas)[1].verdict == decision.verdict
+    low, high = decision.speedup.deciding(tail) if decision.speedup else (0.0, math.inf)
+    return low >= question.min_speedup if decision.verdict == "GO" else high < question.min_speedup
+
+
+def _adjusted(domains: Sequence[DomainAnswer], claims: Sequence[_Claim], error: float) -> list[DomainAnswer]:
+    """The answers with the verdicts that hold for all domains together: of each kind any is wrong with at most `error`."""
+    found = list(domains)
+    for verdict in ("GO", "NO-GO"):
+        mine = [claim.holds if claim.verdict == verdict else lambda _: False for claim in claims]
+        held = zip(found, holm(mine, error), strict=True)
+        found = [replace(answer, adjusted=verdict) if holds else answer for answer, holds in held]
+    return found
 
 
 def _ahead(
@@ -205,7 +256,7 @@ def _ahead(
 
 
 def _nothing(reason: str) -> DraftAnswer:
-    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None)
+    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
 
 
 def _speed(answer: DraftAnswer) -> tuple[float, float]:
@@ -213,9 +264,11 @@ def _speed(answer: DraftAnswer) -> tuple[float, float]:
     return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
 
 
-def _best_answer(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> DraftAnswer:
-    """The best of some drafts. Without step times that is the one that emits most tokens per round at the largest gamma, and
-    nothing is decided.
+def _best_answer(
+    candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
+) -> tuple[DraftAnswer, Decision]:
+    """The best of some drafts, and the decision on it. Without step times that is the one that emits most tokens per round
+    at the largest gamma, and nothing is decided.
     """
     if timing.times:
         best, decision = judge(candidates, timing, mix, question, gammas)
@@ -225,9 +278,9 @@ def _best_answer(candidates: Pools, timing: Timing, mix: Mix, question: Question
         best = max(lengths, key=lambda draft: each.value if (each := lengths[draft]) else 0.0), gamma
         decision = no_decision(without_times([], timing.lacks(candidates)))
     if best is None:
-        return _nothing(decision.reason)
+        return _nothing(decision.reason), decision
     pools = [candidates[best[0]][domain] for domain in mix.domains]
-    return DraftAnswer(
+    answer = DraftAnswer(
         draft=best[0],
         gamma=best[1],
         acceptance=_acceptance(pools, best[1], question.confidence) if mix.weights is None or len(pools) == 1 else None,
@@ -237,7 +290,9 @@ def _best_answer(candidates: Pools, timing: Timing, mix: Mix, question: Question
         reason=decision.reason,
         documents=distinct(np.concatenate([pool.cluster for pool in pools])),
         documents_needed=decision.documents_needed,
+        documents_likely=decision.documents_likely,
     )
+    return answer, decision
 
 
 def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None:

@@ -164,7 +164,7 @@ def judge(
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     reason = f"{timing.basis}, {decision.reason}"
     if question.stand_in:
-        decision = replace(decision, verdict="UNDECIDED", documents_needed=None)
+        decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"

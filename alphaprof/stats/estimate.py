@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
@@ -250,6 +250,13 @@ def quantile(probability: float, freedom: float) -> float:
     if math.isinf(freedom):
         return float(ndtri(probability))
     return float(stdtrit(freedom, probability)) if freedom > 0 else math.inf
+
+
+def probability(value: float, freedom: float) -> float:
+    """The probability that Student's t is at most `value`, with infinite `freedom` the normal one; 0 without any."""
+    if math.isinf(freedom):
+        return float(ndtr(value))
+    return float(stdtr(freedom, value)) if freedom > 0 else 0.0
 
 
 def rank_correlation(first: Array, second: Array) -> tuple[float, float]:

@@ -42,6 +42,16 @@ def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
     return [_result(gate.threshold, gate.bounds(error)[0], highs[index]) for index, gate in enumerate(gates)]
 
 
+def holm(claims: Sequence[Callable[[float], bool]], error: float) -> list[bool]:
+    """Which claims hold if any of them may be wrong with a probability of `error`; each tells if it holds at its own."""
+    left = list(range(len(claims)))
+    while held := [index for index in left if claims[index](error / len(left))]:
+        left = [index for index in left if index not in held]
+        if not left:
+            break
+    return [index not in left for index in range(len(claims))]
+
+
 def together(outcomes: Sequence[Outcome]) -> Outcome:
     """Returns fail if any fails, pass if all pass, and else undecided, as of none at all."""
     if "fail" in outcomes:

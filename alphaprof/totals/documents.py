@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.errors import ProfileInvalid, shown
 from alphaprof.log.manifest import Manifest
 from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
 from alphaprof.totals.count import policies
@@ -270,6 +271,13 @@ def observed_weights(documents: pa.Table) -> dict[str, float]:
     domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
     tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
     return dict(zip(domains.dictionary.to_pylist(), (tokens / tokens.sum()).tolist(), strict=True))
+
+
+def require_weights(weights: Mapping[str, float] | None, domains: Iterable[str]) -> None:
+    """Raise `ProfileInvalid` if given weights leave out a domain of the data."""
+    if weights is not None and (missing := [domain for domain in domains if domain not in weights]):
+        problem = f"decision.weights does not name domain {shown(missing[0])}, which the data has"
+        raise ProfileInvalid(problem, "give it a share of the output tokens, or 0 to leave it out")
 
 
 def mean_context(documents: pa.Table) -> float | None:

@@ -137,7 +137,7 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
     assert screen.load[1][1:] == tuple(f"{speedup.value:.2f}x" for speedup in best.values() if speedup)
     enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.value >= 1.3]
     assert 1 <= len(enough) < 4  # else this run shows nothing
-    assert screen.pays == f"point values reach 1.3x up to {enough[-1]}"
+    assert screen.pays == f"above 1.3x up to {enough[-1]} at a time"
     assert first_screen(asked(two, "decision.draft=small")).load == ()  # times of one concurrency alone
 
 
@@ -167,9 +167,8 @@ def test_what_is_undecided_says_how_many_more_documents(two: Run) -> None:
     item = next(item for item in report.domains if item.domain == "chat")
     assert item.best.verdict == "UNDECIDED"
     assert item.best.documents_needed is not None
-    more = item.best.documents_needed - 20
-    said = next(line for line in first_screen(report).below if line.startswith("more documents that would settle a domain"))
-    assert f" chat {fmt.count(more)}" in said
+    said = next(line for line in first_screen(report).below if line.startswith("documents that would settle a domain"))
+    assert f" chat {fmt.count(item.best.documents_needed)}" in said
 
 
 def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
@@ -215,8 +214,8 @@ def test_a_path_with_spaces_is_quoted_in_what_is_pasted(tmp_path: Path) -> None:
 
 
 def test_drafts_that_pay_nowhere_are_named_with_their_cost(two: Run) -> None:
-    run_times = asked(two, "decision.min_speedup=5")
-    assert "pays nowhere" not in as_first_screen(run_times)  # NO-GO everywhere, but faster than without
+    never = " ".join(as_first_screen(asked(two, "decision.min_speedup=5")).split())
+    assert never.count("NO-GO in 2 of 2 domains") == 2  # it pays if it is as fast as asked, not if it is faster than without
     slow = build_report(two)
     slowed = tuple(
         dataclasses.replace(choice, speedup=Interval(0.7, 0.6, 0.8)) if choice.draft == "small" else choice
@@ -252,8 +251,7 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     report = asked(two, "costs.source=none")
     text = as_first_screen(report)
     assert text.splitlines()[2].startswith("UNDECIDED  ")
-    assert text.splitlines()[2].startswith("UNDECIDED  most tokens per round: ")
-    assert "speedup not known, asked 1.1x" in " ".join(text.split())
+    assert text.splitlines()[2] == "UNDECIDED  speedup not known, asked 1.1x"  # and no draft
     assert "no step times: tokens per round hold on any engine" in text
     assert [row[7] for row in first_screen(report).rows] == [fmt.NOTHING] * 2
 

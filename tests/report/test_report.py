@@ -369,12 +369,16 @@ def test_observed_weights_are_shares_of_tokens(tmp_path: Path) -> None:
     assert "observed shares of tokens" in as_terminal(found)
 
 
-@pytest.mark.parametrize("weights", [{"code": 1.0}, {"code": 0.5, "chat": 0.3, "maths": 0.2}])
-def test_weights_for_other_domains_give_no_verdict(tmp_path: Path, weights: dict[str, float]) -> None:
-    found = reported(tmp_path, Recipe(decision={"weights": weights}))
-    (odd,) = set(weights) ^ {"code", "chat"}
+def test_weights_of_a_domain_that_the_data_lacks_give_no_verdict(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(decision={"weights": {"code": 0.5, "chat": 0.3, "maths": 0.2}}))
     assert found.traffic.verdict == "UNDECIDED"
-    assert f"({odd})" in found.traffic.reason
+    assert "(maths)" in found.traffic.reason
+
+
+def test_weights_that_miss_a_domain_are_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ProfileInvalid) as error:
+        reported(tmp_path, Recipe(decision={"weights": {"code": 1.0}}))
+    assert error.value.message == "decision.weights does not name domain 'chat', which the data has"
 
 
 def test_without_step_times_acceptance_is_reported_alone(tmp_path: Path) -> None:

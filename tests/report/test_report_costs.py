@@ -225,7 +225,7 @@ def line(concurrency: int, *values: float | None) -> AtConcurrency:
 def test_it_pays_up_to_the_last_concurrency_before_the_first_that_loses(
     found: list[AtConcurrency], last: int | None
 ) -> None:
-    assert pays_up_to(found) == last
+    assert pays_up_to(found, 1.0) == last
 
 
 def test_it_pays_up_to_the_last_concurrency_that_reaches_what_is_asked_for() -> None:
@@ -300,7 +300,9 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     assert "lookup of draft ngram" in only(report, "code", "ngram", "strict").reason
     assert [item.concurrency for item in only(report, "code", "ngram", "strict").load] == [16, 64]
     assert at(report, "code", "small", 3).speedup is not None
-    assert report.traffic.verdict == "UNDECIDED"
+    assert report.traffic.draft == "small"
+    assert "; ngram was left out: " in report.traffic.reason
+    assert [answer.draft for answer in report.drafts] == ["small"]
 
 
 def test_a_latency_table_without_a_decode_step_is_none(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from alphaprof.profiling.models import hub
 from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.staged import prompt_table
+from alphaprof.totals.documents import require_weights
 
 
 def stage(plan: Plan, progress: Progress) -> None:
@@ -18,6 +19,7 @@ def stage(plan: Plan, progress: Progress) -> None:
     order = run.manifest.sequential
     size = order["shard_documents"] if order else plan.options.shard_documents
     while documents := list(itertools.islice(stream, size)):
+        require_weights(plan.options.decision.weights, (document.domain for document in documents))
         run.write_prompts(prompt_table(documents), len(staged))
         staged.append(len(documents))
         digests.append(digest(documents))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from alphaprof.render.first_screen import WORDS, first_screen
+from alphaprof.render.first_screen import ALONE, WORDS, first_screen
 from alphaprof.render.html.templates import resource
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
@@ -51,7 +51,7 @@ def _text(text: str) -> str:
 
 
 def _verdict(name: str) -> str:
-    return f'<b class="alphaprof-verdict {name.lower()}">{name}</b>'
+    return f'<b class="alphaprof-verdict {name.rstrip(ALONE).lower()}">{name}</b>'
 
 
 def _paragraphs(texts: Iterable[str]) -> str:

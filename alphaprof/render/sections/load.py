@@ -17,7 +17,8 @@ def of_traffic(traffic: Traffic) -> Iterator[str]:
     if traffic.load:
         each = ", ".join(f"{item.concurrency}: {wording.best_at(item)}" for item in traffic.load)
         last = wording.pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
-        limit = {"none": "it pays at none of these", "all": "it pays at all of these"}.get(last, f"it pays up to {last}")
+        limit = {"none": "none of these", "all": "all of these"}.get(last, f"up to {last}")
+        limit = f"{traffic.min_speedup:g}x is reached at {limit}"
         yield f"by sequences decoded at a time (best gamma of all documents): {each}; {limit}"
 
 
