@@ -33,6 +33,9 @@ SETTINGS = (
     ("every domain by the margin", [-MARGIN] * DOMAINS, (0.0, 0.05)),
     ("one domain by -0.05", [-0.05] + [0.0] * (DOMAINS - 1), (0.95, 1.0)),
 )
+ALPHAS = (0.35, 0.45, 0.55, 0.65, 0.65, 0.75, 0.8)  # of the domains of a traffic
+# What changed, the share of alpha that one domain loses, and what is asked: least and most failures, least passes.
+WHOLE = (("nothing", 0.0, (0.0, 0.05, 0.8)), ("one domain loses 10 % of alpha", 0.1, (0.8, 1.0, 0.0)))
 LOST = (0.0, 0.05, 0.1, 0.25)  # shares of the documents in which all of alpha is lost
 SIZES = (10, 32, 48, 96)  # documents of the domain
 GAVE_WAY = (48,)  # of these, those without a criterion
@@ -40,11 +43,16 @@ WRONG = 1 - CONFIDENCE  # passes that are allowed where alpha falls by more than
 
 
 def pair(
-    rng: np.random.Generator, difference: float, documents: int, lost: float = 0.0, spread: float = SPREAD
+    rng: np.random.Generator,
+    difference: float,
+    documents: int,
+    lost: float = 0.0,
+    spread: float = SPREAD,
+    alpha: float = 0.65,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Accepted and proposed positions of the same documents before and after. `lost`: the share that loses everything."""
     size = rng.integers(64, 257, documents).astype(float)
-    before = np.clip(rng.normal(0.65, 0.1, documents), 0.0, 1.0)
+    before = np.clip(rng.normal(alpha, 0.1, documents), 0.0, 1.0)
     after = np.clip(before + difference + spread * rng.normal(0.0, 1.0, documents), 0.0, 1.0)
     after[rng.random(documents) < lost] = 0.0
     return (before * size, size), (after * size, size)
@@ -95,6 +103,37 @@ def losses(rng: np.random.Generator, runs: int) -> int:
     return missed
 
 
+def traffic(rng: np.random.Generator, runs: int) -> int:
+    """Print how often a gate over seven domains fails and passes, asked of all together and of each; how many criteria are
+    not met. Documents of a domain differ around its alpha by 0.1, and before and after by 0.065.
+    """
+    print(
+        f"\n{runs:,} runs of {len(ALPHAS)} domains, margin {MARGIN}: the whole traffic decides, and each domain that fails"
+    )
+    print(f"{'what changed':28} {'documents':>9} {'fail':>7} {'pass':>7} {'undecided':>10}")
+    missed = 0
+    for name, first, (least_fail, most_fail, least_pass) in WHOLE:
+        for documents in (16, 32, 96):
+            found: Counter[str] = Counter()
+            for _ in range(runs):
+                pairs = [
+                    pair(rng, -first * alpha if place == 3 else 0.0, documents, spread=0.065, alpha=alpha)
+                    for place, alpha in enumerate(ALPHAS)
+                ]
+                whole = tuple(tuple(map(np.concatenate, zip(*sides, strict=True))) for sides in zip(*pairs, strict=True))
+                gates = [Gate(-MARGIN, partial(bounds, sides)) for sides in (whole, *pairs)]
+                results = [item.outcome for item in judge(gates, CONFIDENCE)]
+                found["fail" if "fail" in results else results[0]] += 1
+            rates = {key: found[key] / runs for key in ("fail", "pass", "undecided")}
+            judged = documents >= 32
+            slack = 2 * math.sqrt(0.8 * 0.2 / runs)  # two standard errors
+            met = least_fail - slack <= rates["fail"] <= most_fail and rates["pass"] >= least_pass - slack
+            missed += judged and not met
+            shares = f"{rates['fail']:7.2%} {rates['pass']:7.2%} {rates['undecided']:10.2%}"
+            print(f"{name:28} {documents:9} {shares}", *([("met" if met else "NOT MET")] if judged else []), sep="  ")
+    return missed
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 1 where a criterion is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
         shares = f"{rates['fail']:7.2%} {rates['pass']:7.2%} {rates['undecided']:10.2%}"
         print(f"{name:28} {shares}  {more or 'n/a':>6}  {'met' if met else 'NOT MET'}")
     missed += losses(rng, options.runs)
+    missed += traffic(rng, options.runs)
     return int(missed > 0)
 
 

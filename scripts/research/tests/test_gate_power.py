@@ -22,7 +22,7 @@ def power() -> dict[str, Any]:
 def test_the_criteria_are_met_in_small(power: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert power["main"](["--runs", "120", "--seed", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 + 4 + 8
+    assert len(lines) == 5 + 4 + 8 + 9
     assert all(line.endswith("  met") for line in (*lines[2:5], *lines[10:13]))
     assert not any("NOT MET" in line for line in lines)
 
