@@ -599,11 +599,16 @@ def test_a_baseline_of_imported_runs_is_a_check_of_tokens_per_round(pair: tuple[
     assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)  # type: ignore[union-attr]
     rng = np.random.default_rng(0)
     for item in content["items"]:
-        sides = [spent(run)[item["domain"]] for run in (good, bad)]
+        whole = item["domain"] == "whole traffic"
+        sums = [spent(run) for run in (good, bad)]
+        sides = [
+            tuple(map(np.concatenate, zip(*each.values(), strict=True))) if whole else each[item["domain"]] for each in sums
+        ]
         before, after = (tokens.sum() / rounds.sum() for tokens, rounds in sides)
         assert (item["measure"], item["outcome"]) == ("tokens_per_round_difference", "fail")
         assert item["value"] == pytest.approx(after - before)
-        draws = rng.integers(0, 14, (2000, 14))  # documents drawn again: an independent look at the spread
+        count = len(sides[0][0])
+        draws = rng.integers(0, count, (2000, count))  # documents drawn again: an independent look at the spread
         redrawn = [tokens[draws].sum(1) / rounds[draws].sum(1) for tokens, rounds in sides]
         spread = float((redrawn[1] - redrawn[0]).std())
         assert 1.2 * spread < item["value"] - item["low"] < 3.5 * spread
