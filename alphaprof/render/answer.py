@@ -13,7 +13,6 @@ from rich.console import Console
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
-LEAST_WIDTH = 100  # columns that tables need
 
 
 class Answer(Published, Protocol):
@@ -40,6 +39,5 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
     width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, where that is set
     width = PLAIN_WIDTH if to_file and "COLUMNS" not in os.environ else width
     buffer = io.StringIO()
-    least = 1 if getattr(answer, "any_width", False) else LEAST_WIDTH
-    answer.terminal(Console(file=buffer, force_terminal=colour, width=max(width, least)))
+    answer.terminal(Console(file=buffer, force_terminal=colour, width=width))
     return buffer.getvalue()

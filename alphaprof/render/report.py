@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 from rich.console import Console
 
@@ -21,7 +20,6 @@ COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds
 class ReportAnswer(Report):
     """A report with its texts, which the folder `report` cannot import, and the sections that its reader asked for."""
 
-    any_width: ClassVar[bool] = True  # its terminal text fits any
     _show: tuple[str, ...] = ()
 
     @classmethod

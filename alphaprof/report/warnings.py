@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alphaprof.costs.cost_model import NONE, ROOFLINE, Cost
+from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, Cost
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.format import percent, short, text_kind
@@ -19,6 +19,11 @@ IMPOSSIBLE_WORTH_SAYING = 0.005
 CUT_WORTH_SAYING = 0.2
 FEW_EFFECTIVE = 8  # documents of one length: with fewer, a long tail of lengths decides the answer
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
+OF_OWN_TIMING = {
+    "busy",
+    "not_timed",
+    "not_timed_there",
+}  # on the run's machine: nothing to times from elsewhere
 
 
 def report_warnings(
@@ -40,7 +45,8 @@ def report_warnings(
         *_contradicted(results, certificates.certificates if certificates else ()),
     )
     of_costs = _cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)
-    profiled = (Note(**warning) for warning in run.manifest.warnings)
+    kept = (warning for warning in run.manifest.warnings if costs == MEASURED or warning["code"] not in OF_OWN_TIMING)
+    profiled = (Note(**warning) for warning in kept)
     return (*profiled, *of_run, *_lengths(traffic), *of_numbers, *_heads(results, run.manifest), *of_costs)
 
 
@@ -249,5 +255,7 @@ def _cost(cost: Cost, facts: RunFacts) -> Iterator[Note]:
             "slow_baseline",
             f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here; "
             "that does not make the draft good",
-            "repeat on an idle machine or with a larger costs.budget, and compare with the engine that will serve",
+            "repeat on an idle machine or with a larger costs.budget, and compare with the engine that will serve"
+            if cost.source == MEASURED
+            else f"compare the times of 1 and {faster[0]} tokens with those of the engine that will serve",
         )

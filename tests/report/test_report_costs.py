@@ -378,6 +378,29 @@ def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, re
     assert "1000.00 ms of overhead in every target step" in " ".join(as_terminal(overhead).split())
 
 
+def test_notes_on_local_timing_stay_with_the_times_they_are_about(tmp_path: Path) -> None:
+    """The run's machine was busy, and decoded slower than it verified: a table of the same times keeps the second alone."""
+    slow = [row | {"median_ms": 2 * row["median_ms"]} if row["step"] == "decode" else row for row in rows()]
+    run = shaped(timed(tmp_path / "run", slow), tmp_path / "run")
+    local = {"busy", "not_timed", "not_timed_there"}
+    told = tuple({"code": code, "message": "on this machine", "remedy": "idle machine"} for code in sorted(local))
+    other = {"code": "raw_prompts", "message": "no template", "remedy": "set chat"}
+    run.write_manifest(dataclasses.replace(run.manifest, warnings=(*told, other)))
+    csv = tmp_path / "h100.csv"
+    csv.write_text(Latency.of(run).csv())
+    config = run.manifest.config
+    own = build_report(run)
+    table = build_report(run, config=changed_question(config, ["costs.source=table", f"costs.path={csv}"]))
+    computed = build_report(run, config=changed_question(config, ["costs.source=roofline", "costs.accelerator=h100-sxm"]))
+    untimed = build_report(run, config=changed_question(config, ["costs.source=none"]))
+    assert local | {"slow_baseline", "raw_prompts"} <= codes(own)
+    assert {"slow_baseline", "raw_prompts"} <= codes(table)
+    for report in (table, computed, untimed):
+        assert not local & codes(report)
+        assert "raw_prompts" in codes(report)
+        assert not any(word in note.remedy for note in report.notes for word in ("idle machine", "costs.budget"))
+
+
 def shaped(run: Run, path: Path) -> Run:
     """The run with models of known shapes."""
     shapes = {"target": ModelShape.from_config(LLAMA), "small": ModelShape.from_config(QWEN3)}

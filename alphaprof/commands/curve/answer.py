@@ -14,7 +14,7 @@ from alphaprof.commands.curve.figure import curve_figure
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow
 from alphaprof.render.html.plain_page import plain_page
 from alphaprof.render.markdown import escaped, escaped_sentence, row
-from alphaprof.render.tables import fitted, named_table, plain, show
+from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval
 
@@ -61,11 +61,11 @@ class CurveReport:
             console.print(Text(fmt.visible(line), "bold" if not index else ""), highlight=False)
         console.print()
         console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}"))
-        show(_points_table(self, console), points_title(self), console)
+        show(_points_table(self), points_title(self), console)
         if any(len(point.domains) > 1 for point in (*self.points, *self.beside)):
-            show(_domains_table(self, console), "by domain", console)
+            show(_domains_table(self), "by domain", console)
         if self.forecast:
-            show(_forecast_table(self, console), FORECAST_TITLE, console)
+            show(_forecast_table(self), FORECAST_TITLE, console)
         if self.costs:
             show(_costs_table(self), COSTS_TITLE, console)
         for note in self.notes:
@@ -167,10 +167,10 @@ def _cells(point: CurvePoint) -> list[str]:
     return [*count, str(point.heads), *numbers, fmt.difference(point.difference, 2), fmt.interval(point.speedup, "x")]
 
 
-def _points_table(report: CurveReport, console: Console) -> Table:
+def _points_table(report: CurveReport) -> Table:
     table = named_table("size", *HEAD)
     for point in (*report.points, *report.beside):
-        table.add_row(plain(point.label), *map(Text, fitted(_cells(point), console)))
+        table.add_row(plain(point.label), *map(Text, _cells(point)))
     return table
 
 
@@ -188,10 +188,10 @@ def _domain_rows(report: CurveReport) -> Iterator[tuple[str, list[str]]]:
 DOMAIN_HEAD = ("size", "accept@1", "tokens/round", "more than before", "speedup")
 
 
-def _domains_table(report: CurveReport, console: Console) -> Table:
+def _domains_table(report: CurveReport) -> Table:
     table = named_table("domain", *DOMAIN_HEAD)
     for name, cells in _domain_rows(report):
-        table.add_row(plain(name), *map(plain, fitted(cells, console)))
+        table.add_row(plain(name), *map(plain, cells))
     return table
 
 
@@ -209,7 +209,7 @@ def _band(value: Interval | None, unit: str = "") -> str:
     return fmt.NOTHING if value is None else f"{fmt.number(value.low)} to {fmt.number(value.high, 2, unit)}"
 
 
-def _forecast_table(report: CurveReport, console: Console) -> Table:
+def _forecast_table(report: CurveReport) -> Table:
     table = named_table("data", *(name.format(f"{report.min_speedup:g}") for name in FORECAST_HEAD))
     for name, cells in _forecast_rows(report):
         table.add_row(name, *cells)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from alphaprof.render.tables import NAME_WIDTH, fitted, named_table, plain, show
+from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval
@@ -21,7 +21,6 @@ OPTIMAL = "optimal"
 LEVELS = ("nodes by depth",)
 NUMBERS = ("tokens/round", "chain of that depth")
 IID = ("iid ranks",)
-SHARE_WIDTH = 14  # columns that a share takes above its interval
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ def _notes(report: TreesReport) -> Iterator[str]:
 
 
 def _ranks(report: TreesReport, console: Console) -> None:
-    """Shares of positions by rank, in as many tables as it takes."""
+    """Shares of positions by rank."""
     if not report.texts:
         return
     silent = any(text.silent.value > 0 for text in report.texts)
@@ -194,23 +193,18 @@ def _ranks(report: TreesReport, console: Console) -> None:
     names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
     title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
     title += ", first drafts of rounds" if report.by_depth else ""
-    most = max(1, (console.width - NAME_WIDTH - SHARE_WIDTH) // SHARE_WIDTH)
-    parts = -(-len(names) // most)
-    side_by_side = -(-len(names) // parts)
-    for start in range(0, len(names), side_by_side):
-        part = slice(start, start + side_by_side)
-        table = named_table("domain", "docs", *names[part])
-        for text in report.texts:
-            shares = [*text.ranks, text.beyond, text.silent][: len(names)]
-            cells = [fmt.share_with_interval(share).replace(" [", "\n[") for share in shares[part]]
-            table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
-        show(table, title, console)
+    table = named_table("domain", "docs", *names)
+    for text in report.texts:
+        shares = [*text.ranks, text.beyond, text.silent][: len(names)]
+        cells = map(fmt.share_with_interval, shares)
+        table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
+    show(table, title, console)
 
 
 def _traffic_table(report: TreesReport, console: Console) -> None:
     """Every tree on the whole traffic, with its shape."""
     table = named_table("tree", "nodes", "depth", *LEVELS, *_numbers(report), left=LEVELS, wrapped=LEVELS)
-    for tree, _, numbers in _rows(report, report.traffic, console):
+    for tree, _, numbers in _rows(report, report.traffic):
         table.add_row(plain(fmt.short(tree.name)), *_shape_cells(tree), *numbers)
     origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
     show(table, "whole traffic: tokens per round", console)
@@ -222,7 +216,7 @@ def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
     """Every tree on one domain and kind of text."""
     depths = ("accepted by depth",)
     table = named_table("tree", *_numbers(report), *depths, left=depths, wrapped=depths)
-    for tree, tokens, numbers in _rows(report, text.trees, console):
+    for tree, tokens, numbers in _rows(report, text.trees):
         table.add_row(
             plain(fmt.short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal))
         )
@@ -235,9 +229,7 @@ def _numbers(report: TreesReport) -> tuple[str, ...]:
     return NUMBERS if report.by_depth else (*NUMBERS, *IID)
 
 
-def _rows(
-    report: TreesReport, rows: Sequence[TreeTokens], console: Console
-) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
+def _rows(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
     """Yields each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
     pairs = list(zip(report.trees, rows, strict=True))
     chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
@@ -247,7 +239,7 @@ def _rows(
             if tokens.iid_error is not None:
                 promised += f" ({fmt.signed_percent(tokens.iid_error)})"
             cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
-            yield tree, tokens, list(map(Text, fitted(cells[: len(_numbers(report))], console)))
+            yield tree, tokens, list(map(Text, cells[: len(_numbers(report))]))
 
 
 def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
@@ -264,7 +256,7 @@ def _own_table(report: TreesReport, console: Console) -> None:
     table = named_table("domain", *columns, wrapped=LEVELS)
     for text, own in texts:
         more = "the same tree" if own.same else fmt.difference(own.difference, 2)
-        cells = fitted([fmt.interval(own.tokens.tokens_per_round), more], console)
+        cells = [fmt.interval(own.tokens.tokens_per_round), more]
         documents = fmt.documents(text.tested_documents, text.tested_clusters)
         table.add_row(plain(_name(report, text)), documents, *_shape_cells(own.tree), *map(Text, cells))
     show(table, f"a tree of its own for each domain, of the same size as {common}", console)
