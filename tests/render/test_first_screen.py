@@ -14,7 +14,7 @@ from rich.cells import cell_len
 import alphaprof
 from alphaprof.config.load import changed_question
 from alphaprof.log.store import Run
-from alphaprof.render.first_screen import CSV, IMPORTANCE, first_screen, first_screen_csv
+from alphaprof.render.first_screen import ALONE, CSV, IMPORTANCE, first_screen, first_screen_csv
 from alphaprof.render.report import report_markdown
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
@@ -89,7 +89,8 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
             assert f" {item.best.draft} " in row
             assert item.best.speedup is not None
             assert f" {item.best.speedup.value:.2f} [" in row
-            assert f" {item.best.verdict} " in row
+            alone = ALONE if item.adjusted != item.best.verdict else ""
+            assert f" {item.best.verdict}{alone} " in row
 
 
 @pytest.mark.parametrize("width", [99, 80, 79, 60, 40])
