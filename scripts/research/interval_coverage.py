@@ -49,6 +49,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ from alphaprof.costs.speedup import (
     Speedup,
     StepTime,
     StepTimes,
+    Timing,
     free_draft,
     round_costs,
     speedup,
@@ -70,13 +72,15 @@ from alphaprof.costs.speedup import (
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
-from alphaprof.report.decision import decide, held_out
+from alphaprof.report.decision import EVEN, LIKELY, decide, held_out
 from alphaprof.report.route import NO_GAIN, find_route
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.traffic import SURELY
-from alphaprof.report.verdict import Question
+from alphaprof.report.verdict import Question, halves, judge
 from alphaprof.report.warnings import FEW_EFFECTIVE
 from alphaprof.stats.estimate import pooled_share, quantile, rank_correlation, ratio
+from alphaprof.stats.gates import Gate, holm
+from alphaprof.stats.gates import judge as judge_gates
 from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import DocumentTotals
@@ -91,6 +95,9 @@ MOST, EVERY = 400, 5  # documents that a gate sees at most, and after how many e
 DRAFTS, CHOICE_SIZES = 20, (40, 100)
 ENOUGH = 2000  # repetitions from which on noise is no excuse
 TIMES = StepTimes({n: StepTime(10 + 0.3 * (n - 1), 0.0) for n in range(1, GAMMA + 2)}, StepTime(0.5, 0.0))
+CHECK_DRAFTS, CHECK_SIZES, DOMAINS = (5, 60), (32, 128), 7
+DISTANCES, NEEDED_SIZES, MOST_ASKED = (0.3, 0.05), (16, 32, 64), 20_000
+SHORT = 0.05  # of a chance that is promised, over truths within the first of these distances
 BURSTINESS = 0.6
 HELD_BY_TIMES, HELD_IN_A_ROW = 0.93, 0.90  # what intervals of step times must hold at least
 ROUNDS = (5, 10, 20)  # of step times, where nothing stops them earlier
@@ -117,10 +124,10 @@ class Traffic:
         """Rows of independent documents."""
         return rng.integers(0, len(self.positions), size)
 
-    def draw_drafts(self, rng: Random, size: int) -> Array:
-        """The same for DRAFTS drafts on documents that have their lengths in common; [drafts, documents]."""
+    def draw_drafts(self, rng: Random, size: int, drafts: int = DRAFTS) -> Array:
+        """The same for some drafts on documents that have their lengths in common; [drafts, documents]."""
         members = len(self.positions) // LEVELS
-        return np.asarray(rng.integers(0, LEVELS, size) * members + rng.integers(0, members, (DRAFTS, size)))
+        return np.asarray(rng.integers(0, LEVELS, size) * members + rng.integers(0, members, (drafts, size)))
 
     def sample(self, rows: Array) -> RoundCounts:
         """Rounds of drawn documents, which are independent even where one was drawn twice."""
@@ -308,6 +315,79 @@ def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) 
         lines.append(Line(f"{name:16}{'the other half':20}{threshold:8.3f}{size:11}", (halves / repetitions,), met))
         lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (naive / repetitions,), None))
     return lines
+
+
+def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
+    """How often a threshold that is the truth of all drafts passes for the one that the decision chooses, as `check` judges
+    it: by the documents that did not choose, or by all.
+    """
+    texts = traffic(name, members, rng)
+    threshold = texts.truths()["speedup"]
+    for drafts, size in itertools.product(CHECK_DRAFTS, CHECK_SIZES):
+        names = [str(index) for index in range(size)]
+        timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
+        question = Question("strict", "auto", "auto", threshold, CONFIDENCE, {"all": 1.0})
+        passed = [0, 0]
+        for _ in range(repetitions):
+            rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
+            pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
+            pair, _ = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
+            parts = halves(pools["0"], None)
+            if pair is None or parts is None:
+                raise ValueError("nothing is chosen")
+            chosen = rounds[int(pair[0])]
+            for place, counts in enumerate((chosen.rows(parts[1]["all"]), chosen)):
+                [result] = judge_gates([Gate(threshold, known(speedup([counts], [1.0], TIMES)).bounds)], CONFIDENCE)
+                passed[place] += result.outcome == "pass"
+        for place, tested in enumerate(("the other half", "the same documents")):
+            met = passed[place] / repetitions <= ERROR + noise(repetitions) if not place else None
+            yield Line(f"{name:16}{tested:20}{drafts:8}{size:11}", (passed[place] / repetitions,), met)
+
+
+def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
+    """How often any of some domains, all at the threshold, has a wrong GO: each by itself, and all together (Holm)."""
+    texts = traffic(name, members, rng)
+    threshold = texts.truths()["speedup"]
+    for size in (16, 64):
+        wrong = np.zeros(3)
+        for _ in range(repetitions):
+            found = [speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES) for _ in range(DOMAINS)]
+
+            def go(error: float, one: Speedup | None) -> bool:
+                return decide(one, threshold, 1 - error, held_out=False).verdict == "GO"
+
+            each = [go(ERROR, one) for one in found]
+            together = holm([partial(go, one=one) for one in found], ERROR)
+            wrong += (np.mean(each), any(each), any(together))
+        rates = tuple(wrong / repetitions)
+        yield Line(f"{name:16}{size:10}{threshold:9.3f}", rates, rates[2] <= ERROR + noise(repetitions))
+
+
+def needed(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
+    """How often a new run of as many documents as an undecided one asks for is decided, where the truth lies anywhere within
+    a distance of the threshold (logarithms, uniform). Numbers up to MOST_ASKED are run.
+    """
+    texts = traffic(name, members, rng)
+    truth = texts.truths()["speedup"]
+    for distance, size in itertools.product(DISTANCES, NEEDED_SIZES):
+        decided: list[list[bool]] = [[], []]
+        undecided = 0
+        while undecided < repetitions:
+            threshold = truth * math.exp(rng.uniform(-distance, distance))
+            first = known(speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES))
+            decision = decide(first, threshold, CONFIDENCE, held_out=False)
+            if decision.verdict != "UNDECIDED":
+                continue
+            undecided += 1
+            for place, asked in enumerate((decision.documents_needed, decision.documents_likely)):
+                if asked is not None and asked <= MOST_ASKED:
+                    again = speedup([texts.sample(texts.draw(rng, asked))], [1.0], TIMES)
+                    decided[place].append(decide(again, threshold, CONFIDENCE, held_out=False).verdict != "UNDECIDED")
+        rates = [rate for one in decided for rate in (len(one) / undecided, float(np.mean(one)) if one else math.nan)]
+        met = None
+        if distance == DISTANCES[0]:
+            met = min(rates[1] - EVEN, rates[3] - LIKELY) >= -SHORT - grant(repetitions)
+        yield Line(f"{name:16}{f'within {distance:.0%}':14}{size:10}", tuple(rates), met)
 
 
 TAILS: dict[str, Callable[[Random, int], Array]] = {
@@ -666,7 +746,8 @@ def routes(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
                 for place, draft in enumerate(drafts)
             }
             question = Question("strict", "auto", "auto", 0.0, CONFIDENCE, weights, min_route_gain=WORTH)
-            route = find_route(pools, dict.fromkeys(drafts, TIMES), Mix.of(weights), question, [GAMMA], weights)
+            timing = Timing(dict.fromkeys(drafts, TIMES), "", {})
+            route = find_route(pools, timing, Mix.of(weights), question, [GAMMA], weights)
             if isinstance(route, str) and route != NO_GAIN:  # any other reason would be a simulation of nothing
                 raise ValueError(route)
             found.append(None if isinstance(route, str) else route)
@@ -878,8 +959,28 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         [kind for kind in NOISES if kind != "drift"],
         chosen_times,
     ),
+    "checks": (
+        "a threshold on the draft that was chosen among drafts at the threshold passes",
+        f"{'texts':16}{'tested on':20}{'drafts':>8}{'documents':>11}{'passes':>13}",
+        ["different", "bursty"],
+        checks,
+    ),
+    "several": (
+        f"false GO of {DOMAINS} domains, speedup = threshold",
+        f"{'texts':16}{'documents':>10}{'truth':>9}{'one':>13}{'any':>13}{'any, Holm':>13}",
+        SETTINGS,
+        several,
+    ),
+    "needed": (
+        "new runs of as many documents as an undecided one asks for",
+        f"{'texts':16}{'truth':14}{'documents':>10}"
+        + "".join(f"{word:>13}" for word in ("50 %: asked", "decided", "80 %: asked", "decided")),
+        ["different", "bursty"],
+        needed,
+    ),
 }
 SAMPLES = {
+    "checks": 1000,
     "chosen": 1000,
     "intervals": 4000,
     "reports": 200,

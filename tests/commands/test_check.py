@@ -116,6 +116,21 @@ def test_a_gamma_is_named_where_a_threshold_needs_one(run: Run, arguments: tuple
     assert check(run, *arguments, "--gamma", "3")[1]["gamma"] == gamma
 
 
+def test_what_chose_draft_and_gamma_does_not_judge_them(tmp_path: Path) -> None:
+    """The luck that makes the winner of several equal drafts win is not in the number that must reach the threshold."""
+    drafts = dict.fromkeys("abcdefgh", 0.0)
+    decision = {"draft": "auto", "gamma": "auto"}
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts=drafts, decision=decision, seed=5))
+    threshold = ("--min-acceptance-length", "code=1.0", "--min-speedup", "code=1.0")
+    _, chosen, _ = check(run, *threshold)
+    _, named, _ = check(run, *threshold, "--draft", chosen["draft"], "--gamma", str(chosen["gamma"]))
+    assert [item["documents"] for item in named["items"]] == [30, 30]
+    assert [item["documents"] for item in chosen["items"]] == [15, 15]
+    for mine, whole in zip(chosen["items"], named["items"], strict=True):
+        assert mine["value"] != whole["value"]
+        assert mine["high"] - mine["low"] > whole["high"] - whole["low"]
+
+
 def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run) -> None:
     frame = totals(run, "code")
     alpha = frame["accepted"].sum() / frame["proposals"].sum()

@@ -149,3 +149,27 @@ def test_a_long_tail_of_lengths_is_pointed_out_with_its_direction(
     notes = [note.message for note in report.notes if note.code == "long_tail"]
     assert [says in note for note in notes if says] == ([True] if says else [])
     assert bool(notes) == bool(says)
+
+
+def test_verdicts_of_all_domains_together_are_those_of_holm(tmp_path: Path) -> None:
+    """A GO that is wrong with 5 % by itself; of seven, any is: those stay that hold at 5 % / 7, then 5 % / those left."""
+    alphas = dict(zip("abcdefg", (0.9, 0.6, 0.52, 0.5, 0.48, 0.46, 0.3), strict=True))
+    domains = {name: Domain(documents=16, alpha=alpha) for name, alpha in alphas.items()}
+    recipe = Recipe(domains=domains, decision={"draft": "small", "gamma": 2, "min_speedup": 1.3})
+    run = write_run(tmp_path / "run", recipe)
+
+    def alone(error: float) -> dict[str, str]:
+        decision = run.manifest.config["decision"] | {"confidence": 1 - error}
+        report = build_report(run, config=run.manifest.config | {"decision": decision})
+        return {item.domain: item.best.verdict for item in report.domains}
+
+    expected = dict.fromkeys(alphas, "UNDECIDED")
+    for verdict in ("GO", "NO-GO"):
+        left = set(alphas)
+        while held := {name for name in left if alone(0.05 / len(left))[name] == verdict}:
+            expected |= dict.fromkeys(held, verdict)
+            left -= held
+    plain = alone(0.05)
+    assert {item.domain: item.adjusted for item in build_report(run).domains} == expected
+    assert {plain["a"], plain["g"]} == {expected["a"], expected["g"]} == {"GO", "NO-GO"}
+    assert expected != plain

@@ -263,16 +263,17 @@ def test_noise_of_step_times_leaves_their_ratios_as_they_are(kind: str) -> None:
 
     assert (lag(ratios[:, 0]) > 0.45) == (kind == "steps go on")
     assert (lag(logs.mean(1)) > 0.4) == (kind in ("machine goes on", "drift", "steps go on"))
-    assert abs((logs > 0.5).mean() - 0.05 * (kind == "outliers")) < 0.002 or kind == "drift"
+    # Those of decoding, a median of three, hardly ever are outliers.
+    assert abs((logs[:, 1:] > 0.5).mean() - 0.05 * (kind == "outliers")) < 0.002 or kind == "drift"
     assert steps == len(SCRIPT["STEPS"])
 
 
 def test_a_drifting_machine_rises_by_half_over_its_rounds() -> None:
-    """Backwards through every second round, as steps are run there."""
+    """Two rounds forwards and two backwards, as steps are run there."""
     slow = SCRIPT["drifting"](10, 10)
     assert slow[0, 0] == 1
-    assert (np.diff(slow, axis=1)[::2] > 0).all()
-    assert (np.diff(slow, axis=1)[1::2] < 0).all()
+    forwards = np.diff(slow, axis=1) > 0
+    assert (forwards == np.array([1, 1, 0, 0, 1, 1, 0, 0, 1, 1], dtype=bool)[:, None]).all()
     assert slow.max() == pytest.approx(1.5, abs=0.5 / 10 / len(true_ms()) + 1e-12)
 
 
@@ -290,13 +291,15 @@ def test_a_stop_is_the_first_round_that_is_sure() -> None:
     ms = SCRIPT["timed"]("log-normal", np.random.default_rng(11), 100, 0.02)
     mixes = SCRIPT["round_mixes"](SCRIPT["STEPS"], SCRIPT["GAMMA"])
     rounds = len(SCRIPT["stopped"](ms, mixes))
-    errors = [SCRIPT["largest_error"](ms[:count], mixes) for count in range(6, rounds + 1)]
+    kinds = [step for _, step, _ in SCRIPT["STEPS"]]
+    r = [SCRIPT["autocorrelation"](zip(kinds, ms[:count].T, strict=True)) for count in range(6, rounds + 1)]
+    errors = [SCRIPT["largest_error"](ms[:count], mixes, each) for count, each in enumerate(r, start=6)]
     assert 6 < rounds < 100
     assert errors[-1] < 0.02
     assert all(error >= 0.02 for error in errors[:-1])
 
 
-NONE = [f"--{part}=0" for part in ("traffic", "reports", "bad", "widths", "gains", "routes", "step_times")]
+NONE = [f"--{part}=0" for part in SCRIPT["PARTS"] if part not in ("intervals", "gates", "choices")]
 SMALL = ["--intervals", "60", "--gates", "4", "--choices", "4", *NONE, "--members", "10"]
 
 
