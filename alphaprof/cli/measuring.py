@@ -25,7 +25,9 @@ def profile(
     profile_file: ProfileFile,
     out: Annotated[str | None, Option(help="Directory of the run; new, or with --resume the interrupted one.")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
-    limit: Annotated[int | None, Option(min=1, help="At most this many documents from every source.")] = None,
+    limit: Annotated[
+        int | None, Option(min=1, help="At most this many documents of each source or domain of a column.")
+    ] = None,
     reuse: Annotated[
         Path | None,
         Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."),
@@ -244,7 +246,7 @@ def latency(
 
 def validate(
     profile_file: ProfileFile,
-    documents: Annotated[int, Option(min=1, help="Documents of every source.")] = 4,
+    documents: Annotated[int, Option(min=1, help="Documents of each source or domain of a column.")] = 4,
     gamma: Annotated[
         list[int] | None,
         Option(min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."),
@@ -295,7 +297,7 @@ def rollout(
             help="Drafted tokens per round (repeatable); default: decision.gamma, or those of 1, 2, 3, 5 in the profile.",
         ),
     ] = None,
-    documents: Annotated[int, Option(min=1, help="Documents of every source.")] = 16,
+    documents: Annotated[int, Option(min=1, help="Documents of each source or domain of a column.")] = 16,
     out: OutFile = None,
     overrides: ProfileChanges = None,
     output: Format = "terminal",

@@ -79,7 +79,7 @@ class SourceOptions(Options):
         description="column that says when a document was asked: ISO 8601 (without a zone: UTC), or seconds since 1970; for "
         "alphaprof train --split time",
     )
-    limit: Whole | None = Field(None, ge=1, description="largest number of documents taken from this source")
+    limit: Whole | None = Field(None, ge=1, description="largest number of documents, of each domain if a column names them")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
     min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")

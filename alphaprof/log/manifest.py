@@ -300,6 +300,24 @@ class Imported:
     drafting: Drafting = CHAIN
 
 
+LEFT_OUT = {  # the beginning of a reason, and what to do about it
+    "with nothing in": "fill this column, or drop these rows",
+    "with an empty": "check the columns that prompts and responses are made of",
+    "with a prompt shorter": "lower min_prompt_tokens to keep them",
+    "with no text beyond": "lower prompt_tokens to keep them",
+    "longer than": "lower max_new_tokens, or set too_long: truncate, to keep them",
+    "sources read no further": "set shuffle_seed to mix the rows, or give each domain a source",
+    "cut prompts lost": "leave long documents out (too_long: skip), or cut prompts as your server does and give prompt_ids",
+    "texts cut": "their acceptance may differ from that of the whole text",
+    "prompts cut": "their acceptance may differ from that of the whole text",
+}
+
+
+def left_out_remedy(reason: str) -> str:
+    """What to do about a reason of `Manifest.skipped` or `Manifest.truncated`."""
+    return next((remedy for start, remedy in LEFT_OUT.items() if reason.startswith(start)), "see docs/import.md")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is

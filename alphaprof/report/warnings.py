@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, Cost
-from alphaprof.log.manifest import CHAIN, Manifest
+from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.log.store import Run
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts, Traffic
@@ -91,11 +91,10 @@ def _documents(facts: RunFacts, manifest: Manifest) -> Iterator[Note]:
             "intervals are for a fixed number of documents, and slightly too optimistic",
             "take the verdict from this run, and the size of a speedup from a run that measures all documents",
         )
-    where = "see too_long and max_new_tokens in the profile" if manifest.imported is None else "see docs/import.md"
     for reason, count in manifest.skipped.items():
-        yield Note("skipped", f"{count} documents left out: {reason}", where)
+        yield Note("skipped", f"{count} documents left out: {reason}", left_out_remedy(reason))
     for reason, count in manifest.truncated.items():
-        yield Note("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
+        yield Note("truncated", f"{count} {reason}", left_out_remedy(reason))
     if halved := sum(shard.halved_batches for shard in manifest.shards):
         yield Note(
             "halved_batches",

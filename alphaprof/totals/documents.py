@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import contextlib
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -213,15 +214,23 @@ class Documents:
     def strata(self, limits: Mapping[int, int]) -> Array:
         """The stratum that each independent unit was drawn from, as a number, [units].
 
-        `limits`: by source, the number of documents at which it ends. A source that has them all is a stratum; all others
-        are one together. A unit with documents from several strata belongs to the stratum of that set.
+        `limits`: by source, the number of documents of a domain at which it ends. A domain of a source that has them all is
+        a stratum; all others are one together. A unit with documents from several strata belongs to that set's stratum.
         """
         strata = np.zeros(len(self.units.names.values), dtype=np.int64)
-        source = self.table["source"].to_numpy() if limits else strata
-        if not (full := [place for place, limit in limits.items() if (source == place).sum() >= limit]):
+        if not limits:
             return strata
-        stratum = np.where(np.isin(source, full), source.astype(np.int64), -1)
-        several = int(source.max(initial=0)) + 2
+        domain = self.table["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
+        domains = len(domain.dictionary) + 1
+        pairs, place, count = np.unique(
+            self.table["source"].to_numpy().astype(np.int64) * domains + domain.indices.to_numpy(),
+            return_inverse=True,
+            return_counts=True,
+        )
+        full = count >= np.array([limits.get(source, math.inf) for source in (pairs // domains).tolist()])
+        if not full.any():
+            return strata
+        stratum, several = np.where(full[place], place, -1), len(pairs) + 1
         unit, drawn = np.divmod(np.unique(self.units.codes * several + stratum + 1), several)
         strata[unit] = drawn
         sets: dict[tuple[int, ...], int] = {}
@@ -258,9 +267,9 @@ class Documents:
 
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
-    """The stratum of each independent unit of a run, [units]. A source that ended at its `limit` is one: its number of
-    documents is no matter of chance. Sources that were read to their end are one together, and so are all documents of an
-    imported run or of one in random order.
+    """The stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one: its
+    number of documents is no matter of chance. Those that were read to their end are one together, and so are all
+    documents of an imported run or of one in random order.
     """
     sources = manifest.config.get("data", []) if manifest.sequential is None else []
     return documents.strata({place: source["limit"] for place, source in enumerate(sources) if source.get("limit")})

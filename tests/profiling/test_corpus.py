@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config.profile import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ModelUnloadable, ProfileInvalid
+from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents, read_whole, require_data
 from alphaprof.profiling.models.processing import PLAIN, Processing
@@ -206,6 +207,64 @@ def test_sources_take_turns_until_they_are_exhausted_and_numbers_are_consecutive
 )
 def test_a_limit_counts_documents(tmp_path: Path, limit: int, expected: list[str]) -> None:
     assert texts(corpus({"path": numbered(tmp_path / "rows.jsonl", 4), "limit": limit})) == expected
+
+
+def test_a_limit_counts_documents_of_each_domain_of_a_column(tmp_path: Path) -> None:
+    """A file that is sorted by team has all teams, and those that are short of documents keep all of theirs."""
+    teams = ["a"] * 5 + ["b"] * 5 + ["c"] * 2
+    path = jsonl(tmp_path / "rows.jsonl", ({"text": str(row), "team": team} for row, team in enumerate(teams)))
+    found = list(corpus({"path": path, "domain": {"column": "team"}, "limit": 3}))
+    assert [document.source_row for document in found] == [0, 1, 2, 5, 6, 7, 10, 11]
+    assert [document.domain for document in found] == ["a"] * 3 + ["b"] * 3 + ["c"] * 2
+    assert expected_documents(profile({"path": path, "domain": {"column": "team"}, "limit": 3})) is None
+
+
+def test_a_stream_is_not_read_for_ever_for_a_domain_that_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of 10,000 rows in a row brought a document: that is said. One within them is taken."""
+    read = 0
+
+    def endless(_: SourceOptions) -> Iterator[tuple[int, dict[str, str]]]:
+        nonlocal read
+        for read in range(50_000):
+            yield read, {"text": "x", "team": "b" if read == 9_000 else "a"}
+
+    monkeypatch.setattr("alphaprof.profiling.texts.corpus.rows", endless)
+    found = corpus({"path": "hub/data", "domain": {"column": "team"}, "limit": 2})
+    assert [document.source_row for document in found] == [0, 1, 9_000]
+    assert read == 9_000 + 10_001
+    (reason,) = found.truncated
+    assert "10,000 rows" in reason
+    assert left_out_remedy(reason).startswith("set shuffle_seed")
+
+
+BLANK = [{"text": ""}, {"text": " \n\t"}, {"text": "a"}]
+BLANK_CHAT: list[dict[str, Any]] = [{"turns": [{"role": "user", "content": content}]} for content in ("", " \n", "a", None)]
+
+
+@pytest.mark.parametrize("source", [{}, {"prompt": "{text}\n"}, {"chat": True, "prompt": "{text}"}])
+def test_prompts_that_say_nothing_are_left_out_and_counted(tmp_path: Path, source: dict[str, Any]) -> None:
+    """Whatever a chat template or a BOS would put around them."""
+    found = corpus({"path": jsonl(tmp_path / "rows.jsonl", BLANK)} | source)
+    assert [document.source_row for document in found] == [2]
+    assert found.skipped == {"with an empty prompt or response": 2}
+
+
+def test_chats_whose_last_turn_says_nothing_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [*BLANK_CHAT, {"turns": []}])
+    found = corpus({"path": path, "messages": "turns"})
+    assert [document.source_row for document in found] == [2]
+    assert found.skipped == {"with an empty prompt or response": 4}
+
+
+def test_a_row_without_a_domain_is_left_out_with_the_column_to_fill(tmp_path: Path) -> None:
+    rows = [{"text": "a", "team": team} for team in ("x", None, " ")]
+    found = corpus({"path": jsonl(tmp_path / "rows.jsonl", rows), "domain": {"column": "team"}})
+    assert len(list(found)) == 1
+    assert found.skipped == {"with nothing in the column team": 2}
+    empty = corpus({"path": jsonl(tmp_path / "none.jsonl", rows[2:]), "domain": {"column": "team"}})
+    with pytest.raises(DataEmpty) as error:
+        list(empty)
+    assert error.value.hint == left_out_remedy("with nothing in the column team") == "fill this column, or drop these rows"
 
 
 def test_rows_that_are_left_out_do_not_count_towards_the_limit(tmp_path: Path) -> None:
@@ -470,10 +529,10 @@ def test_a_chat_template_sees_its_options_and_only_the_keys_that_a_message_has(t
     words.chat_template = (
         "{{ mood }} {{ add_generation_prompt }}{% for turn in messages %}<{{ turn.keys() | sort | join(' ') }}>{% endfor %}"
     )
-    turns = [{"role": "user", "content": "a", "name": "b"}, {"role": "user", "content": None}]
+    turns = [{"role": "user", "content": None}, {"role": "user", "content": "a", "name": "b"}]
     path = parquet(tmp_path / "rows.parquet", [{"turns": turns}])
     found = corpus({"path": path, "messages": "turns", "chat_options": {"mood": "calm"}}, words=words)
-    assert texts(found) == ["calm True<content name role><role>"]
+    assert texts(found) == ["calm True<role><content name role>"]
 
 
 def test_bos_comes_before_a_plain_prompt_and_not_before_a_chat_or_a_response(tmp_path: Path) -> None:
@@ -1053,11 +1112,6 @@ def test_values_that_are_no_chat_are_refused(tmp_path: Path, value: Any) -> None
     assert "row 0: turns holds no chat messages" in error.message
 
 
-def test_an_empty_chat_is_refused(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "rows.jsonl", [{"turns": [{"role": "user", "content": "a"}]}, {"turns": []}])
-    assert "row 1" in refusal(corpus({"path": path, "messages": "turns"})).message
-
-
 COUNTS = [(".jsonl", 3), (".csv", 3), (".parquet", 3), (".txt", 3), (".json", None)]
 
 
@@ -1125,7 +1179,7 @@ def test_plain_texts_with_nothing_beyond_the_prompt_are_left_out_and_counted(tmp
     path = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in ("123", "1234", "12345", "")])
     found = corpus({"path": path}, continuation=PLAIN_TEXT)
     assert [document["given"] for document in plain(found)] == [ids("5")]
-    assert found.skipped == {"with no text beyond prompt_tokens (4)": 3}
+    assert found.skipped == {"with no text beyond prompt_tokens (4)": 2, "with an empty prompt or response": 1}
 
 
 def test_plain_text_may_have_no_limit_and_respects_the_context(tmp_path: Path) -> None:

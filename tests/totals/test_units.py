@@ -150,14 +150,15 @@ def test_groups_are_those_of_a_loop_over_documents(rows: list[tuple[str, str, bo
     assert found == list(expected.items())
 
 
-def table(prompts: Sequence[str], sources: Sequence[int]) -> Documents:
-    """Documents of prompts, from sources."""
+def table(prompts: Sequence[str], sources: Sequence[int], domains: Sequence[str] | None = None) -> Documents:
+    """Documents of prompts, from sources; without domains each source is one."""
     return Documents.of(
         pa.table(
             {
                 "prompt_hash": pa.array([hashlib.sha256(prompt.encode()).hexdigest() for prompt in prompts]),
                 "cluster": pa.array([None] * len(prompts), pa.string()),
                 "source": pa.array(sources, pa.int32()),
+                "domain": pa.array(list(domains or map(str, sources))),
             }
         )
     )
@@ -173,6 +174,16 @@ def test_strata_are_sources_that_ended_at_their_limit() -> None:
     assert of[2] == of[3] == of[7] == of[8]
     assert len(set(of)) == 3
     assert len(set(documents.strata({}).tolist())) == 1
+
+
+def test_domains_of_a_column_end_at_their_limit_each_by_itself() -> None:
+    """Two documents of each domain were asked for: there was one of b, which is chance."""
+    documents = table("abcdef", [0, 0, 0, 0, 0, 1], domains="xxyybz")
+    strata = documents.strata({0: 2})[documents.units.codes].tolist()
+    assert strata[0] == strata[1]
+    assert strata[2] == strata[3]
+    assert strata[4] == strata[5]
+    assert len(set(strata)) == 3
 
 
 def test_a_unit_from_several_sources_is_of_the_stratum_of_that_set() -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from alphaprof import errors
 from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, SourceSeen
-from alphaprof.log.manifest import DraftFacts
+from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.render.tables import empty_table, plain
 from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, number, percent, share, short
@@ -215,8 +215,7 @@ def _bos(facts: PreflightFacts) -> Iterator[Finding]:
             yield _finding("bos", source.path, cause, f"{remedy}prompt_ids")
         if source.lost_bos:
             cause = f"{count(source.lost_bos)} {of} lost BOS: too_long: truncate drops the beginning of their prompts"
-            remedy = "leave long documents out (too_long: skip), or cut prompts as your server does and give prompt_ids"
-            yield _finding("bos", source.path, cause, remedy, problem=True)
+            yield _finding("bos", source.path, cause, left_out_remedy("cut prompts lost"), problem=True)
 
 
 def _context(facts: PreflightFacts) -> Iterator[Finding]:
@@ -295,14 +294,19 @@ def _source(source: SourceSeen) -> Iterator[Finding]:
     single = "a single document has no interval, and no verdict: add more" if source.planned == 1 else None
     yield _finding("data", source.path, f"{domains}: {planned}; prompts of {lengths} tokens", single)
     for reason, rows in source.skipped.items():
-        remedy = "see too_long, max_new_tokens and min_prompt_tokens, or fill the column"
-        yield _finding("data", source.path, f"{many(rows, 'row')} left out {reason}", remedy)
+        yield _finding("data", source.path, f"{many(rows, 'row')} left out {reason}", left_out_remedy(reason))
     for reason, texts in source.truncated.items():
-        remedy = "their acceptance may differ from that of the whole text"
-        yield _finding("data", source.path, f"{count(texts)} {reason}", remedy)
+        yield _finding("data", source.path, f"{count(texts)} {reason}", left_out_remedy(reason))
 
 
 def _costs(facts: PreflightFacts) -> Iterator[Finding]:
+    target = facts.target.facts.parameters
+    for draft in facts.drafts:
+        if target and (own := draft.facts.parameters) and own > target:
+            cause = (
+                f"has {count(own)} parameters, the target {count(target)}: a step of it costs more than one of the target"
+            )
+            yield _finding("costs", draft.name, cause, "take a smaller draft, or swap the two if they were mixed up")
     if (speed := facts.speed) is None:
         return
     remedy = None

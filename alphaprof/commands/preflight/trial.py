@@ -134,6 +134,8 @@ def _planned(source: SourceOptions, seen: int, rows: int) -> int | None:
     """How many documents a run will take from a source, if what follows is left out as often as in its first `rows`."""
     if seen < FIRST:
         return seen
+    if source.limit and not isinstance(source.domain, str):
+        return None  # so many of each domain
     count = row_count(Path(source.path))
     if count is None:
         return source.limit

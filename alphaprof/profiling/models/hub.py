@@ -244,6 +244,8 @@ def row_count(path: Path) -> int | None:
 
 def expected_documents(options: ProfileOptions) -> int | None:
     """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
+    if any(source.limit and not isinstance(source.domain, str) for source in options.data):
+        return None  # of so many of each domain
     counts = [(row_count(Path(source.path)), source.limit) for source in options.data]
     if (None, None) in counts:
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
-from alphaprof.log.manifest import RandomOrder
+from alphaprof.log.manifest import RandomOrder, left_out_remedy
 from alphaprof.log.place import is_remote
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import Processing, resolved
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions, SourceOptions
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
+EMPTY = "with an empty prompt or response"
+NOT_READ = "sources read no further: none of the last 10,000 rows was of a domain below limit"
 LOST_BOS = "cut prompts lost the BOS that they began with"
 INT32_MAX = np.iinfo(np.int32).max
 # Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
+READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
 REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is no time of a request
@@ -106,33 +109,43 @@ class Corpus:
                     number += 1
 
     def _source(self, index: int) -> Iterator[dict[str, Any]]:
-        """The documents of one source, all of their fields but the number."""
+        """The documents of one source, all of their fields but the number. Where a column names the domain, rows are read to
+        the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
+        """
         source = self.options.data[index]
-        taken = read = 0
+        by_column, streamed = not isinstance(source.domain, str), not is_local(source.path) and not is_remote(source.path)
+        taken: Counter[str] = Counter()
         left_out: Counter[str] = Counter()
+        read = last = 0
         for row_number, row in rows(source):
             read += 1
+            where = f"{source.path} row {row_number}"
             try:
-                fields = self._fields(source, index, row_number, row)
+                domain = _domain(source, row, where)
+                if taken[domain] == source.limit:
+                    if streamed and read - last > READ_ON:
+                        self.truncated[NOT_READ] += 1
+                        return
+                    continue
+                fields = self._fields(source, index, row, where)
             except _LeftOut as reason:
                 self.skipped[str(reason)] += 1
                 left_out[str(reason)] += 1
                 continue
-            taken += 1
-            yield fields
-            if taken == source.limit:
+            taken[domain], last = taken[domain] + 1, read
+            yield {**fields, "domain": domain, "source_row": row_number}
+            if taken[domain] == source.limit and not by_column:
                 return
-        if taken == 0:
+        if not last:
             reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise DataEmpty(
                 f"{source.path} yields no document from {read} rows" + (f" (left out: {reasons})" if reasons else ""),
-                "check rows, split and prompt_tokens, and too_long and max_new_tokens against the target's context",
+                left_out_remedy(left_out.most_common(1)[0][0]) if left_out else "check path, split and the rows there",
             )
 
-    def _fields(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any]:
-        """All fields of a row's document but its number. Raises `_LeftOut`."""
+    def _fields(self, source: SourceOptions, index: int, row: Row, where: str) -> dict[str, Any]:
+        """The fields of a row's document but its number, domain and row. Raises `_LeftOut`."""
         continuation = self.options.continuation_of(index)
-        where = f"{source.path} row {row_number}"
         prompt = encode_prompt(source, row, self.tokenizer, where)
         given = None
         if continuation.kind == "given":
@@ -148,7 +161,7 @@ class Corpus:
                     "give token ids of the target's own tokenizer, or give text",
                 )
         if len(prompt) == 0 or (given is not None and len(given) == 0):
-            raise _LeftOut("with an empty prompt or response")
+            raise _LeftOut(EMPTY)
         if len(prompt) < source.min_prompt_tokens:
             raise _LeftOut(f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})")
         limit = continuation.max_new_tokens
@@ -161,13 +174,10 @@ class Corpus:
         self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
         cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
         time = _moment(_value(row, source.time, where, optional=True), where, source.time) if source.time else None
-        domain = source.domain
         return {
-            "domain": domain if isinstance(domain, str) else _text(_value(row, domain.column, where)),
             "cluster": None if cluster is None else f"{index}:{_text(cluster)}",
             "time": time,
             "source": index,
-            "source_row": row_number,
             "prompt": fitted,
             "given": given,
             "cut": cut,
@@ -260,7 +270,9 @@ def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict
 
 
 def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
-    """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template."""
+    """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template. Raises
+    `_LeftOut` where there is nothing to say.
+    """
     if source.prompt_ids is not None:
         return _token_ids(_value(row, source.prompt_ids, where), where, source.prompt_ids)
     if source.messages is not None:
@@ -272,8 +284,12 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
                 f"{where}: {source.messages} end with an assistant turn: the target would be asked for a second answer",
                 "end them with the user's turn; a logged answer goes into a column for continuation: {kind: given}",
             )
+        if not messages or _blank(messages[-1].get("content")):
+            raise _LeftOut(EMPTY)
     else:
         text = render(str(source.prompt), row, where)
+        if _blank(text):
+            raise _LeftOut(EMPTY)
         if not source.chat:
             return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
         system = [{"role": "system", "content": source.system}] if source.system is not None else []
@@ -284,6 +300,21 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
     chat = render_chat(tokenizer, messages, source.chat_options, where)
     # The template writes BOS itself where the model wants one.
     return np.asarray(tokenizer(chat, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def _blank(text: Any) -> bool:
+    """Whether it says nothing: the tokens of a template or a BOS are no prompt."""
+    return text is None or (isinstance(text, str) and not text.strip())
+
+
+def _domain(source: SourceOptions, row: Row, where: str) -> str:
+    """The domain of a row. Raises `_LeftOut` where its column is empty."""
+    if isinstance(source.domain, str):
+        return source.domain
+    domain = _text(_value(row, source.domain.column, where))
+    if _blank(domain):
+        raise _LeftOut(f"with nothing in the column {source.domain.column}")
+    return domain
 
 
 def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
