@@ -19,6 +19,7 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
 
+SET = "--set"  # where the values of a report's question come from
 WHOLE = "profile"  # where a problem lies that concerns several options
 UNKNOWN_KEY = "extra_forbidden"
 # What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
@@ -87,7 +88,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
             problem = f"--set {cut(override, VALUE)}: a report can change decision.*, route.* and costs.* only"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
-    options = validate(tree, "--set")
+    options = validate(tree, SET)
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
         raise ProfileInvalid("--set costs: step times are measured during a run, and cannot be measured afterwards", hint)
@@ -251,10 +252,12 @@ def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
     where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
     tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
     problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
-    return ProfileInvalid(f"{origin}:{where} {problem}{more}", _advice(first))
+    return ProfileInvalid(f"{origin}:{where} {problem}{more}", _advice(first, place, origin))
 
 
-def _advice(error: ErrorDetails) -> str:
+def _advice(error: ErrorDetails, place: str, origin: str) -> str:
+    if origin == SET and error["type"] in ("missing", "union_tag_not_found"):
+        return f"add --set {cut(place, VALUE)}=..."
     if error["type"] == "missing":
         return "add this key; the files in profiles/ show a complete profile"
     if error["type"] == "union_tag_not_found":
@@ -266,7 +269,7 @@ def _advice(error: ErrorDetails) -> str:
         return "YAML reads on, off, yes and no as true and false: quote the word"
     if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
         return "YAML reads it as a number or a date: quote it"
-    return "correct the value in the profile, or override it with --set KEY=VALUE"
+    return "correct this value" if origin == SET else "correct the value in the profile, or override it with --set KEY=VALUE"
 
 
 def _annotation(location: tuple[str | int, ...]) -> Any:

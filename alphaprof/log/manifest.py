@@ -441,7 +441,7 @@ def read_manifest(place: Place) -> Manifest:
         hint = "give the directory that `alphaprof profile --out` wrote"
         folder, _, draft = str(place.shown).rpartition(":")
         if folder and Path(folder, MANIFEST).exists():
-            asked = "--draft or --set decision.draft=NAME asks about one of its drafts"
+            asked = "report --set decision.draft=NAME and check --draft NAME ask about one of its drafts"
             hint = f"{folder} is a run: leave :{cut(draft)} out; {asked}"
         if PROFILE in place.names(""):
             hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -100,3 +102,28 @@ def test_bash_completes_commands_and_options_once_completion_is_installed(
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert ended.stdout.split() == completed, (tmp_path / "errors").read_text()
+
+
+SERVERS = re.compile(r"--(speculative|per-request|address)")  # options of engines and Ray
+
+
+def test_every_option_that_a_text_names_is_one_of_the_command_that_it_is_about() -> None:
+    """Of `alphaprof train --curve` one of train's, and of a bare `--curve` one of some command."""
+    options: dict[str, set[str]] = {}
+    for words in commands():
+        command: Any = typer.main.get_command(app)
+        for word in words:
+            command = command.commands[word]
+        for word in words:
+            options.setdefault(word, {"--help"}).update(name for each in command.params for name in each.opts)
+    every, seen = {"--version"}.union(*options.values()), 0
+    for path in {*(ROOT / "alphaprof").rglob("*.py")} - {ROOT / "alphaprof/commands/export/formats.py"}:  # of engines
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)) or SERVERS.search(node.value):
+                continue
+            where = f"{path}:{node.lineno}"
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", node.value)) <= every, where
+            for text in re.finditer(r"alphaprof (\w+)(?: [\w/.=-]+(?::\w+)?)*? (--[a-z-]+)", node.value):
+                assert text[2] in options.get(text[1], every), where
+                seen += 1
+    assert seen > 20

@@ -131,6 +131,21 @@ def test_what_chose_draft_and_gamma_does_not_judge_them(tmp_path: Path) -> None:
         assert mine["high"] - mine["low"] > whole["high"] - whole["low"]
 
 
+def test_what_is_undecided_names_what_would_settle_it(run: Run, tmp_path: Path) -> None:
+    """More documents settle no speedup without step times."""
+    alpha, length = totals(run, "code")["accepted"].sum() / totals(run, "code")["proposals"].sum(), ("--gamma", "3")
+    more = "more documents would narrow the bounds"
+    assert check(run, "--min-alpha", f"code={alpha}")[1]["reason"].endswith(more)
+    value = check(run, "--min-speedup", "chat=1.0", *length)[1]["items"][0]["value"]
+    speedup = check(run, "--min-speedup", f"chat={value}", *length)[1]
+    assert speedup["outcome"] == "undecided"
+    assert speedup["reason"].endswith("more documents or surer step times would narrow the bounds")
+    untimed = write_run(tmp_path / "untimed", dataclasses.replace(RECIPE, latency=False))
+    _, found, result = check(untimed, "--undecided", "fail")
+    assert "no step times" in found["reason"]
+    assert "documents" not in f"{found['reason']} {result.exception}"
+
+
 def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run) -> None:
     frame = totals(run, "code")
     alpha = frame["accepted"].sum() / frame["proposals"].sum()

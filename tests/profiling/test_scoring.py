@@ -313,13 +313,18 @@ def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:
     assert ModelDraft(kind="model", model="x").dtype is None
 
 
-def test_devices_that_nothing_waits_for_are_refused() -> None:
+def test_devices_that_nothing_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch makes tensors on `meta` everywhere; it stands for all devices whose step times would be those of launches."""
     assert models.choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ModelUnloadable, match=r"device 'meta' cannot be used: models run on CPUs and on GPUs"):
         models.choose_device("meta")
     with pytest.raises(ModelUnloadable, match="device 'gpu' cannot be used"):
         models.choose_device("gpu")
+    for found, devices in ((True, "auto, cpu, cuda or cuda:N"), (False, "auto or cpu: torch finds no GPU here")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
+        with pytest.raises(ModelUnloadable) as error:
+            models.choose_device("meta")
+        assert error.value.hint == f"use {devices}"
 
 
 def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(target: Model) -> None:

@@ -677,3 +677,10 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
     with pytest.raises(ProfileInvalid, match=r"decision\.\*, route\.\* and costs\.\* only"):
         changed_question(whole, ["target.dtype=float32"])
+    for value, hint in (
+        ("decision.confidence=3", "correct this value"),
+        ("costs.source=table", "add --set costs.path=..."),
+    ):
+        with pytest.raises(ProfileInvalid) as error:  # no profile is at hand that could be corrected
+            changed_question(whole, [value])
+        assert error.value.hint == hint

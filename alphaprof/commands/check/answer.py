@@ -33,7 +33,7 @@ WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecide
 NEXT: dict[Outcome, str] = {
     "pass": "later runs can be checked against this one with --baseline",
     "fail": "alphaprof report of the run shows where acceptance is lost",
-    "undecided": "settle what the reason names, or profile more documents; --undecided fail stops a pipeline here",
+    "undecided": "the reason says what is missing; --undecided fail stops a pipeline here",
 }
 
 
@@ -152,7 +152,7 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
     if check.outcome == "fail":
         raise CheckFailed(f"check failed: {check.reason}", "alphaprof report shows where acceptance is lost")
     if check.outcome == "undecided" and undecided_fails:
-        raise CheckUndecided(f"check undecided: {check.reason}", "profile more documents, or --undecided pass")
+        raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or --undecided pass")
 
 
 def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
@@ -163,7 +163,9 @@ def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
         decisive = [(item, f"{item.measure} of {short(item.domain)}") for item in items if item.outcome == outcome]
         parts = [f"{name}: {item.note}" for item, name in decisive if item.low is None]
         if judged := ", ".join(name for item, name in decisive if item.low is not None):
-            parts.append(f"{judged} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
+            surer = " or surer step times" if any(item.measure == "speedup" for item, _ in decisive) else ""
+            unclear = f"neither shown to reach nor to miss the threshold: more documents{surer} would narrow the bounds"
+            parts.append(f"{judged} {'below the threshold' if outcome == 'fail' else unclear}")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)

@@ -349,7 +349,8 @@ def choose_device(device: str) -> torch.device:
         reason = "models run on CPUs and on GPUs with CUDA or ROCm"
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
-    raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
+    hint = "use auto, cpu, cuda or cuda:N" if torch.cuda.is_available() else "use auto or cpu: torch finds no GPU here"
+    raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", hint)
 
 
 def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dict[str, float | bool] | None:
