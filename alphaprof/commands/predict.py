@@ -142,10 +142,10 @@ def _answer(prediction: Prediction) -> Iterator[str]:
     """Yields the speedup at the best gamma, where it would end, and what the numbers are not."""
     best = next(item for item in prediction.gammas if item.gamma == prediction.best_gamma)
     gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
-    pays = f"the draft {'pays' if best.speedup > 1 else 'does not pay'} if all of this holds"
-    yield f"{gamma}: {fmt.number(best.speedup, unit='x')}, {pays}"
+    faster = f"decoding is {'faster' if best.speedup > 1 else 'no faster'} if all of this holds"
+    yield f"{gamma}: {fmt.number(best.speedup, unit='x')}, {faster}"
     emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
-    least = "no alpha makes it pay"
+    least = "no alpha makes it faster"
     if best.break_even_alpha is not None:
         least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)} (here {fmt.share(prediction.alpha)})"
     yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"

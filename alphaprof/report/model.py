@@ -28,7 +28,7 @@ class GammaResult:
         float | None
     )  # what the textbook formula makes of alpha; None for heads, and where not every position has a proposal
     iid_error: float | None  # by what share that is too high
-    break_even_length: float | None  # tokens per round at which the draft starts to pay: the mean cost of a round
+    break_even_length: float | None  # tokens per round from which decoding is faster: the mean cost of a round
     full_round_cost: (
         float | None
     )  # cost of a round of gamma drafts: gamma c + v, a search; a head's after none accepted: first(1) + (gamma - 1) c + v
@@ -180,7 +180,7 @@ class Traffic:
     rule: str
     gamma: int | None
     tokens_per_round: Interval | None  # over all documents; needs no step times
-    break_even_length: float | None  # tokens per round at which the draft starts to pay
+    break_even_length: float | None  # tokens per round from which decoding is faster
     speedup: Interval | None  # two-sided, over the documents that the verdict rests on
     speedup_of_all: Interval | None  # two-sided, over all documents: too high on average where some of them chose
     chosen: bool  # other documents than those that the verdict rests on chose draft or gamma

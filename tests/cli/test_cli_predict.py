@@ -50,7 +50,7 @@ def test_a_table_has_a_row_for_each_gamma_and_names_the_best(
     assert list(found) == list(range(1, 9))
     assert found[1] == ["1.75", "0.750", "1.04", "0.040", "1.68x"]
     assert found[7] == ["3.60", "0.371", "1.28", "0.219", "2.81x"]
-    assert "best gamma 7: 2.81x, the draft pays" in text
+    assert "best gamma 7: 2.81x, decoding is faster" in text
     assert "independent from position to position" in text
     assert "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha." in text
 
@@ -59,7 +59,7 @@ def test_one_gamma_is_not_called_the_best(monkeypatch: pytest.MonkeyPatch, capsy
     text = printed(monkeypatch, capsys, *CLAIM, "--gamma", 3)
     assert list(rows(text)) == [3]
     assert text.startswith(
-        "gamma 3: 2.44x, the draft pays if all of this holds\na round emits 2.73 tokens and costs 1.12 decode steps"
+        "gamma 3: 2.44x, decoding is faster if all of this holds\na round emits 2.73 tokens and costs 1.12 decode steps"
     )
     assert "best" not in text
 
@@ -67,7 +67,7 @@ def test_one_gamma_is_not_called_the_best(monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_draft_that_never_pays_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(monkeypatch, capsys, "--alpha", 0.9, "--cost", 1.2)
     assert [cells[-2] for cells in rows(text).values()] == ["none"] * 8
-    assert "best gamma 1: 0.86x, the draft does not pay" in text
+    assert "best gamma 1: 0.86x, decoding is no faster" in text
 
 
 def test_every_cost_and_burstiness_reach_the_formula(

@@ -713,7 +713,7 @@ def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:
 def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.2)}, draft_ms=9.0))
     (warning,) = export(RunDraft(run, "small"), "vllm-synthetic", ExportRequest(gamma=4)).warnings
-    assert "does not pay at gamma 4" in warning
+    assert "makes decoding slower at gamma 4" in warning
 
 
 def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> None:

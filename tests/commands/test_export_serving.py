@@ -131,8 +131,8 @@ def test_without_a_gamma_the_most_that_the_schedule_asks_for_is_served(run: Run,
     schedule = by_batch(content["num_speculative_tokens_per_batch_size"])
     assert (schedule[7], content["num_speculative_tokens"]) == (verdict, max(schedule.values()))
     assert verdict == 1 < max(schedule.values())
-    assert any("0: none pays; num_speculative_tokens is the largest" in note for note in found.notes)
-    assert not any("does not pay" in said for said in found.warnings)  # as at gamma 3 it would not
+    assert any("0: none is faster; num_speculative_tokens is the largest" in note for note in found.notes)
+    assert not any("makes decoding slower" in said for said in found.warnings)  # as at gamma 3 it would not
     assert json.loads(written(side, "vllm-synthetic", domain="code"))["num_speculative_tokens"] == verdict
 
 
@@ -144,7 +144,7 @@ def test_a_schedule_without_drafts_still_names_a_gamma_and_says_that_none_pays(t
     assert content["num_speculative_tokens_per_batch_size"] == [[1, 16, 0]]
     assert content["num_speculative_tokens"] == 1
     assert any(said.startswith("NO-GO: by the step times in times.csv, speedup ") for said in found.warnings)
-    assert any("vLLM drafts nothing: at no concurrency does a gamma pay" in said for said in found.warnings)
+    assert any("vLLM drafts nothing: at no concurrency is a gamma faster than none" in said for said in found.warnings)
 
 
 def noisy(generator: np.random.Generator, dearer: bool) -> StepTable:

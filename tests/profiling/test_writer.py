@@ -18,7 +18,7 @@ import typer
 
 from alphaprof.cli.common import interruptible
 from alphaprof.config.load import load_profile
-from alphaprof.errors import DiskFull, OutOfMemory
+from alphaprof.errors import DiskFull, OutOfMemory, ProfileInvalid
 from alphaprof.log.files import shards_of
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.store import Run
@@ -305,3 +305,16 @@ def test_what_was_left_out_is_known_before_anything_is_measured(
     pipeline.profile(load_profile(path), tmp_path / "run", Silent())
     assert told == [(2, (2, 2))] * 2
     assert [shard.documents for shard in Run.open(tmp_path / "run").shards] == [2, 2]
+
+
+@pytest.mark.models
+def test_weights_that_miss_a_domain_are_refused_before_anything_is_measured(tiny: Path, tmp_path: Path) -> None:
+    """The names in a column are known once prompts are read."""
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "teams.jsonl"
+    file.write_text("".join(json.dumps({"text": team, "team": team}) + "\n" for team in "aab"))
+    source = {"domain": {"column": "team"}, "path": str(file), "prompt": "{text}"}
+    path = profile_file(tmp_path, tiny, data=[source], decision={"weights": {"a": 1.0}})
+    with pytest.raises(ProfileInvalid, match=r"decision\.weights does not name domain 'b'"):
+        pipeline.profile(load_profile(path), tmp_path / "run", Silent())
+    assert not (tmp_path / "run" / "positions").exists()

@@ -234,7 +234,7 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
     if acceptance.schedule is not None and scope.book is not None:
         known = ", ".join(map(str, scope.book.concurrencies))
         largest = "; num_speculative_tokens is the largest" if form.serves else ""
-        yield f"gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none pays{largest}"
+        yield f"gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none is faster{largest}"
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
@@ -259,9 +259,9 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
         if faster is not None and faster.value < 1:
             shown = interval(speedup_interval(faster, scope.question.confidence), "x")
-            yield f"by this run's step times the draft does not pay at gamma {gamma}: speedup {shown}"
+            yield f"by this run's step times the draft makes decoding slower at gamma {gamma}: speedup {shown}"
     if acceptance.schedule is not None and not any(gamma for _, _, gamma in acceptance.schedule):
-        yield "with this schedule vLLM drafts nothing: at no concurrency does a gamma pay"
+        yield "with this schedule vLLM drafts nothing: at no concurrency is a gamma faster than none"
     elif acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
         yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"
 

@@ -79,7 +79,7 @@ class Acceptance:
     `depths`: by gamma, of every gamma of the run.
     `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
     None where rounds are expectations. `schedule`: first and last concurrency, and the gamma there (0: the draft does
-    not pay); None where one is for all. `conditions`: what was measured, and how.
+    not make decoding faster); None where one is for all. `conditions`: what was measured, and how.
     """
 
     draft: DraftFacts

@@ -265,7 +265,7 @@ def _answer(rollout: Rollout) -> Iterator[str]:
     if len(rows) > MOST:
         yield f"{fmt.many(len(rows) - MOST, 'more row')} with fewer tokens per round: in the tables"
     yield "A lossy rule writes its own text, not the target's: its worth is not measured here, and no verdict follows."
-    yield "next: judge such texts by your own task; a draft pays where a round costs fewer decode steps than its tokens"
+    yield "next: judge such texts by your own task; decoding is faster if a round costs fewer decode steps than its tokens"
 
 
 def _table(rollout: Rollout, draft: str) -> Table:
@@ -295,7 +295,7 @@ def _notes(rollout: Rollout) -> Iterator[str]:
     yield "alpha: accepted / tested drafts along the rule's own text. Tested: all earlier ones of the round were accepted,"
     yield "and the text had not ended; gamma matters only to which positions these are. A report's one-step alpha is over"
     yield "all positions of the target's own text."
-    yield "tokens/round: a draft pays on an engine where a round costs less than that many plain decode steps."
+    yield "tokens/round: decoding is faster on an engine where a round costs less than that many plain decode steps."
     yield "regret: mean log p(top) - log p(token) in nats per token, plain softmax: the rule's text | the target's own;"
     yield "excess: their difference, paired."
     yield "departed: texts that are not the target's own, and the median place of their first other token."

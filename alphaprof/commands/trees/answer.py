@@ -160,7 +160,9 @@ def _answer(report: TreesReport) -> Iterator[Text]:
     documents = f"{fmt.count(report.tested_on)} documents{' that chose no tree' if report.held_out else ''}"
     yield plain(f"on {where}, {documents}, {fmt.level(report.confidence)} intervals; a round verifies {tree.nodes} nodes")
     yield Text("time is not modelled: verifying a tree was not timed, so there is no speedup and no verdict")
-    yield Text("next: it pays where a round costs fewer decode steps than that; --format json has the paths for an engine")
+    yield Text(
+        "next: it is faster where a round costs fewer decode steps than that; --format json has the paths for an engine"
+    )
     if len(known) > 1:
         gains = [f"{fmt.short(tree.name)} {each.value:+.2f}" for tree, _, each in known[:MOST]]
         more_below = f" and {len(known) - MOST} more below" if len(known) > MOST else ""
@@ -273,7 +275,7 @@ def _definitions(report: TreesReport) -> Iterator[str]:
         "greedily or by sampling, and a round goes on along the tree while the tree holds that token."
     )
     yield (
-        "A tree pays on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
+        "A tree is faster on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
         "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
         "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed, so there is no speedup and no verdict."
     )

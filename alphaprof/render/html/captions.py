@@ -67,7 +67,7 @@ LENGTHS = Caption(
     "gammas",
     "Tokens per round against γ",
     "Tokens per round are all tokens that one round emits, the target's own included: they grow with γ until the draft "
-    "is rarely right that deep. A draft pays where a round costs less than that many plain decode steps; the step "
+    "is rarely right that deep. Decoding is faster where a round costs less than that many plain decode steps; the step "
     "times that would tell are missing here.",
     "Shaded: intervals; an open point without one: too few documents.",
     "tokens",
@@ -84,7 +84,7 @@ CAUSES = Caption(
     "causes",
     "Losses by cause",
     "Each bar is the share of positions that the draft lost, split by cause: the longest piece is where work on the "
-    "draft could pay first.",
+    "draft could bring most.",
     "Under the rules of the verdict. Under the pointer: the remedy of a cause, and what it could bring.",
     "causes",
 )

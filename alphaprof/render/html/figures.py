@@ -292,7 +292,7 @@ def _against_gamma(result: Result, name: str, timed: bool, style: Style) -> Iter
 
 def _speed_said(result: Result, name: str, item: GammaResult) -> str:
     best = " (best here)" if item.gamma == result.best_gamma else ""
-    breaks = f"pays from {fmt.number(item.break_even_length)} on" if item.break_even_length is not None else ""
+    breaks = f"faster from {fmt.number(item.break_even_length)} on" if item.break_even_length is not None else ""
     cost = f"c {fmt.number(item.draft_cost)}, v {fmt.number(item.verify_cost)}" if item.verify_cost is not None else ""
     return hover_text(
         f"{who(result, name)}, γ {item.gamma}{best}",

@@ -56,7 +56,7 @@ def _acceptance(report: Report) -> Iterator[str]:
 
 def _time() -> Iterator[str]:
     yield (
-        "break-even: tokens/round at which the draft starts to pay, the mean cost of a round in decode steps. A full round "
+        "break-even: tokens/round from which decoding is faster, the mean cost of a round in decode steps. A full round "
         "costs gamma c + v, a search and clearing the caches; c = T_draft/T(1), v = T(gamma+1)/T(1)."
     )
     yield (
@@ -83,7 +83,7 @@ def _of_causes(heads: Collection[bool]) -> Iterator[str]:
         "to right, that applies."
     )
     limits = (
-        ": at most that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for "
+        ": at most that; below 1x its remedy alone makes nothing faster. Trees and prompt lookup held the token for "
         "a fact; the other remedies count as always right."
     )
     same = "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round"

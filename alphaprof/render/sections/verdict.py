@@ -39,7 +39,7 @@ def _engine_free(report: Report) -> Iterator[str]:
     setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
     emits = fmt.interval(traffic.tokens_per_round)
     yield f"{fmt.sentence(wording.any_engine(report))}, {setting}: a round emits {emits} tokens,"
-    yield "and pays where it costs less than that many plain decode steps."
+    yield "and is faster where it costs less than that many plain decode steps."
     if traffic.break_even_length is not None:
         here = fmt.number(traffic.break_even_length)
         slow = " (below 1: plain decoding was slow when it was timed)" if traffic.break_even_length < 1 else ""
