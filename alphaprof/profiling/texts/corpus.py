@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY = "with an empty prompt or response"
-NOT_READ = "sources read no further: none of the last 10,000 rows was of a domain below limit"
 LOST_BOS = "cut prompts lost the BOS that they began with"
 INT32_MAX = np.iinfo(np.int32).max
 # Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
+NOT_READ = f"sources read no further: none of the last {READ_ON:,} rows was of a domain below limit"
 REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is no time of a request
