@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from alphaprof.render.first_screen import WORDS, first_screen, first_screen_csv
+from alphaprof.render.first_screen import ALONE, WORDS, first_screen, first_screen_csv
 from alphaprof.render.html.page import render_html
 from alphaprof.render.markdown import SIGNS, block_lines, escaped, escaped_sentence, row
 from alphaprof.render.sections.contents import ALL, chosen
@@ -61,7 +61,7 @@ def report_markdown(report: Report, show: Sequence[str] = ()) -> str:
     for cells in (*screen.rows, *([screen.total] if screen.total else [])):
         named = dict(zip(screen.columns, map(escaped_sentence, cells), strict=True))
         verdict = cells[screen.columns.index("verdict")]
-        named |= {"domain": escaped(cells[0]), "verdict": f"{SIGNS[verdict]} {verdict}"}
+        named |= {"domain": escaped(cells[0]), "verdict": f"{SIGNS[verdict.rstrip(ALONE)]} {escaped_sentence(verdict)}"}
         lines.append(row(*named.values()))
     lines += ["", *(f"{escaped_sentence(line)}\n" for line in screen.below)]
     lines += _unfolded(report, show) if show else _folded(report, COMMENT - _bytes(lines))

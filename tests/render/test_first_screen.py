@@ -14,8 +14,9 @@ from rich.cells import cell_len
 import alphaprof
 from alphaprof.config.load import changed_question
 from alphaprof.log.store import Run
+from alphaprof.render.answer import answer_text
 from alphaprof.render.first_screen import ALONE, CSV, IMPORTANCE, first_screen, first_screen_csv
-from alphaprof.render.report import report_markdown
+from alphaprof.render.report import ReportAnswer, report_markdown
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Note, Route, ServerPool
@@ -315,3 +316,14 @@ def test_every_note_has_its_place_among_the_others() -> None:
     codes = set(re.findall(r'Note\(\s*"(\w+)"', text)) | set(re.findall(r'"code": "(\w+)"', text))
     assert len(codes) > 15
     assert codes <= set(IMPORTANCE)
+
+
+@pytest.mark.parametrize("form", ["terminal", "md", "html", "csv", "json"])
+def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str, two: Run) -> None:
+    report = build_report(two, config=changed_question(two.manifest.config, ["decision.min_speedup=0.1"]))
+    assert {item.best.verdict for item in report.domains} == {"GO"}
+    alone = [dataclasses.replace(item, adjusted="UNDECIDED") for item in report.domains]
+    text = answer_text(ReportAnswer.of(dataclasses.replace(report, domains=tuple(alone)), ()), form)
+    marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "csv": "GO", "json": '"adjusted": "UNDECIDED"'}[form]
+    assert text.count(marked) >= len(alone)
+    assert ("for all 2 domains together" in text) == (form not in ("csv", "json"))
