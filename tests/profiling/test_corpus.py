@@ -10,8 +10,6 @@ import json
 import logging
 import math
 import os
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging.handlers import BufferingHandler
 from pathlib import Path
@@ -29,15 +27,14 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config.profile import ProfileOptions, SourceOptions
-from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ModelUnloadable, ProfileInvalid
+from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
 from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents, read_whole, require_data
 from alphaprof.profiling.models.processing import PLAIN, Processing
-from alphaprof.profiling.texts import templates
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.texts.continuations import given as as_given
-from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder, render
+from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder, render, render_chat
 from alphaprof.profiling.texts.reading import rows
 from alphaprof.profiling.texts.staged import documents_of, prompt_table
 from tests.tiny import tokenizer
@@ -371,91 +368,14 @@ def test_a_row_that_is_wrong_is_named_by_its_number_in_the_file(tmp_path: Path) 
     assert "rows.jsonl row 3: ids holds no token ids" in refusal(corpus(source)).message
 
 
-BOMBS = {
-    "one endless step": ("{{ 10 ** (10 ** 10) }}", "needs more than 1 seconds"),
-    "memory": ("{{ 'a' * 10 ** 10 }}", "or 4 GiB"),
-    "length": ("{{ 'a' * 2 ** 21 }}", "writes far more than its chat holds"),
-}
-
-
-@pytest.mark.parametrize(("template", "problem"), BOMBS.values(), ids=list(BOMBS))
-def test_a_template_that_would_not_end_is_ended_in_any_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, problem: str
-) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 1)
-    words, found = tokenizer(), []
-    source = {"path": jsonl(tmp_path / "rows.jsonl", [{"text": "a"}]), "chat": True}
-    words.chat_template = template
-    thread = threading.Thread(target=lambda: found.append(refusal(corpus(source, words=words))))
-    thread.start()
-    thread.join()
-    (error,) = found
-    assert isinstance(error, ModelUnloadable)
-    assert problem in error.message
-    assert "rows.jsonl row 0" in error.message
-    assert texts(corpus(source)) == ["<user>a<model>"]  # others are rendered as before
-
-
 def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
     """Without what is null in a turn: older versions of transformers hand that to the template, newer ones drop it."""
     turns = [{"role": "user", "content": "caf\u00e9 \U0001f600"}, {"role": "tool", "content": "x" * 100_000}]
     words = tokenizer()
     words.chat_template = "{{ eos_token }}{{ mood }}{{ tools | length }}" + words.chat_template + "{{ messages | tojson }}"
     options = {"mood": "calm", "tools": [{"type": "function"}]}
-    found = templates.render_chat(words, [turns[0] | {"name": None}, turns[1]], options, "here")
+    found = render_chat(words, [turns[0] | {"name": None}, turns[1]], options, "here")
     assert found == words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
-
-
-def test_an_interrupted_render_leaves_no_answer_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: Any) -> bytes:
-        raise KeyboardInterrupt
-
-    def prompt(text: str) -> str:
-        return templates.render_chat(WORDS, [{"role": "user", "content": text}], {}, "here")
-
-    assert prompt("a") == "<user>a<model>"
-    with monkeypatch.context() as patch:
-        patch.setattr(templates, "_receive", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prompt("b")
-    assert prompt("c") == "<user>c<model>"
-
-
-@pytest.fixture
-def _own_process() -> Iterator[None]:
-    """A process for templates that is started by this test, and none that others would use after it."""
-    templates.stop()
-    yield
-    templates.stop()
-
-
-@pytest.mark.usefixtures("_own_process")
-def test_templates_are_rendered_where_memory_is_limited_already_and_a_site_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import pathlib, resource, signal\n"
-        "pathlib.Path(__file__).with_name('ran').touch()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "print('before the first import', flush=True)\n"
-        "signal.alarm = lambda seconds: print('while it serves', flush=True)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["", *sys.path])
-    assert templates.render_chat(WORDS, [{"role": "user", "content": "a"}], {}, "here") == "<user>a<model>"
-    assert (tmp_path / "ran").exists()
-
-
-@pytest.mark.usefixtures("_own_process")
-@pytest.mark.parametrize(("name", "value"), [("SERVE", "raise SystemExit"), ("sys.executable", "/no/python")])
-def test_a_process_that_does_not_start_is_not_the_fault_of_the_model(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setattr(f"alphaprof.profiling.texts.templates.{name}", value)
-    with pytest.raises(ModelUnloadable) as caught:
-        templates.render_chat(WORDS, [{"role": "user", "content": "a"}], {}, "here")
-    assert "the process that renders chat templates does not start" in caught.value.message
-    assert f"{sys.executable} -c '{templates.SERVE}'" in caught.value.hint
 
 
 def test_iterating_twice_gives_the_same_documents_and_counters(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.texts import continuations
 from alphaprof.profiling.texts.continuations import Continuation, generation_batches, halving
-from alphaprof.profiling.texts.corpus import LOST_BOS, Corpus, Document, Ids
-from alphaprof.profiling.texts.templates import render_chat
+from alphaprof.profiling.texts.corpus import LOST_BOS, Corpus, Document, Ids, render_chat
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed, Stepper, seconds, stepper
 from alphaprof.rules import GREEDY, SAMPLED

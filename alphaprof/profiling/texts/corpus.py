@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import RandomOrder, left_out_remedy
 from alphaprof.log.place import is_remote
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import Processing, resolved
 from alphaprof.profiling.texts.reading import Row, rows
-from alphaprof.profiling.texts.templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -300,6 +299,23 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
     chat = render_chat(tokenizer, messages, source.chat_options, where)
     # The template writes BOS itself where the model wants one.
     return np.asarray(tokenizer(chat, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], where: str
+) -> str:
+    """The prompt that a tokenizer's chat template writes for a chat, the model's turn begun; `variables`: its own options.
+
+    Keys that hold nothing are left out, as newer versions of transformers do. Raises `DataUnreadable` if the template
+    refuses the chat; `where` names it.
+    """
+    chat = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables))
+    except Exception as error:  # templates raise jinja's errors and those of whatever they call
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        hint = "check roles and chat_options"
+        raise DataUnreadable(f"{where}: the chat template refuses it: {reason[:200]}", hint) from error
 
 
 def _blank(text: Any) -> bool:
