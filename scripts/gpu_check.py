@@ -49,7 +49,6 @@ PARTS = {
     "heads:training": "steps of training a head: time, memory, and a loss that falls",
     "heads:cost": "scoring with a draft head against bare passes, and what its steps cost",
     "speed:steps": "step times against the roofline",
-    "memory:peak": "peak memory against what the dry run says",
     "memory:halving": "batches are halved when memory runs out",
     "memory:waiting": "the scoring loop does not wait for the device",
     "speed:scoring": "scoring against bare forward passes",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alphaprof.commands.preflight.facts import MemoryNeeds
-from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.commands.preflight.trial import length
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
@@ -32,15 +27,11 @@ from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts import continuations as batching
 from alphaprof.profiling.texts.continuations import Continuation, generate
-from alphaprof.profiling.texts.corpus import Document
-from alphaprof.profiling.timing import latency
 from alphaprof.rules import DEFAULT_RULES, rules_of
 from scripts.gpu.setting import Line, Setting, documents, random_texts
 
-PAIRS = (("llama-3.1-8b", "llama-3.2-1b"), ("qwen3-8b", "qwen3-0.6b"))
 CERTIFIED = Extras.of([*DEFAULT_RULES, "multi_draft_2"], certificates=True)
 NUCLEUS = Processing(0.8, 0, 0.95)
-WITHIN = 0.1  # that promised and measured peaks may differ by
 GIB = 2**30
 ROWS = 20  # of the table of `trace`
 WAITS = {f"aten.{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")}
@@ -74,74 +65,6 @@ def most_allocated(device: torch.device, work: Callable[[], object]) -> int:
 def dtype_of(setting: Setting) -> torch.dtype:
     """bfloat16 on a GPU; a CPU's matrix products in it take copies of their own in float32."""
     return torch.bfloat16 if setting.on_gpu else torch.float32
-
-
-def peak(setting: Setting) -> Iterator[Line]:
-    """The peak of each phase against what the dry run promises for the same documents."""
-    for names in PAIRS[:1] if setting.tiny else PAIRS:
-        yield from _peak(setting, *names)
-        setting.clean()
-
-
-def _peak(setting: Setting, name: str, small: str) -> Iterator[Line]:
-    tokens = 1024 if setting.tiny else 16_384
-    target = setting.loaded(name, dtype_of(setting))
-    draft = setting.loaded(small, dtype_of(setting), "draft")
-    new, short = tokens // 256, tokens // 128
-    yield from _phases(setting, [target, draft], "long prompts", documents(24, (5 * short - 7, 5 * short), short), Extras())
-    yield from _phases(
-        setting, [target, draft], "short ones, drawn", documents(128, (new - 3, new), new, Processing(0.8)), Extras()
-    )
-    what = "drawn by top_p, with certificates and multi_draft"
-    yield from _phases(setting, [target, draft], what, documents(32, (7 * new - 3, 7 * new), new, NUCLEUS), CERTIFIED)
-    yield _timed(setting, [target, draft])
-
-
-def _phases(
-    setting: Setting, models: Sequence[Model], words: str, asked: Sequence[Document], extras: Extras
-) -> Iterator[Line]:
-    """The peaks of generation and scoring for some documents, of which all make one batch."""
-    target, draft = models
-    scorer = Scorer(target, [draft], target.vocabulary, extras=extras)
-    longest = max(length(each) for each in asked)
-    memory = needed(scorer, asked, len(asked) * longest, len(asked), None)
-    given = random_texts(asked)
-    generate(target, [dataclasses.replace(asked[0], max_new_tokens=2)], scorer.width)
-    scorer.score(given[:1])  # what libraries take for good is taken here
-    held = _in_use(setting) or memory.weights
-    taken = most_allocated(setting.device, lambda: generate(target, asked, scorer.width))
-    yield _compared(f"{target.reference} generates, {words}", memory, memory.generation, held + taken)
-    taken = most_allocated(setting.device, lambda: scorer.score(given))
-    yield _compared(f"{target.reference} + {draft.reference} score, {words}", memory, memory.scoring, held + taken)
-
-
-def _timed(setting: Setting, models: Sequence[Model]) -> Line:
-    """The peak of step times at one batch size and context."""
-    batch, context = (4, 64) if setting.tiny else (8, 2048)
-    cells = Cells([batch], [context], 5, setting.on_gpu)
-    scorer = Scorer(models[0], models[1:], models[0].vocabulary)
-    memory = needed(scorer, documents(1, (8, 8), 1), 9, 1, cells)
-    text = np.random.default_rng(5).integers(0, 250, context).astype(np.int32)
-    costs: Any = SimpleNamespace(concurrency=[batch], context=[context], repeats=3, budget=0.0, mode="auto")
-    subjects = latency.Subjects(models[0], models[1:], text, 4)
-    held = _in_use(setting) or memory.weights
-    taken = most_allocated(setting.device, lambda: latency.rehearsed(subjects, costs))
-    what = f"steps of {models[0].reference} and {models[1].reference}, {batch} sequences of {context} tokens"
-    return _compared(what, memory, memory.timing, held + taken)
-
-
-def _compared(what: str, memory: MemoryNeeds, promised: int | None, taken: int) -> Line:
-    """Promised and measured bytes of a phase, the weights included and beside them."""
-    said, beside = memory.weights + (promised or 0), taken - memory.weights
-    figures = {"weights": memory.weights, "promised": said, "measured": taken, "ratio": said / taken}
-    figures |= {"promised_beside": promised, "measured_beside": beside}
-    text = f"{what}: promised / taken {said / taken:.3f} of {_gib(taken)}, "
-    text += f"beside the weights {(promised or 0) / beside:.3f} of {_gib(beside)}"
-    return Line(text, figures, abs(said / taken - 1) <= WITHIN)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.3g} GiB" if size >= GIB / 100 else f"{size / 2**20:.3g} MiB"
 
 
 def halving(setting: Setting) -> Iterator[Line]:

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from tokenizers.processors import TemplateProcessing
 
 from alphaprof.cli import app
-from alphaprof.commands.preflight import memory, trial
+from alphaprof.commands.preflight import trial
 from alphaprof.commands.preflight import trial as inspection
 from alphaprof.commands.preflight.build import Finding, Preflight, build_preflight, require_clear
 from alphaprof.commands.preflight.facts import (
     Bos,
-    MemoryNeeds,
+    Memory,
     ModelSeen,
     NoiseFloor,
     PreflightFacts,
@@ -116,7 +116,7 @@ def seen(**changes: Any) -> PreflightFacts:
         noise=NoiseFloor(4, 64, 0, 2, 0.125, 0.25, 0.01),
         speed=SPEED,
         storage=STORAGE,
-        memory=MemoryNeeds(10**9, 10**8, 2 * 10**8, 0, 12 * 10**8, 11 * 10**8, 10**9),
+        memory=Memory(10**9, None, 2 * 10**9),
         estimate=estimated([source()], SPEED, STORAGE, 64),
         refusals=(),
     )
@@ -274,35 +274,14 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "memory",
         "run",
         "ok",
-        "at most 1.2 GB: weights 1 GB, and beside them 100 MB while generating, 200 MB while scoring; 1 GB are free beside",
+        "weights 1 GB; 2 GB are free beside the weights; batches that do not fit are halved",
     ),
-    "unknown memory": (
-        {"memory": MemoryNeeds(10**9, None, None, None, None, None, None)},
+    "memory of a GPU": (
+        {"memory": Memory(10**9, 10**8, None)},
         "memory",
         "run",
         "ok",
-        "weights 1 GB; what is needed beside them is not known",
-    ),
-    "halved batches": (
-        {"memory": MemoryNeeds(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9, 10**9)},
-        "memory",
-        "run",
-        "note",
-        "lower batch_tokens; else batches are halved",
-    ),
-    "little memory": (
-        {"memory": MemoryNeeds(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9 + 1, 10**9)},
-        "memory",
-        "run",
-        "problem",
-        "memory would run out",
-    ),
-    "steps beyond memory": (
-        {"memory": MemoryNeeds(10**9, 10**9, 10**9, 2 * 10**9, 3 * 10**9, 2 * 10**9, 10**9)},
-        "memory",
-        "run",
-        "note",
-        "2 GB while timing steps; 1 GB are free beside the weights fewer of costs.concurrency or costs.context",
+        "weights 1 GB; the run in small took 100 MB beside them; batches",
     ),
     "other warnings": ({"warnings": (ODD,)}, "no verdict", "run", "note", "there will be no verdict"),
 }
@@ -529,7 +508,7 @@ def test_memory_that_torch_holds_for_reuse_is_free(monkeypatch: pytest.MonkeyPat
     held = {"mem_get_info": (100, 1000), "memory_reserved": 50, "memory_allocated": 30}
     for name, value in held.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert memory.free(torch.device("cuda:1")) == 120
+    assert trial.free_memory(torch.device("cuda:1")) == 120
 
 
 def snapshot(folder: Path) -> dict[Path, int]:
@@ -601,7 +580,7 @@ def test_a_dry_run_measures_speed_and_size(looked: PreflightFacts) -> None:
     assert (looked.estimate.documents, looked.estimate.positions) == (10, 240)
     owners = [looked.target, *(view for view in looked.drafts if view.name != "skip")]
     assert looked.memory.weights == sum(4 * view.facts.parameters for view in owners)
-    assert looked.memory.peak == looked.memory.weights + max(looked.memory.generation or 0, looked.memory.scoring or 0)
+    assert looked.memory.trial is None
     assert looked.storage.free is not None
     assert 0 < looked.storage.position_bytes < 4 * 200  # of four drafts
 
@@ -673,7 +652,7 @@ def test_a_dry_run_looks_at_a_head(tiny: Path, tmp_path: Path) -> None:
     assert [item.level for item in warned] == ["note"] * len(warned)
     (context,) = found(checks, "context", "eagle")
     assert context.cause == "512 tokens"
-    assert result.memory.peak is not None
+    assert result.memory.weights > 4 * target.parameters
     assert result.speed is not None
     assert (result.speed.untimed, result.storage is not None) == (None, True)
 

@@ -13,12 +13,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
-from alphaprof.commands.preflight.memory import Footprint, HeadFootprint
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
-from alphaprof.profiling.heads.draft import HeadDraft, HeadPass
+from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.heads.medusa import MedusaHeads
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
@@ -229,8 +228,8 @@ def medusa() -> tuple[Model, HeadNetwork]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("made", [pytest.param(reused, marks=modules.NEEDS_MTP), medusa])
-def test_other_heads_have_steps_shapes_and_memory(made: Any) -> None:
-    """Matrix products as torch runs them, and a footprint for the dry run; steps that leave the cache alone."""
+def test_other_heads_have_steps_and_shapes(made: Any) -> None:
+    """Matrix products as torch runs them; steps that leave the cache alone."""
     model, network = made()
     ids, features = read(model, network, TEXT % 7)
     steps = HeadStepper(network, ids, features, 3, LONGEST)
@@ -244,8 +243,4 @@ def test_other_heads_have_steps_shapes_and_memory(made: Any) -> None:
     products, _ = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
     assert products == flops(shape.later, Load(1, 3))
     draft = HeadDraft("head", network, model, "mtp", "h", "mtp", 3)
-    sizes = Footprint(64, 1, 1, 1, 1, 1, 1, 40, 4)
-    footprint = HeadFootprint.of(HeadPass(draft), sizes)
-    assert footprint is not None
-    assert footprint.layer > 0
     assert known_shape(draft)["stored_parameters"] == sum(each.numel() for each in network.parameters())

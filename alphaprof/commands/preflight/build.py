@@ -385,23 +385,12 @@ def _disk(facts: PreflightFacts) -> Iterator[Finding]:
 
 def _memory(facts: PreflightFacts) -> Iterator[Finding]:
     memory = facts.memory
-    free = "" if memory.free is None else f"; {data_size(memory.free)} are free beside the weights"
-    weights = f"weights {data_size(memory.weights)}"
-    if memory.peak is None or memory.least is None or not facts.sources:
-        yield _finding("memory", "run", f"{weights}; what is needed beside them is not known{free}")
-        return
-    phases = {"generating": memory.generation, "scoring": memory.scoring, "timing steps": memory.timing}
-    parts = ", ".join(f"{data_size(size)} while {name}" for name, size in phases.items() if size)
-    text = f"at most {data_size(memory.peak)}: {weights}, and beside them {parts}{free}"
-    room = memory.weights + (memory.peak if memory.free is None else memory.free)
-    remedy = None
-    if memory.least > room:
-        remedy = "lower batch_tokens and max_new_tokens, or use a smaller dtype or another device: memory would run out"
-    elif memory.weights + max(memory.generation or 0, memory.scoring or 0) > room:
-        remedy = "lower batch_tokens; else batches are halved when memory runs out"
-    elif memory.peak > room:
-        remedy = "fewer of costs.concurrency or costs.context; else the largest are left out"
-    yield _finding("memory", "run", text, remedy, problem=memory.least > room)
+    parts = [f"weights {data_size(memory.weights)}"]
+    if memory.trial is not None:
+        parts.append(f"the run in small took {data_size(memory.trial)} beside them")
+    if memory.free is not None:
+        parts.append(f"{data_size(memory.free)} are free beside the weights")
+    yield _finding("memory", "run", f"{'; '.join(parts)}; batches that do not fit are halved")
 
 
 CHECKS = (_dtype, _vocabulary, _heads, _template, _bos, _context, _self_draft, _noise, _data, _costs, _needs)

@@ -131,18 +131,12 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class MemoryNeeds:
-    """What the run takes of its device's memory at most, in bytes. None: not known. Of models of an unknown architecture, or
-    on several devices, only `weights` and `free` are.
-    """
+class Memory:
+    """Bytes of the target's device."""
 
     weights: int  # of target and drafts
-    generation: int | None  # beside the weights while continuations are generated; 0: none are
-    scoring: int | None  # beside the weights while they are scored
-    timing: int | None  # beside the weights while steps are timed, at the largest batch and context; 0: none are
-    peak: int | None  # at any time, weights included
-    least: int | None  # the same with batches halved down to one document each; on a CPU nothing is halved
-    free: int | None  # on the device beside the weights
+    trial: int | None  # the most that the run in small took beside them; None: a CPU, where nothing counts it
+    free: int | None  # beside the weights; None: not known
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ class PreflightFacts:
     noise: NoiseFloor | None  # alone against in a batch; None also where there is but one document
     speed: Speed | None  # of a run in small
     storage: Storage | None  # of the position log
-    memory: MemoryNeeds  # what models take
+    memory: Memory  # what models take
     estimate: RunEstimate | None  # what the run will take
     refusals: tuple[Refusal, ...]  # what would stop the run
 

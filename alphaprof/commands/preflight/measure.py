@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from alphaprof.commands.preflight.facts import (
     Bos,
+    Memory,
     ModelSeen,
     NoiseFloor,
     PreflightFacts,
@@ -22,9 +23,15 @@ from alphaprof.commands.preflight.facts import (
     Storage,
     estimated,
 )
-from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.commands.preflight.trial import bos_of, differing_specials, first_documents, in_turns, outside, try_out
-from alphaprof.config.options import MeasuredCosts
+from alphaprof.commands.preflight.trial import (
+    bos_of,
+    differing_specials,
+    first_documents,
+    free_memory,
+    outside,
+    peak_of,
+    try_out,
+)
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.place import LocalPlace, place_of
@@ -86,9 +93,9 @@ def _preflight(options: ProfileOptions, out: str | None, progress: Progress) -> 
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
-    memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
-    tried = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else ({}, (), None)
-    trials, told, trial = tried
+    free = free_memory(target.device)
+    with peak_of(target.device) as most:
+        trials, told, trial = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else ({}, (), None)
     self_draft, noise, speed, storage = trial or (None, None, None, None)
     if not drafts:  # speed and size are of target and drafts together
         speed = storage = None
@@ -113,7 +120,7 @@ def _preflight(options: ProfileOptions, out: str | None, progress: Progress) -> 
         noise=noise,
         speed=speed,
         storage=storage,
-        memory=memory,
+        memory=Memory(_weights([target, *drafts]), most[0], free),
         estimate=estimated(sources, speed, storage, options.shard_documents) if speed and storage else None,
         refusals=tuple(refusals),
     )
@@ -137,12 +144,11 @@ def _tried(
     return trials, told, trial
 
 
-def _cells(options: ProfileOptions, target: Model) -> Cells | None:
-    costs = options.costs
-    if not isinstance(costs, MeasuredCosts):
-        return None
-    static = costs.mode == "auto" and target.device.type == "cuda"
-    return Cells(costs.concurrency, costs.context, max(options.gammas) + 1, static)
+def _weights(loaded: Sequence[Model | Draft]) -> int:
+    """Bytes of the weights of target and drafts; some share theirs, and some have none."""
+    networks = [each.network for each in loaded if hasattr(each, "network")]
+    parameters = {id(item): item for network in networks for item in network.parameters()}.values()
+    return sum(item.numel() * item.element_size() for item in parameters)
 
 
 def _drafts(

@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from alphaprof.commands.preflight.facts import Bos, NoiseFloor, SelfDraft, SourceSeen, Special, Speed, Storage
 from alphaprof.errors import AlphaprofError
@@ -173,6 +174,32 @@ def try_out(
     speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed, budget)
     noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
     return self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on a device, what torch holds for later included; None: not known."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return 1024 * int(kilobytes)
+
+
+@contextlib.contextmanager
+def peak_of(device: torch.device) -> Iterator[list[int | None]]:
+    """In its one element, at the end of the block, the most bytes of a GPU that were allocated in it; None on a CPU."""
+    most: list[int | None] = [None]
+    if device.type != "cuda":
+        yield most
+        return
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    yield most
+    most[0] = torch.cuda.max_memory_allocated(device) - before
 
 
 def in_turns(sources: Sequence[Sequence[Document]]) -> list[Document]:
