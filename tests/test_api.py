@@ -18,6 +18,7 @@ import alphaprof
 from alphaprof.errors import OptionInvalid, ProfileInvalid, RunUnreadable
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
+from tests.loops import each
 from tests.synthetic import Recipe, contents, interrupted, write_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
@@ -111,8 +112,8 @@ NO_CONDITIONS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("table", ["positions", "positions_arrow", "totals"])
-@pytest.mark.parametrize("where", NO_CONDITIONS, ids=lambda where: str(where)[:30])
+@each("table", ["positions", "positions_arrow", "totals"])
+@each("where", NO_CONDITIONS, ids=lambda where: str(where)[:30])
 def test_conditions_that_a_table_does_not_have_are_refused(stored: Run, table: str, where: Any) -> None:
     with pytest.raises(OptionInvalid, match=r"`where` does not fit the (positions|totals): "):
         getattr(alphaprof.open(stored.path), table)(where=where)

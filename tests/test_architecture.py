@@ -18,6 +18,7 @@ from typer.models import CommandInfo
 
 from alphaprof.cli.app import app
 from alphaprof.cli.exchange import import_app
+from tests.loops import each
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
@@ -97,7 +98,7 @@ def uses(path: Path) -> Iterator[str]:
             yield from {name if name in NAMES else str(node.module) for name in full}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=place)
+@each("path", MODULES, ids=place)
 def test_every_library_has_one_home(path: Path) -> None:
     strays = [
         name
@@ -107,14 +108,14 @@ def test_every_library_has_one_home(path: Path) -> None:
     assert strays == []
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__init__.py"], ids=place)
+@each("path", [path for path in MODULES if path.name != "__init__.py"], ids=place)
 def test_imports_point_one_way(path: Path) -> None:
     rooms = {name.split(".")[1] for name in imports(path) if name.startswith("alphaprof.")}
     allowed = set(ORDER[: ORDER.index(room(path)) + 1]) - APART.get(room(path), set())
     assert rooms <= allowed
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=lambda folder: folder.name)
+@each("folder", sorted({path.parent for path in MODULES}), ids=lambda folder: folder.name)
 def test_a_folder_can_be_seen_at_once(folder: Path) -> None:
     """At most 15 siblings. `__init__` and `__main__` are Python's own names, which nobody looks for."""
     own = [path for path in folder.glob("*.py") if not path.name.startswith("__")]
@@ -137,7 +138,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=place)
+@each("path", MODULES, ids=place)
 def test_every_function_can_be_read_at_once(path: Path) -> None:
     """Modules and classes are as large as the thing is: caps on them made files that nobody would look for."""
     for node in ast.walk(ast.parse(path.read_text())):

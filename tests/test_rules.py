@@ -25,6 +25,7 @@ from alphaprof.rules import (
     parse_rule,
     rules_of,
 )
+from tests.loops import each
 from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
@@ -179,7 +180,7 @@ def every_rule() -> Iterator[BoundRule]:
 
 
 ALL = list(every_rule())
-by_id = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
+by_id = each("rule", ALL, ids=lambda rule: rule.id)
 
 
 def test_every_rule_has_its_formula_here() -> None:
@@ -396,7 +397,7 @@ def test_a_draft_without_a_distribution_has_its_proposal_emitted_or_not(name: st
     assert emitted.tolist() == [float(one.proposal == one.token) for one in POSITIONS]
 
 
-@pytest.mark.parametrize("rule", [rule for rule in ALL if rule.name != "tree"], ids=lambda rule: rule.id)
+@each("rule", [rule for rule in ALL if rule.name != "tree"], ids=lambda rule: rule.id)
 def test_a_draft_without_a_distribution_is_a_point_mass(rule: BoundRule) -> None:
     """On text that p can emit, it is treated as a draft whose distribution is written out: 1 at its proposal."""
     possible = [one for one in POSITIONS if one.p[one.token] > 0]
@@ -408,9 +409,7 @@ def test_a_draft_without_a_distribution_is_a_point_mass(rule: BoundRule) -> None
         assert np.array_equal(rule.emitted(silent), rule.emitted(written))
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in ALL if rule.name not in ("lossless", "one_hot", "multi_draft")], ids=lambda rule: rule.id
-)
+@each("rule", [rule for rule in ALL if rule.name not in ("lossless", "one_hot", "multi_draft")], ids=lambda rule: rule.id)
 def test_without_a_proposal_nothing_is_accepted(rule: BoundRule) -> None:
     """Nulls of a log: no token, no rank, no probability. (What is drawn by lot has no probability then.)"""
     log = without_distribution(columns(POSITIONS))
@@ -439,7 +438,7 @@ def test_any_value_survives_its_id(epsilon: float, delta: float) -> None:
     assert parse_rule(rule.id) == rule
 
 
-@pytest.mark.parametrize(
+@each(
     ("specification", "expected"),
     [
         ("strict", "strict"),
@@ -500,7 +499,7 @@ NO_RULE = [3, None, True, ["strict"], {}, {3: 1}, {"medusa": 0.1}, {"strict": {}
 OTHERS = [form for name in NOT_MODELLED for form in (name, f"{name}:0.5", {name: 0.5})]
 
 
-@pytest.mark.parametrize("specification", [*UNKNOWN, *NO_RULE, *OTHERS], ids=str)
+@each("specification", [*UNKNOWN, *NO_RULE, *OTHERS], ids=str)
 def test_what_is_no_rule_is_told_what_is(specification: object) -> None:
     with pytest.raises(ValueError, match=r"known: .*") as caught:
         parse_rule(specification)

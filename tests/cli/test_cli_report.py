@@ -15,6 +15,7 @@ from alphaprof.log.store import Run
 from alphaprof.render.sections.contents import NAMES
 from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES, parse_rule
+from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, rows_of
 from tests.synthetic import Domain, Recipe, contents, flipped, write_run
 
@@ -146,7 +147,7 @@ BAD = [pytest.param("--rules", *case, id=f"rules: {name}") for name, case in BAD
 BAD += [pytest.param("--set", *case, id=f"set: {name}") for name, case in BAD_SETTINGS.items()]
 
 
-@pytest.mark.parametrize(("option", "value", "problem"), BAD)
+@each(("option", "value", "problem"), BAD)
 def test_what_cannot_be_asked_is_refused_in_two_lines(
     run: Run, alphaprof: Runner, option: str, value: str, problem: str
 ) -> None:

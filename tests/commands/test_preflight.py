@@ -48,6 +48,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from scripts.gpu.setting import random_head
+from tests.loops import each
 from tests.profiling.test_pipeline import Silent, profile_file
 from tests.synthetic import facts
 from tests.tiny import llama, tokenizer
@@ -287,7 +288,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@each("name", SAID)
 def test_every_fact_becomes_a_check_with_its_level_and_words(name: str) -> None:
     changes, check, subject, level, words = SAID[name]
     checks = found(build_preflight(seen(**changes)), check, subject)
@@ -694,8 +695,8 @@ def document(number: int, prompt: int) -> Document:
     return Document(number, "code", None, 0, number, ids, None, cut=False, max_new_tokens=8, kind="greedy", on_policy=True)
 
 
-@pytest.mark.parametrize("prompt", [1, 5, 9, 10, 11, 12])
-@pytest.mark.parametrize("new", [1, 2, 5, 6, 7])
+@each("prompt", [1, 5, 9, 10, 11, 12])
+@each("new", [1, 2, 5, 6, 7])
 def test_a_document_goes_beyond_a_context_where_scoring_sees_no_proposal(prompt: int, new: int) -> None:
     item = dataclasses.replace(document(0, prompt), max_new_tokens=new)
     draft = cast(Any, SimpleNamespace(vocabulary=300, context=10))

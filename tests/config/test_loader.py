@@ -21,6 +21,7 @@ from alphaprof.config.profile import ProfileOptions, resolve, template_parts
 from alphaprof.errors import ProfileInvalid, shown
 from alphaprof.rules import GAMMA_LIMIT
 from tests.conftest import ROOT
+from tests.loops import each
 
 Keys = tuple[str | int, ...]
 PROFILE: dict[str, Any] = {
@@ -115,7 +116,7 @@ def group_at(keys: Keys) -> Any:
 MISSPELT = [(group, name) for group in GROUPS for name in type(group_at(group)).model_fields]
 
 
-@pytest.mark.parametrize(("group", "name"), MISSPELT, ids=lambda value: dotted(value) if isinstance(value, tuple) else value)
+@each(("group", "name"), MISSPELT, ids=lambda value: dotted(value) if isinstance(value, tuple) else value)
 def test_a_misspelt_key_is_named_and_the_right_one_suggested_at_every_level(group: Keys, name: str) -> None:
     error = refusal(changed(((*group, f"{name}x"), 1)))
     assert error.message == f"profile.yaml: unknown key {dotted((*group, f'{name}x'))}"
@@ -204,7 +205,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "value", "problem", "advice"), MISTAKES)
+@each(("keys", "value", "problem", "advice"), MISTAKES)
 def test_a_mistake_is_named_with_its_place_and_the_next_step(keys: Keys, value: Any, problem: str, advice: str) -> None:
     error = refusal(changed((keys, value)))
     assert error.message.startswith(f"profile.yaml: {problem}")
@@ -223,7 +224,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in OPTIONS for name in OPTIONS[kind].model_fields])
+@each(("kind", "name"), [(kind, name) for kind in OPTIONS for name in OPTIONS[kind].model_fields])
 def test_a_misspelt_key_of_any_kind_of_continuation_is_named_and_the_right_one_suggested(kind: str, name: str) -> None:
     error = refusal(changed((("continuation",), CONTINUATIONS[kind] | {f"{name}x": 1})))
     assert error.message == f"profile.yaml: unknown key continuation.{name}x"
@@ -244,8 +245,8 @@ SAMPLING_MISTAKES: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "problem"), SAMPLING_MISTAKES)
-@pytest.mark.parametrize("kind", ["sampled", "given"])
+@each(("name", "value", "problem"), SAMPLING_MISTAKES)
+@each("kind", ["sampled", "given"])
 def test_a_sampling_setting_out_of_its_range_is_refused(kind: str, name: str, value: Any, problem: str) -> None:
     error = refusal(changed((("continuation",), CONTINUATIONS[kind] | {name: value})))
     assert error.message.startswith(f"profile.yaml: continuation.{name}: {problem}")
@@ -475,8 +476,8 @@ REPEATED: list[tuple[Keys, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("long", LONG.values(), ids=list(LONG))
-@pytest.mark.parametrize(("keys", "value"), REPEATED, ids=str)
+@each("long", LONG.values(), ids=list(LONG))
+@each(("keys", "value"), REPEATED, ids=str)
 def test_no_message_repeats_more_than_200_characters_of_a_profile(keys: Keys, value: Any, long: str) -> None:
     def filled(part: Any) -> Any:
         if isinstance(part, dict):

@@ -31,6 +31,7 @@ from alphaprof.log.schema import (
     violations,
 )
 from alphaprof.rules import DEFAULT_RULES
+from tests.loops import each
 from tests.synthetic import Domain, Recipe, draft_facts, facts, write_run
 
 RULES = (*DEFAULT_RULES, "multi_draft_2")
@@ -47,7 +48,7 @@ TABLES = {
 COLUMNS = [pytest.param(column, id=f"{table}-{column.name}") for table, columns in TABLES.items() for column in columns]
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@each("column", COLUMNS)
 def test_every_column_is_documented(column: Column) -> None:
     assert column.doc.endswith(".")
     assert len(column.doc) > 8
@@ -55,7 +56,7 @@ def test_every_column_is_documented(column: Column) -> None:
     assert column.name.isidentifier()
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@each("column", COLUMNS)
 def test_a_range_is_a_range(column: Column) -> None:
     assert column.low is None or column.high is None or column.low < column.high
 
@@ -66,7 +67,7 @@ def test_names_are_unique(columns: tuple[Column, ...]) -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@each("column", COLUMNS)
 def test_arrow_fields_carry_unit_and_meaning(column: Column) -> None:
     field = arrow_schema([column]).field(column.name)
     assert field.metadata == {b"unit": column.unit.encode(), b"doc": column.doc.encode()}
@@ -169,7 +170,7 @@ PAIRS = Column("pairs", pa.list_(pa.float64(), 2), "Pairs.", "rounds", 0, nullab
 OPEN = Column("open", pa.float32(), "Unbounded.", nullable=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("column", "values", "said"),
     [
         (SHARE, [0.0, 0.5, 1.0], []),

@@ -13,6 +13,7 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.drafts import DraftModel, layer_skip
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.timing.steppers import Stepper
+from tests.loops import each
 
 pytestmark = pytest.mark.models
 
@@ -89,8 +90,8 @@ def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
         assert torch.equal(draft(input_ids=ids).logits, separate(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize("dropped", [[1, 3], [2], [3]], ids=str)
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in NOT_SKIPPABLE])
+@each("dropped", [[1, 3], [2], [3]], ids=str)
+@each("name", [name for name in CONFIGS if name not in NOT_SKIPPABLE])
 def test_a_skipping_draft_goes_on_from_the_layers_that_it_shares(name: str, dropped: list[int]) -> None:
     """To the last bit what the whole draft computes, and the draft itself is left as it was."""
     target = DraftModel("target", network(name), "model", name)

@@ -29,6 +29,7 @@ from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
 from alphaprof.rules import DEFAULT_RULES
+from tests.loops import each
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -160,8 +161,8 @@ def side(logits: torch.Tensor, settings: Processing) -> ProcessedLogits:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(("width", "draft_width"), [(260, 260), (32_000, 32_000), (151_669, 151_643), (262_143, 262_143)])
+@each("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@each(("width", "draft_width"), [(260, 260), (32_000, 32_000), (151_669, 151_643), (262_143, 262_143)])
 @each_setting
 def test_fused_statistics_are_those_of_a_cpu_and_wait_for_nothing(
     settings: Processing | None, width: int, draft_width: int, dtype: torch.dtype, no_waiting: Any

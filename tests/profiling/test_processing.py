@@ -29,6 +29,7 @@ from alphaprof.profiling.models.processing import (
     weights_of,
 )
 from tests import reference
+from tests.loops import each
 from tests.tiny import llama
 
 TEMPERATURES = (0.3, 1.0, 1.7)
@@ -69,8 +70,8 @@ def warped(logits: torch.Tensor, chosen: Processing) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize("chosen", ALL, ids=lambda chosen: "-".join(f"{value:g}" for value in vars(chosen).values()))
+@each("kind", LOGITS)
+@each("chosen", ALL, ids=lambda chosen: "-".join(f"{value:g}" for value in vars(chosen).values()))
 def test_the_processed_distribution_is_that_of_transformers(chosen: Processing, kind: str) -> None:
     logits = random_logits(kind)
     theirs = warped(logits, chosen)
@@ -278,11 +279,11 @@ def test_every_setting_that_is_not_modelled_is_tested() -> None:
     assert set(EFFECTS) == set(NOT_MODELLED)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (found, _) in EFFECTS.items() for value in found])
+@each(("name", "value"), [(name, value) for name, (found, _) in EFFECTS.items() for value in found])
 def test_a_setting_that_changes_the_distribution_and_is_not_modelled_is_told(name: str, value: Any) -> None:
     assert not_modelled({"temperature": 0.6, "eos_token_id": 2, name: value}) == [f"{name}: {value}"]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, found) in EFFECTS.items() for value in found])
+@each(("name", "value"), [(name, value) for name, (_, found) in EFFECTS.items() for value in found])
 def test_a_setting_that_changes_nothing_is_not_told(name: str, value: Any) -> None:
     assert not_modelled({"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, name: value}) == []

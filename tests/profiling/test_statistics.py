@@ -29,6 +29,7 @@ from alphaprof.profiling.scoring.statistics import (
 )
 from alphaprof.profiling.scoring.statistics import laws as probabilities
 from tests import reference
+from tests.loops import each
 from tests.reference import MultiDraft
 
 
@@ -74,9 +75,9 @@ def test_a_distribution_worked_out_by_hand() -> None:
 SETTINGS = [PLAIN, Processing(0.6), Processing(1.4, 20, 0.9, 0.02)]
 
 
-@pytest.mark.parametrize("chosen", SETTINGS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocabulary", [2, 17, 1000, 50_257])
+@each("chosen", SETTINGS, ids=str)
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each("vocabulary", [2, 17, 1000, 50_257])
 def test_every_column_equals_float64_within_1e5(dtype: torch.dtype, vocabulary: int, chosen: Processing) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     target = (4 * torch.randn(6, vocabulary, generator=generator)).to(dtype)
@@ -287,9 +288,9 @@ KINDS = ("random", "near", "same", "tied", "impossible")
 TRUNCATIONS = [PLAIN, Processing(0.7), Processing(1.0, 5), Processing(1.3, 0, 0.8), Processing(1.0, 0, 1.0, 0.1)]
 
 
-@pytest.mark.parametrize("chosen", TRUNCATIONS, ids=str)
-@pytest.mark.parametrize(("target", "draft"), [(2, 2), (40, 40), (40, 33), (33, 40), (1000, 1000)])
-@pytest.mark.parametrize("kind", KINDS)
+@each("chosen", TRUNCATIONS, ids=str)
+@each(("target", "draft"), [(2, 2), (40, 40), (40, 33), (33, 40), (1000, 1000)])
+@each("kind", KINDS)
 def test_several_draws_are_kept_as_in_float64(kind: str, target: int, draft: int, chosen: Processing) -> None:
     """For every width; a token that the target does not have or cannot emit was never an accepted draft."""
     p, q = pair(kind, 12, target, draft)

@@ -37,6 +37,7 @@ if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("torch sees no GPU: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from alphaprof.profiling.scoring.gpu_statistics import BLOCK, measured  # noqa: E402  # not before triton is known to be there
+from tests.loops import each  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -159,9 +160,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("draft_settings", [None, PLAIN], ids=["same", "plain"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@each("draft_settings", [None, PLAIN], ids=["same", "plain"])
+@each("settings", SETTINGS, ids=str)
+@each("dtype", [torch.bfloat16, torch.float32])
 def test_truncated_columns_equal_float64(
     dtype: torch.dtype, settings: Processing, draft_settings: Processing | None
 ) -> None:

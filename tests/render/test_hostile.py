@@ -18,6 +18,7 @@ from alphaprof.cli.common import one_line
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
+from tests.loops import each
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -74,8 +75,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         yield told
 
 
-@pytest.mark.parametrize("key", NAMES)
-@pytest.mark.parametrize("what", OUTPUTS)
+@each("key", NAMES)
+@each("what", OUTPUTS)
 def test_a_name_changes_nothing_but_its_own_text(
     printed: Callable[[str, str], tuple[str, str]], what: str, key: str
 ) -> None:

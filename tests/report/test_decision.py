@@ -23,6 +23,7 @@ from alphaprof.report.verdict import Question, judge, pooled_speedup
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
+from tests.loops import each
 
 Array = np.ndarray[Any, Any]
 CONFIDENCE = 0.95
@@ -119,9 +120,9 @@ def test_a_bound_is_never_rounded_across_the_threshold(above: bool, says: str) -
     assert says in decision.reason
 
 
-@pytest.mark.parametrize("value", [1.6, 1.55, 1.45, 1.3])
-@pytest.mark.parametrize("documents", [5, 30])
-@pytest.mark.parametrize("timing", [(0.0, math.inf), (0.005, math.inf), (0.005, 5)])
+@each("value", [1.6, 1.55, 1.45, 1.3])
+@each("documents", [5, 30])
+@each("timing", [(0.0, math.inf), (0.005, math.inf), (0.005, 5)])
 def test_documents_needed_is_the_smallest_number_that_settles(
     value: float, documents: int, timing: tuple[float, float]
 ) -> None:

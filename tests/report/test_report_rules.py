@@ -16,6 +16,7 @@ from alphaprof.report.build import Report, build_report
 from alphaprof.rules import DEFAULT_RULES, parse_rule
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
+from tests.loops import each
 from tests.reporting import as_json, as_terminal, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, contents, write_run
 
@@ -94,8 +95,8 @@ def test_every_domain_draft_and_rule_has_one_result(report: Report) -> None:
     assert sorted(found) == sorted((domain, draft, rule) for domain in POLICY for draft in DRAFTS for rule in RULES)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("domain", POLICY)
+@each("rule", RULES)
+@each("domain", POLICY)
 def test_what_a_result_is_about_follows_from_rule_and_text(report: Report, domain: str, rule: str) -> None:
     options, policy, lossy = MIXED.domains[domain], POLICY[domain], rule not in ROUNDS
     for draft in DRAFTS:
@@ -107,9 +108,9 @@ def test_what_a_result_is_about_follows_from_rule_and_text(report: Report, domai
         assert result.sampling == (settings if options.temperature else None)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("domain", POLICY)
-@pytest.mark.parametrize("draft", DRAFTS)
+@each("rule", RULES)
+@each("domain", POLICY)
+@each("draft", DRAFTS)
 def test_an_estimator_is_named_for_what_rounds_are(report: Report, domain: str, draft: str, rule: str) -> None:
     """Facts of the log, expectations over accept and reject, or none; lookup has no chance in it under any rule."""
     result = only(report, domain, draft, rule)
@@ -134,8 +135,8 @@ def test_facts_about_numerics_are_those_of_their_kind_of_text(report: Report) ->
         assert (result.self_check is not None) == (policy == "sampled" and result.rule in ROUNDS and bool(result.gammas))
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("rule", RULES)
+@each("draft", DRAFTS)
+@each("rule", RULES)
 def test_alpha_is_that_of_the_position_log(report: Report, positions: pd.DataFrame, rule: str, draft: str) -> None:
     """By the column of the rule, and by its formula over the other columns."""
     for domain in POLICY:
@@ -160,7 +161,7 @@ FACTS += [(name, "strict", draft) for name in ("code", "chat") for draft in DRAF
 FACTS += [(name, "lossless", "lookup") for name in SAMPLED_TEXT]  # of models it is a matter of chance, see below
 
 
-@pytest.mark.parametrize(("domain", "rule", "draft"), FACTS)
+@each(("domain", "rule", "draft"), FACTS)
 def test_rounds_of_top_tokens_are_those_of_the_position_log(
     report: Report, positions: pd.DataFrame, domain: str, rule: str, draft: str
 ) -> None:
@@ -177,7 +178,7 @@ def test_rounds_of_top_tokens_are_those_of_the_position_log(
         assert found.conditional == tuple(None if share is None else pytest.approx(share) for share in reached)
 
 
-@pytest.mark.parametrize(("domain", "rule", "draft"), FACTS)
+@each(("domain", "rule", "draft"), FACTS)
 def test_break_even_is_the_mean_cost_of_a_round(
     report: Report, positions: pd.DataFrame, domain: str, rule: str, draft: str
 ) -> None:

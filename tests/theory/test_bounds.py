@@ -28,13 +28,14 @@ from alphaprof.theory.bounds import (
     strict_thresholds,
 )
 from alphaprof.theory.certificates import ACCEPTED, Divergence, certify, draft_width, thresholds
+from tests.loops import each
 from tests.reference import threshold
 from tests.theory.test_certificates import SPECIFICATIONS, distance, distributions, entropies, every_divergence, whole
 
 Array = np.ndarray[Any, Any]
 MARGINS = np.array([0.0, 1e-6, 0.05, 0.2, 0.37, 0.5, 0.8, 0.99, 1.0])
-every_rule = pytest.mark.parametrize("rule", [parse_rule(name) for name in SPECIFICATIONS], ids=lambda rule: rule.id)
-widths = pytest.mark.parametrize("width", [1, 2, 3, 6])
+every_rule = each("rule", [parse_rule(name) for name in SPECIFICATIONS], ids=lambda rule: rule.id)
+widths = each("width", [1, 2, 3, 6])
 
 
 def coin(x: Any) -> Any:
@@ -111,7 +112,7 @@ def extremal(rule: BoundRule, margin: float, width: int, best: float) -> Array:
 
 @widths
 @every_divergence
-@pytest.mark.parametrize(
+@each(
     ("specification", "margin"),
     [
         ("strict", 0.3),
@@ -216,8 +217,8 @@ def precise_coverage(margin: float, width: int) -> Decimal:
     return -Decimal(w + 1).ln() - logs / (w + 1)
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 8])
-@pytest.mark.parametrize("margin", [0.3, 0.9, *(1 - 10.0**-power for power in range(3, 16)), float(np.nextafter(1.0, 0.0))])
+@each("width", [1, 2, 5, 8])
+@each("margin", [0.3, 0.9, *(1 - 10.0**-power for power in range(3, 16)), float(np.nextafter(1.0, 0.0))])
 def test_bounds_in_the_other_direction_are_precise_up_to_a_point_mass(margin: float, width: int) -> None:
     """KL(q||p) is the logarithm of what rejected tokens have, and a point mass leaves them next to nothing."""
     margins = np.array([margin])

@@ -28,6 +28,7 @@ from alphaprof.theory.certificates import (
     pooled,
     thresholds,
 )
+from tests.loops import each
 from tests.reference import threshold
 
 Array = np.ndarray[Any, Any]
@@ -68,8 +69,8 @@ PARTS = {  # what one token adds to each divergence
     "tv": lambda p, q: np.abs(p - q) / 2,
     "js": lambda p, q: (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2,
 }
-every_divergence = pytest.mark.parametrize("divergence", DIVERGENCES)
-every_rule = pytest.mark.parametrize("rule", [parse_rule(name) for name in SPECIFICATIONS], ids=lambda rule: rule.id)
+every_divergence = each("divergence", DIVERGENCES)
+every_rule = each("rule", [parse_rule(name) for name in SPECIFICATIONS], ids=lambda rule: rule.id)
 
 
 def distance(p: Array, q: Array, divergence: Divergence) -> Array:
@@ -106,7 +107,7 @@ def infinities_and(expected: object) -> Any:
 
 
 @every_divergence
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
+@each("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
 def test_golden_cases_are_met(case: dict[str, Any], divergence: Divergence) -> None:
     p, width = np.sort(case["p"])[::-1], case["draft_width"]
     target = whole(p[None])
@@ -120,7 +121,7 @@ def test_golden_cases_are_met(case: dict[str, Any], divergence: Divergence) -> N
 
 
 @every_divergence
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
+@each("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
 def test_golden_cases_are_not_exceeded_when_less_is_known(case: dict[str, Any], divergence: Divergence) -> None:
     p = np.sort(case["p"])[::-1]
     rule = parse_rule(GOLDEN_RULES[case["rule"]].format(**case["params"]))
@@ -156,8 +157,8 @@ def test_the_two_implementations_agree_on_ties_and_zeros(p: Array, count: int, w
 
 
 @every_divergence
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-@pytest.mark.parametrize("size", [2, 5, 50, 2000])
+@each("temperature", [0.3, 1.0, 2.0])
+@each("size", [2, 5, 50, 2000])
 def test_the_two_implementations_agree_on_float32_softmaxes(size: int, temperature: float, divergence: Divergence) -> None:
     """Their sums are off by about 1e-7, which leaves a block that holds all of p more than everything to give away."""
     logits = (np.random.default_rng(size).normal(size=(100, size)) * 3 / temperature).astype(np.float32)
@@ -218,7 +219,7 @@ def least_by_program(p: Array, drafted: tuple[int, ...], divergence: Divergence)
 
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # of SLSQP in older versions of scipy
 @every_divergence
-@pytest.mark.parametrize(("size", "count", "width"), [(3, 1, 1), (4, 2, 1), (4, 1, 2), (5, 2, 2), (5, 3, 1), (6, 2, 3)])
+@each(("size", "count", "width"), [(3, 1, 1), (4, 2, 1), (4, 1, 2), (5, 2, 2), (5, 3, 1), (6, 2, 3)])
 def test_convex_programs_over_every_rejected_draft_agree_and_the_most_probable_is_cheapest(
     size: int, count: int, width: int, divergence: Divergence
 ) -> None:

@@ -28,6 +28,7 @@ from alphaprof.theory.trees import (
     tree_by_program,
 )
 from alphaprof.totals.replay import Rounds, Trace, replay, run_lengths
+from tests.loops import each
 from tests.reference import MultiDraft, accepted_lengths
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +143,7 @@ def test_rounds_of_a_heads_tree_by_hand() -> None:
         path_lengths(ranks, stop, Tree.chain(3))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_rounds_of_a_heads_tree_are_those_of_a_walk_down_the_tree(seed: int) -> None:
     """Node by node, with the rank that the token has at the node's level."""
     rng = np.random.default_rng(seed)
@@ -682,7 +683,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("mistake", "message"), MISTAKES.values(), ids=MISTAKES)
+@each(("mistake", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_named(mistake: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mistake()

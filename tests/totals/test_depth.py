@@ -19,6 +19,7 @@ from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour, Trace, expected_replay, expected_replays, runs_by_depth
+from tests.loops import each
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 from tests.totals.test_replay import Models, conditional_counts, corpus, process, random_models, texts
 from tests.totals.test_totals import FACTS
@@ -74,8 +75,8 @@ def counted(models: Models, written: list[tuple[int, ...]], gamma: int, flavour:
 
 
 @every_flavour
-@pytest.mark.parametrize(("vocabulary", "limit", "gamma"), SETTINGS)
-@pytest.mark.parametrize("context", [256, 3])
+@each(("vocabulary", "limit", "gamma"), SETTINGS)
+@each("context", [256, 3])
 def test_expected_counts_of_a_head_are_those_of_every_way_it_can_go(
     flavour: Flavour, vocabulary: int, limit: int, gamma: int, context: int
 ) -> None:

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
+from tests.loops import each
 
 Array = np.ndarray[Any, Any]
 UNLIMITED = 10_000
 READY = 256  # `proposed` of a draft that is always ready
-every_flavour = pytest.mark.parametrize("flavour", get_args(Flavour))
+every_flavour = each("flavour", get_args(Flavour))
 
 
 def trace(
