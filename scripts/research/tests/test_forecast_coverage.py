@@ -14,6 +14,6 @@ def test_a_thousand_curves_of_the_family() -> None:
 
 def test_others_are_printed() -> None:
     line = summary("late rise", list(outcomes(late_rise, 40, 1)))
-    assert line.startswith("late rise  40 curves, ")
+    assert line.startswith("late rise  40 curves (at 4 x held ")
     assert "median width" in line
     assert "no forecast of any" in summary("late rise", [])

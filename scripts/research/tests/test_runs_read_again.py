@@ -60,14 +60,12 @@ def test_statistics_beside_published_figures_are_those_of_the_log(tmp_path: Path
         expected = values.mean() if statistic == "mean" else values[places[statistic] - 1]
         assert estimate.value == pytest.approx(expected, rel=1e-12), (column, statistic)
         assert estimate.low <= estimate.value <= estimate.high
-        assert estimate.documents == 17
         assert estimate.high <= (1 if column.startswith("target_") else math.inf)
 
 
 def test_intervals_beside_published_figures_are_over_independent_documents(tmp_path: Path) -> None:
     domain = Domain(6, prompts=["x", "x", "y", "z", "u", "v"], clusters=[None, None, "1", "1", None, None])
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains={"a": domain}))
-    assert {estimate.documents for estimate in PAPER["measured"](run).values()} == {4}
     assert PAPER["about"](run)["documents"] == "4 of 6"
 
 
