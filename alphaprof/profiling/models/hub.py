@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.log.place import Place, is_remote, place_of
 from alphaprof.log.place.protocol import NAME
-from alphaprof.profiling.models.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
+from alphaprof.profiling.models.checkpoint import CONFIG, DESCRIPTIONS, require_sound
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -264,9 +264,7 @@ def read_whole(source: SourceOptions) -> bool:
 def require_model(options: ModelOptions, name: str) -> None:
     """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
     require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
-    if is_local(options.model) and options.model.endswith(".gguf"):
-        require_sound_gguf(Path(options.model))
-    elif (folder := folder_of(options)) is not None:
+    if (folder := folder_of(options)) is not None:
         require_sound(folder, cache=not is_local(options.model))
 
 

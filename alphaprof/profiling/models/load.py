@@ -22,7 +22,6 @@ import torch
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
-from alphaprof.profiling.models.checkpoint import require_context
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
 from alphaprof.profiling.models.quantised import (
@@ -179,8 +178,6 @@ def load_model(
         network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     _require_all_weights(loaded, options.model)
     _require_used_weights(network, loaded, options, quantised=declared is not None)
-    if (limit := getattr(network.config.get_text_config(), "max_position_embeddings", None)) is not None:
-        require_context(limit, f"{options.model}: max_position_embeddings")
     quantised = None if declared is None else quantisation_of(network, declared)
     if quantised is not None and not quantised.kernels:
         to_dtype(network, chosen)
