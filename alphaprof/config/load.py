@@ -57,11 +57,6 @@ class UniqueKeyLoader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
-def read_plainly(text: str) -> Any:
-    """The value of a YAML text as `yaml.safe_load` reads it: the last of equal keys. Raises one of `BAD_YAML`."""
-    return yaml.safe_load(text)
-
-
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
     """The validated profile in `path`, with `KEY=VALUE` overrides applied, a limit put on every source and paths resolved.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.log.place import Place, is_remote, place_of
@@ -27,8 +26,6 @@ TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 CHAIN = "::"  # in a name: what `datasets` takes for a file inside another file system
-# Where the card of a dataset directory stands, and the YAML in these files, which ends where it does for `huggingface_hub`.
-CARDS = {"README.md": r"(?s)\s*---(?:\r\n|\r|\n)(.*?)[\r\n]+---[ \t]*(?:\r\n|\r|\n|$)", ".huggingface.yaml": "(?s)(.*)"}
 
 
 def require(
@@ -81,9 +78,7 @@ def require_data(reference: str) -> None:
             f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
         )
     try:
-        if path.is_dir():
-            _require_own_files(path)
-        else:
+        if not path.is_dir():
             require_filled(path, reference)
     except OSError as error:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
@@ -143,79 +138,10 @@ def _require_hub_id(reference: str) -> None:
         raise DataUnreadable(message, hint)
 
 
-def _require_own_files(folder: Path) -> None:
-    """Raise `DataUnreadable` for files that `datasets` would wait for or take for others, and for a card that names files
-    outside of the directory. Raises `OSError`.
-    """
-    patterns = list(_card_patterns(folder))
-    for pattern in patterns:
-        path = Path(pattern)
-        outside = ".." in path.parts or (path.is_absolute() and not is_below(path, folder))
-        if outside or "://" in pattern or CHAIN in pattern:
-            hint = "correct configs in its README.md; data from elsewhere are a source of their own"
-            raise DataUnreadable(f"the card of {folder} names files outside of it: {shown(pattern)}", hint)
-    home = folder.resolve()
-    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("datasets--"):
-        home = home.parent.parent  # the hub's cache: a snapshot links to blobs beside it
-    for path in _visible(folder):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise DataUnreadable(f"{path} is a pipe, a socket or a device", "a dataset directory holds regular files only")
-        if CHAIN in str(path):
-            message = f"{path}: datasets takes {CHAIN} in a name for a file inside another"
-            raise DataUnreadable(message, "rename it, or give the file alone")
-        if patterns and path.is_symlink() and not path.resolve().is_relative_to(home):
-            message = f"{path} leads outside of {folder}, whose card names its files or cannot be read"
-            raise DataUnreadable(message, "put the file itself there, or give it alone")
-
-
 def is_below(path: str | Path, folder: str | Path) -> bool:
     """Whether a path lies in a directory by its name, of which the directory's links may be followed or not."""
     place, homes = Path(os.path.abspath(path)), (os.path.abspath(folder), Path(folder).resolve())
     return any(place.is_relative_to(home) for home in homes)
-
-
-def _visible(folder: Path) -> Iterator[Path]:
-    """Everything below a directory that `datasets` looks at. Raises `OSError`."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for place, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(place, name) for name in (*folders, *files) if not name.startswith("."))
-
-
-def _card_patterns(folder: Path) -> Iterator[str]:
-    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that is
-    no group of values here: it may name anything where `datasets` can read it. Raises `OSError`.
-    """
-    from alphaprof.config.load import BAD_YAML, read_plainly
-
-    for name, block in CARDS.items():
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            text = re.match(block, path.read_bytes().decode("utf-8-sig"))  # its line ends as they stand
-            card = read_plainly(text[1]) if text else {}
-        except BAD_YAML:
-            card = None
-        if not isinstance(card, dict):
-            yield "."
-            continue
-        configs = card.get("configs")
-        for config in configs if isinstance(configs, list) else ():
-            if isinstance(config, dict):
-                yield from _texts([config.get("data_files"), config.get("data_dir")])
-
-
-def _texts(value: Any, depth: int = 5) -> Iterator[str]:
-    """All texts in nested lists and groups: a card has three levels of them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, dict)) and depth:
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _texts(part, depth - 1)
 
 
 def _is_empty(path: Path) -> bool:
