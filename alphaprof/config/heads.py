@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from alphaprof.config.load import read_tree, require_plain
+from alphaprof.config.load import read_tree
 from alphaprof.config.options import Name, Options, Whole
 from alphaprof.errors import ProfileInvalid, cut
 from alphaprof.log.split import RANDOM, SplitBy
@@ -76,7 +76,6 @@ def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
     """The list in a file, or in curve.yaml of a folder, with absolute paths, and where it lies. Raises `ProfileInvalid`."""
     file = path / CURVE if path.is_dir() else path
     tree = read_tree(file, LIST)
-    require_plain(tree, cut(str(file)))
     try:
         options = HeadsOptions.model_validate(tree)
     except ValidationError as error:

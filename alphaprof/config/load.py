@@ -25,14 +25,10 @@ UNKNOWN_KEY = "extra_forbidden"
 # What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
 # for text that is nested deeper than Python calls.
 BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
-MERGE = "tag:yaml.org,2002:merge"
-DEEPEST = 50  # groups and lists inside each other
-LARGEST = 1_000_000  # values and characters of a profile whose aliases are written out
-WIDEST = 2**64  # whole numbers below it fit what reads manifests
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first, and merge keys without end."""
+    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Like the base class, with a check for duplicates, before merge keys (`<<`) add theirs."""
@@ -43,18 +39,6 @@ class UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.composer.ComposerError(None, None, f"the key {shown(key.value)} occurs twice", key.start_mark)
             seen.add(key.value)
         return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Like the base class, but for merge keys that would multiply (`<<: [*a, *a]` of `<<: [*b, *b]` ...)."""
-        pairs = 0
-        for value in (value for key, value in node.value if key.tag == MERGE):
-            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                if isinstance(merged, yaml.MappingNode):
-                    self.flatten_mapping(merged)
-                    pairs += len(merged.value)
-        if pairs > LARGEST:
-            raise yaml.composer.ComposerError(None, None, "merge keys that multiply without end", node.start_mark)
-        super().flatten_mapping(node)
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
@@ -173,60 +157,10 @@ def _element(items: list[Any], key: str, place: str) -> int:
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
     """`ProfileOptions` from plain data; raises `ProfileInvalid` with the first problem and a suggestion."""
-    require_plain(tree, origin)
     try:
         return ProfileOptions.model_validate(tree)
     except ValidationError as error:
         raise _invalid(error, origin) from None
-
-
-def require_plain(tree: dict[str, Any], origin: str) -> None:
-    """Raise `ProfileInvalid` for data that contain themselves, multiply beyond `LARGEST`, or are no text, number or date."""
-    sizes: dict[int, int] = {}  # by identity, since aliases share what they name; 0: its parts are being looked at
-
-    def size_of(value: object, place: tuple[str, ...]) -> int:
-        """Values and characters of a value with its aliases written out."""
-
-        def refuse(problem: str, hint: str) -> ProfileInvalid:
-            return ProfileInvalid(f"{origin}: {cut('.'.join(place), VALUE) or WHOLE}: {problem}", hint)
-
-        if not isinstance(value, (dict, list)):
-            if problem := _odd(value):
-                raise refuse(*problem)
-            return 1 + (len(value) if isinstance(value, str) else 0)
-        size = sizes.get(id(value))
-        if size == 0:
-            raise refuse("it contains itself, by an alias", "write the value out where the alias stands")
-        if size is None:
-            if len(place) > DEEPEST:
-                raise refuse("nested too deeply", "no option has as many levels: check brackets and indentation")
-            sizes[id(value)] = 0
-            size = 1
-            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-                if isinstance(value, dict) and (not isinstance(key, str) or _odd(key)):
-                    raise refuse(f"the key {shown(key)} is no text", "quote it: YAML reads on, off, yes, no and 1 otherwise")
-                size += (len(key) if isinstance(key, str) else 0) + size_of(part, (*place, str(key)))
-            sizes[id(value)] = size
-        if size > LARGEST:
-            raise refuse(f"aliases or texts make more than {LARGEST} values and characters", "shorten it")
-        return size
-
-    size_of(tree, ())
-
-
-def _odd(value: object) -> tuple[str, str] | None:
-    """Why a value is no text, number or date that every file can hold, and a hint; None: it is one."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return f"holds half a character ({shown(value)})", "write the whole character, in UTF-8"
-        return None
-    if isinstance(value, int) and abs(value) >= WIDEST:
-        return "a number of more than 64 bits", "write a smaller number, or quote it where it is a text"
-    if value is None or isinstance(value, (int, float, datetime.date)):
-        return None
-    return f"{type(value).__name__} is no text, number, list or group", "write it without a tag (!!binary, !!set)"
 
 
 def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
