@@ -252,20 +252,6 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES")
 
 
-def endpoint() -> str:
-    """Returns the address of the hub, which HF_ENDPOINT may have changed."""
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT)
-
-
-def cache_folder() -> Path:
-    """Returns where models of the hub are kept."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
 def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
     """Whether the hub answers at all within the time, name resolution included (which a client's timeout is not)."""
     answered = threading.Event()
