@@ -28,12 +28,11 @@ def export(
     rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
     gamma: Annotated[
         int | None,
-        Option(min=1, help="Drafted tokens per round (sequoia: levels); default: the decision's, or the best."),
+        Option(min=1, help="Drafted tokens per round; default: the decision's, or the best."),
     ] = None,
     domain: Annotated[
         str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
-    nodes: Annotated[int | None, Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
     split: Annotated[SplitWay | None, SPLIT] = None,
     overrides: Annotated[
         list[str] | None,
@@ -47,7 +46,7 @@ def export(
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
-    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, nodes, split)
+    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, split)
     if to.value in TEXT_EXPORTS:
         narrowed = request != ExportRequest(split=split) or bool(overrides)
         artefact = export_texts(run, to.value, out, narrowed=narrowed, by=split or "random")

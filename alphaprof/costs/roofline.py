@@ -4,18 +4,15 @@ computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from alphaprof.errors import ModelUnloadable
 
 # Decoders with gated MLPs (three matrices) and one kind of attention, whose parameters the counts below add up.
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-NO_TIME = 1e-6  # inverse of an efficiency that stands for a term without any part in the measured times
 
 
 @dataclass(frozen=True)
@@ -143,17 +140,6 @@ class _Mixture:
         return cls(len(chosen), _whole(config, key), _whole(config, "num_experts_per_tok"), width, shared)
 
 
-def mlp_elements(config: Mapping[str, Any]) -> int:
-    """Elements of one token that are alive in an MLP at most, beside hidden states of its layer: gate, up and their product;
-    of a mixture of experts the token's state, gate and up as one, gate after its activation, and the product, for each
-    expert that the token uses. Raises `ModelUnloadable` as `ModelShape.from_config`.
-    """
-    layers, hidden = _whole(config, "num_hidden_layers"), _whole(config, "hidden_size")
-    mixture = _Mixture.of(config, layers)
-    dense = 0 if mixture.layers == layers else _whole(config, "intermediate_size")
-    return max(3 * dense, 3 * mixture.shared_width, mixture.per_token * (4 * mixture.width + hidden))
-
-
 def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A number of a config, 0 or above; `default` where it is missing or null. Raises `ModelUnloadable`."""
     value = default if config.get(key) is None else config[key]
@@ -258,22 +244,6 @@ def step_ms(
     computing = flops(shape, load, tp) / (accelerator.peak * efficiency.compute)
     exchanging = shape.layers * efficiency.all_reduce_ms if tp > 1 else 0.0
     return 1000 * (moving + computing) + exchanging
-
-
-def fit_times(shape: ModelShape, accelerator: Accelerator, measured: Sequence[tuple[Load, float]]) -> Efficiency:
-    """The efficiencies at which steps take the measured times in ms, on one device: exactly for two of them, by least
-    squares of relative errors for more. Raises `ValueError` where they are faster than the device, or do not tell both.
-    """
-    if len(measured) < 2:
-        raise ValueError("two efficiencies need two step times")
-    device, times = accelerator, np.array([ms for _, ms in measured])
-    rows = [(bytes_moved(shape, load) / device.bandwidth, flops(shape, load) / device.peak) for load, _ in measured]
-    from scipy.optimize import nnls  # here, because it takes as long to load as a report does without
-
-    slowness, _ = nnls(1000 * np.array(rows) / times[:, None], np.ones(len(times)))
-    if slowness.min() < NO_TIME:
-        raise ValueError("these step times do not tell bandwidth from compute: take batches that lie further apart")
-    return Efficiency(*(float(1 / slow) for slow in slowness))
 
 
 def draft_memory(

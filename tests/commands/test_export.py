@@ -18,7 +18,7 @@ import pytest
 
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.build import export
-from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS, Acceptance, Depths, RankAcceptance
+from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS, Acceptance, Depths
 from alphaprof.commands.export.scope import ExportRequest
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
@@ -28,7 +28,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.serving import PASTED
 from tests.conftest import Runner
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
-from tests.synthetic import Domain, Recipe, draft_facts, head_facts, interrupted, lookup_facts, rewritten, write_run
+from tests.synthetic import Domain, Recipe, draft_facts, head_facts, interrupted, lookup_facts, write_run
 
 STORY = Domain(documents=8, alpha=0.6, temperature=0.7, continuation="sampled")
 RECIPE = Recipe(
@@ -36,7 +36,7 @@ RECIPE = Recipe(
     gammas=(1, 2, 3, 5),
     lookups=("lookup",),
 )
-CHAINS = [name for name, form in EXPORTS.items() if form.over is not None and not form.serves]
+CHAINS = [name for name, form in EXPORTS.items() if not form.serves]
 CONVENTIONS = {
     "nvidia": "all",
     "vllm-config": "proposing",
@@ -45,7 +45,6 @@ CONVENTIONS = {
     "llamacpp-synthetic": "proposing",
     "sglang-synthetic": "all",
     "dynamo": "all",
-    "sequoia": None,
 }
 CLOSE = 1e-5  # six digits of each rate
 
@@ -353,21 +352,8 @@ def test_an_engine_that_reads_a_heads_files_otherwise_is_named(own: str, other: 
     )
 
 
-def test_a_tree_of_a_head_is_not_sent_to_a_format_that_refuses_heads(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(heads={"head": {}}))
-    hints = {}
-    for draft in ("small", "head"):
-        with pytest.raises(OptionInvalid) as refused:
-            written(RunDraft(run, draft), "vllm-synthetic", rule="tree_2")
-        hints[draft] = str(refused.value.hint)
-    assert "--to sequoia exports a tree" in hints["small"]
-    assert hints["head"] == "alphaprof trees replays trees of a head; or export strict, one_hot or lossless"
-    with pytest.raises(OptionInvalid):
-        written(RunDraft(run, "head"), "sequoia")
-
-
 def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
-    """Replayed by depth, and not powers of the first one; and trees for Sequoia, which has no depths, are refused."""
+    """Replayed by depth, and not powers of the first one."""
     run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "engine_method": "mtp"}}))
     side = RunDraft(run, "head")
     config = json.loads(written(side, "vllm-synthetic", gamma=4))
@@ -387,8 +373,6 @@ def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
             at += depth + 1
     assert config["synthetic_acceptance_rates"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
     assert "model" not in config
-    with pytest.raises(OptionInvalid, match="depend on the level"):
-        written(side, "sequoia")
 
 
 def test_the_profile_of_nvidia_by_hand() -> None:
@@ -521,79 +505,9 @@ def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None
     assert "num_speculative_tokens_per_batch_size" not in json.loads(written(RunDraft(run, "small"), "vllm-synthetic"))
 
 
-def search(vector: Sequence[float], budget: int, levels: int) -> float:
-    """Sequoia's tree_search.py: the most tokens a round of a tree of `budget` nodes and `levels` levels, root included."""
-    p = np.array(vector)[:-1]
-    value = np.full((budget + 1, levels + 1, len(p)), -np.inf)
-    value[1, 1:, 0] = 1.0
-    for m in range(2, budget + 1):
-        for level in range(2, levels + 1):
-            value[m, level, 1] = 1 + p[1] * value[m - 1, level - 1].max()
-            for b in range(2, len(p)):
-                beneath = [(value[y, level, b - 1], value[m - y, level - 1].max()) for y in range(1, m)]
-                value[m, level, b] = max(
-                    [mine + p[b] * child for mine, child in beneath if np.isfinite(mine + child)], default=-np.inf
-                )
-    return float(value[budget, levels].max())
-
-
-def spread(frame: Any) -> None:
-    """Gives wrong drafts tokens of many ranks, where the synthetic log knows rank 2 only."""
-    ranks = frame["draft_rank_of_token"].astype("Int32")
-    wrong = (ranks > 1).fillna(False).to_numpy(dtype=bool)
-    ranks[wrong] = 1 + np.random.default_rng(0).geometric(0.4, int(wrong.sum()))
-    frame["draft_rank_of_token"] = ranks
-
-
-def test_sequoia_finds_no_better_tree_for_the_vector_than_the_one_beside_it(tmp_path: Path) -> None:
-    run = rewritten(write_run(tmp_path / "run", RECIPE), "small", spread)
-    content = json.loads(written(RunDraft(run, "small"), "sequoia", nodes=7, gamma=3))
-    vector, tree = content["acceptance_rate_vector"], content["grow_map"]
-    assert (vector[0], sum(vector)) == (0.0, pytest.approx(1, abs=1e-4))
-    products = [1.0] * tree["size"]
-    for parent, children in enumerate(tree["Successors"]):
-        for rank, child in enumerate(children, start=1):
-            products[child] = products[parent] * vector[rank]
-    assert sum(products) == pytest.approx(search(vector, tree["size"], 4), abs=1e-4)
-    assert (tree["size"], max(tree["depth"])) == (8, 3)
-    assert len(tree["Successors"][0]) > 1
-
-
-def test_ranks_of_sequoia_are_shares_of_positions_and_the_first_is_alpha(run: Run) -> None:
-    vector = json.loads(written(RunDraft(run, "small"), "sequoia", domain="code"))["acceptance_rate_vector"]
-    alpha = only(build_report(run), "code").alpha
-    assert alpha is not None
-    assert vector[1] == pytest.approx(alpha.value, abs=CLOSE)
-    rows = log_of(run)
-    ranks = rows[rows["draft"] == "small"]["draft_rank_of_token"]
-    whole = json.loads(written(RunDraft(run, "small"), "sequoia"))["acceptance_rate_vector"]
-    assert whole[1:3] == pytest.approx([(ranks == 1).mean(), (ranks == 2).mean()], abs=CLOSE)
-
-
-def test_a_grow_map_by_hand() -> None:
-    found = RankAcceptance((0.5, 0.25), ((1,), (2,), (1, 1), (2, 1), (1, 1, 1)))
-    content = json.loads(EXPORTS["sequoia"].write(found))
-    assert content["acceptance_rate_vector"] == [0.0, 0.5, 0.25, 0.25]
-    assert content["grow_map"] == {
-        "roots": [[0], [1, 2], [3, 4], [5]],
-        "branches": [[2], [1, 1], [1, 0], [0]],
-        "Successors": [[1, 2], [3], [4], [5], [], []],
-        "mask": [
-            [1, 0, 0, 0, 0, 0],
-            [1, 1, 0, 0, 0, 0],
-            [1, 0, 1, 0, 0, 0],
-            [1, 1, 0, 1, 0, 0],
-            [1, 0, 1, 0, 1, 0],
-            [1, 1, 0, 1, 0, 1],
-        ],
-        "depth": [0, 1, 1, 2, 2, 3],
-        "size": 6,
-    }
-
-
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "lossy": ("vllm-config", "small", {"rule": "additive_0p1"}, "is lossy", "rollout"),
-    "tree": ("sglang-args", "small", {"rule": "tree_2"}, "tree_2 drafts trees", "--to sequoia"),
+    "tree": ("sglang-args", "small", {"rule": "tree_2"}, "tree_2 drafts trees", "alphaprof trees"),
     "other text": (
         "vllm-synthetic",
         "small",
@@ -605,11 +519,6 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "foreign text": ("sglang-synthetic", "small", {"domain": "wiki"}, "text that the target did not produce", "--rule"),
     "no such domain": ("nvidia", "small", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'", "'code', 'story'"),
     "no such gamma": ("llamacpp-synthetic", "small", {"gamma": 9}, "was not replayed at it", "--gamma 1 or 2 or 3 or 4"),
-    "nodes of a chain": ("llamacpp-synthetic", "small", {"nodes": 9}, "--nodes is the size of a tree", "--gamma"),
-    "sampled ranks": ("sequoia", "small", {}, "'story': not the target's greedy text", "--domain 'code'"),
-    "ranks of a domain": ("sequoia", "small", {"domain": "story"}, "without replacement", "--domain 'code'"),
-    "ranks of no domain": ("sequoia", "small", {"domain": "poem"}, "no domain 'poem'", "'story'"),
-    "ranks by a rule": ("sequoia", "small", {"rule": "one_hot"}, "not under one_hot", "--rule"),
 }
 
 
@@ -622,9 +531,7 @@ def test_what_is_not_defined_is_refused(mixed: Run, name: str) -> None:
     assert hint in caught.value.hint
 
 
-def test_prompt_lookup_has_no_ranks_and_a_reader_its_limit(run: Run) -> None:
-    with pytest.raises(OptionInvalid, match="has no ranks"):
-        export(RunDraft(run, "lookup"), "sequoia", ExportRequest())
+def test_a_reader_has_its_limit(run: Run) -> None:
     deep = dataclasses.replace(run.manifest, config=run.manifest.config | {"gammas": [6]})
     for wanted in (ExportRequest(), ExportRequest(gamma=6)):
         with pytest.raises(OptionInvalid, match="dynamo takes at most 5 drafts"):
@@ -725,11 +632,10 @@ def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> N
     profile = json.loads(written(RunDraft(run, "small"), "nvidia", gamma=2))
     assert set(profile["per_category"]) == set(HOSTILE.values())
     for name in HOSTILE.values():
-        for to in ("nvidia", "sequoia"):
-            code, output, errors = alphaprof(run.path, "--to", to, "--gamma", 2, "--domain", name)
-            assert code == 0
-            assert json.loads(output)
-            assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
+        code, output, errors = alphaprof(run.path, "--to", "nvidia", "--gamma", 2, "--domain", name)
+        assert code == 0
+        assert json.loads(output)
+        assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
 
 
 def test_a_file_for_others_does_not_say_where_models_lie(tmp_path: Path) -> None:

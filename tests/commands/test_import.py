@@ -757,7 +757,6 @@ def test_runs_verified_token_by_token_and_by_block_are_not_comparable(simulated:
 
 REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "trees": (("trees", "GOOD"), 6, "no position log"),
-    "a tree": (("export", "GOOD", "--to", "sequoia"), 6, "no position log"),
     "another rule": (("report", "GOOD", "--rules", "additive:0.2"), 6, "rounds of strict at gamma 3"),
     "another flavour": (("report", "GOOD", "--replay", "llamacpp"), 6, "no position log"),
     "another rule of the decision": (("report", "GOOD", "--set", "decision.rule=one_hot"), 6, "no position log"),

@@ -21,7 +21,6 @@ from alphaprof.costs.roofline import (
     bytes_moved,
     draft_memory,
     experts_touched,
-    fit_times,
     flops,
     step_ms,
 )
@@ -279,26 +278,6 @@ def test_the_ratio_of_efficiencies_in_the_docs_is_the_least_squares_fit_to_publi
 
     fit = minimize_scalar(misfit, bounds=(-0.5, 0.69), method="bounded", options={"xatol": 1e-9})
     assert math.exp(fit.x) == pytest.approx(1.2203, abs=5e-5)
-
-
-def test_fitted_efficiencies_are_those_that_made_the_times() -> None:
-    shape, truth = ModelShape.from_config(LLAMA), Efficiency(0.7, 0.5)
-    loads = [Load(1, 1, 100), Load(8, 256, 1000), Load(4, 64, 2000)]
-    times = [(load, step_ms(shape, H100, truth, load.tokens, load.batch, load.context)) for load in loads]
-    for measured in (times[:2], times):
-        found = fit_times(shape, H100, measured)
-        assert (found.memory, found.compute) == pytest.approx((0.7, 0.5))
-
-
-def test_times_that_do_not_tell_are_refused() -> None:
-    shape = ModelShape.from_config(LLAMA)
-    one = (Load(), 10.0)
-    with pytest.raises(ValueError, match="two step times"):
-        fit_times(shape, H100, [one])
-    with pytest.raises(ValueError, match="do not tell bandwidth from compute"):
-        fit_times(shape, H100, [one, (Load(4, 64), 10.0)])
-    with pytest.raises(ValueError, match="shares in"):
-        fit_times(shape, H100, [(Load(), 1.0), (Load(4, 256), 100.0)])  # 15 GB in a millisecond
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 1.1), (0.5, 0.5, -1.0)])

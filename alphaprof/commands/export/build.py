@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
-from alphaprof.commands.export.scope import ExportRequest, ExportScope, ranks_of, scope_of
+from alphaprof.commands.export.scope import ExportRequest, ExportScope, scope_of
 from alphaprof.costs.speedup import Decoded, StepTimes, free_draft, speedup, without_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Manifest
@@ -45,13 +45,6 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
         raise OptionInvalid(f"--split parts texts for trainers, and {to} holds none", "leave it out")
     if manifest.documents == 0:
         raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
-    if form.over is None:
-        ranks, notes, warnings = ranks_of(side, wanted)
-        return Artefact(form.write(ranks), (form.convention, *notes), tuple(warnings))
-    if wanted.nodes is not None:
-        raise OptionInvalid(
-            f"--nodes is the size of a tree, and {to} describes chains", "use --gamma for the length of a chain"
-        )
     if form.serves:
         _require_served(side, to, AUTO)
     scope = scope_of(side, to, wanted)
@@ -215,7 +208,7 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
         f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"
     )
     free = scope.mix.speedup([pool.counts(scope.gamma) for pool in pools], free_draft(scope.gamma))
-    chosen, over = acceptance.chosen, form.over or ALL
+    chosen, over = acceptance.chosen, form.over
     emitted = interval(tokens_interval(free, scope.gamma, scope.question.confidence))
     yield (
         f"acceptance length {chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
@@ -249,7 +242,7 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
-    yield from _of_serving(scope, acceptance, form) if form.serves else _of_rates(scope, chosen, form.over or ALL)
+    yield from _of_serving(scope, acceptance, form) if form.serves else _of_rates(scope, chosen, form.over)
     times = scope.times(scope.question.concurrency)
     if form.serves and scope.decision.verdict != "GO":
         yield f"{scope.decision.verdict}: {scope.decision.reason}"

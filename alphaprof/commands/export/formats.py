@@ -100,16 +100,6 @@ class Acceptance:
         return self.depths[self.gamma]
 
 
-@dataclass(frozen=True)
-class RankAcceptance:
-    """What formats of trees are written from. `shares`: of positions whose token has rank 1, 2, ... in the draft's
-    distribution; `paths`: nodes of a tree by ranks from the root, shallow ones first, then by rank.
-    """
-
-    shares: tuple[float, ...]
-    paths: tuple[tuple[int, ...], ...]
-
-
 def nvidia(chain: Acceptance) -> str:
     """NVIDIA's speculation_profile.json, schema 1.0. What is not known here is null."""
     depths = chain.chosen
@@ -220,35 +210,6 @@ def dynamo(chain: Acceptance) -> str:
     return f"--aic-nextn {chain.gamma} --aic-nextn-accept-rates {rates}\n"
 
 
-def sequoia(ranks: RankAcceptance) -> str:
-    """Sequoia's acceptance rate vector and grow map, to be saved with torch (`docs/exports.md`).
-
-    The vector has 0 first, then the shares of ranks, and the share of none of them last, which tree_search.py drops.
-    """
-    shares = _rounded(ranks.shares)
-    vector = [0.0, *shares, round(max(0.0, 1 - sum(ranks.shares)), DIGITS)]
-    return _json({"acceptance_rate_vector": vector, "grow_map": _grow_map(ranks.paths)})
-
-
-def _grow_map(paths: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    """The tree as Sequoia numbers it: the root is 0, and nodes follow level by level, by parent, then by rank."""
-    nodes: list[tuple[int, ...]] = [(), *paths]
-    number = {path: index for index, path in enumerate(nodes)}
-    children: list[list[int]] = [[] for _ in nodes]
-    for path in paths:
-        children[number[path[:-1]]].append(number[path])
-    ancestors = [{number[path[:depth]] for depth in range(len(path) + 1)} for path in nodes]
-    levels = [[index for index, path in enumerate(nodes) if len(path) == depth] for depth in range(max(map(len, nodes)) + 1)]
-    return {
-        "roots": levels,
-        "branches": [[len(children[index]) for index in level] for level in levels],
-        "Successors": children,
-        "mask": [[int(other in mine) for other in range(len(nodes))] for mine in ancestors],
-        "depth": [len(path) for path in nodes],
-        "size": len(nodes),
-    }
-
-
 def _stand_in(chain: Acceptance) -> str:
     if chain.draft.engine_method is not None:
         return ""
@@ -277,7 +238,7 @@ class Export:
     write: Callable[[Any], str]
     about: str
     convention: str
-    over: Over | None  # None: written from ranks
+    over: Over
     most: int | None = None
     scheduled: bool = False
     beside: Callable[[Acceptance], str] = lambda _: ""
@@ -333,12 +294,6 @@ EXPORTS: dict[str, Export] = {
         "conditional rates of drafts, over all rounds; the target's own token is not counted",
         ALL,
         DYNAMO_MOST,
-    ),
-    "sequoia": Export(
-        sequoia,
-        "acceptance rate vector and grow map of Sequoia",
-        "share of positions by rank of the target's token in the draft's distribution, and a tree for them",
-        None,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What of a run is exported: one draft under one rule at one gamma, on one domain or all; and its ranks, for trees."""
+"""What of a run is exported: one draft under one rule at one gamma, on one domain or all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.export.formats import EXPORTS, RankAcceptance
-from alphaprof.commands.trees.sample import TreeSample, tree_sample
+from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, StepTimes
 from alphaprof.errors import OptionInvalid
@@ -18,28 +17,24 @@ from alphaprof.log.manifest import CHAIN, DraftFacts
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.split import SplitBy
 from alphaprof.report.decision import Decision
-from alphaprof.report.format import many, number, percent, short, text_kind, visible
+from alphaprof.report.format import many, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import why_undecidable
 from alphaprof.report.verdict import Evidence, Question, judge, no_decision, not_defined
-from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree, replayed
+from alphaprof.rules import parse_rule
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
-WIDTH = 32  # ranks, as in Sequoia's own examples (`--W 32`)
-NODES = 16
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is asked for beside a format; None: what the run's own decision says. `nodes`: of a tree; `split`: of texts."""
+    """What is asked for beside a format; None: what the run's own decision says. `split`: of texts."""
 
     rule: str | None = None
     gamma: int | None = None
     domain: str | None = None
-    nodes: int | None = None
     split: SplitBy | None = None
 
 
@@ -184,10 +179,8 @@ def _require_chain(rule: str, to: str, draft: DraftFacts) -> None:
             not_defined(rule, "", draft), "alphaprof rollout measures lossy rules; export strict, one_hot or lossless"
         )
     if not bound.rule.timed:
-        hint = "alphaprof trees replays trees of a head" if draft.by_depth else "--to sequoia exports a tree"
-        raise OptionInvalid(
-            f"{rule} drafts trees, and {to} describes chains", f"{hint}; or export strict, one_hot or lossless"
-        )
+        hint = "alphaprof trees replays trees; or export strict, one_hot or lossless"
+        raise OptionInvalid(f"{rule} drafts trees, and {to} describes chains", hint)
 
 
 def _judged(scope: ExportScope, gammas: Sequence[int]) -> ExportScope:
@@ -199,72 +192,3 @@ def _judged(scope: ExportScope, gammas: Sequence[int]) -> ExportScope:
         problem = f"no gamma is known to be the best for {scope.side.label}: {decision.reason}"
         raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
     return dataclasses.replace(scope, gamma=best[1], decision=decision)
-
-
-def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, list[str], list[str]]:
-    """Ranks, and the best tree of `nodes` nodes on `gamma` levels for them; what they assume, and where they may not be what
-    a reader takes them for. Raises `OptionInvalid` where ranks do not say what a tree accepts: of a draft without ranks,
-    under another rule than strict, on text that is not the target's greedy.
-    """
-    if wanted.rule not in (None, "strict"):
-        raise OptionInvalid(
-            f"ranks predict what a tree accepts under greedy decoding only, not under {wanted.rule}", "leave out --rule"
-        )
-    if side.run.manifest.drafts[side.draft].by_depth:
-        raise OptionInvalid(
-            f"Sequoia takes one share of ranks for all levels of a tree, and those of {side.label} depend on the level",
-            f"alphaprof trees {side.label} replays trees level by level",
-        )
-    sample = tree_sample(side.run, side.draft, WIDTH, chooses=False)
-    parts, ranks = _parts(side, sample, wanted.domain), sample.ranks
-    shares = np.asarray(sum(weight * ranks.shares(rows) for rows, weight in parts))
-    tree = optimal_tree(shares, wanted.nodes or NODES, wanted.gamma or max(side.run.gammas))
-    silent = sum(weight * ranks.silent[rows].sum() / ranks.positions[rows].sum() for rows, weight in parts)
-    where = _traffic(wanted.domain, len(parts), not sample.weights_observed)
-    documents = sum(len(rows) for rows, _ in parts)
-    promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
-    notes = [
-        f"{side.label}, rule strict, {where}, {many(documents, 'document')}, text: greedy",
-        f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, if ranks "
-        f"are independent; replayed on these documents it gives {replay}",
-    ]
-    warnings = []
-    if side.run.manifest.status != "complete":
-        warnings.append(f"{side.run.path} is not complete: {many(side.run.manifest.documents, 'document')} so far")
-    if silent:
-        warnings.append(f"{percent(float(silent))} of the positions have no proposal: they count as misses")
-    return RankAcceptance(tuple(shares.tolist()), tree.paths), notes, warnings
-
-
-def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[tuple[Array, float]]:
-    """Rows of the documents, ascending, and share of the output tokens, by domain. Raises `OptionInvalid`."""
-    texts = [text for text in sample.texts if domain in (None, text.domain)]
-    if not texts:
-        known = dict.fromkeys(named(text.domain) for text in sample.texts)
-        raise OptionInvalid(f"{side.run.path} has no domain {named(domain or '')}", f"it has: {', '.join(known)}")
-    given = side.run.manifest.config["decision"]["weights"] or {}
-    used = [text for text in texts if domain is not None or given.get(text.domain, 1.0) > 0]
-    if odd := dict.fromkeys(named(text.domain) for text in used if text.policy != GREEDY):
-        greedy = dict.fromkeys(named(text.domain) for text in sample.texts if named(text.domain) not in odd)
-        raise OptionInvalid(
-            f"{', '.join(odd)}: not the target's greedy text. Where it samples, Sequoia draws the children of a node "
-            "without replacement, and ranks do not say how often it keeps one",
-            f"export one domain: --domain {' or '.join(greedy)}" if greedy else "profile with continuation.kind=greedy",
-        )
-    weights = {text.domain: sample.weights[text.domain] if domain is None else 1.0 for text in used}
-    total = sum(weights.values())
-    return [(np.sort(sample.domain(name, sample.tested)), weight / total) for name, weight in weights.items()]
-
-
-def _tokens(side: RunDraft, tree: Tree, parts: Sequence[tuple[Array, float]]) -> float | None:
-    """Tokens per round of the tree on these documents, by exact replay; None where a domain has no rounds."""
-    chosen = np.zeros(side.run.manifest.documents, dtype=bool)
-    chosen[np.concatenate([rows for rows, _ in parts])] = True
-    (replay,) = replayed(side.run, side.draft, [(tree, chosen)])
-    rounds_per_token = 0.0
-    for rows, weight in parts:
-        places = np.searchsorted(np.flatnonzero(chosen), rows)
-        if not (tokens := float(replay.tokens[places].sum())):
-            return None
-        rounds_per_token += weight * float(replay.rounds[places].sum()) / tokens
-    return 1 / rounds_per_token

@@ -16,15 +16,12 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.integrations import sdpa_attention
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.models.teacher_forced import recorded
 
-# Whether keys and values are repeated for each query head where a single token comes with a mask: newer versions do not.
-REPEATS = not hasattr(sdpa_attention, "pack_gqa")
 OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tokens, the draft's, whether a draft is kept
 
 
