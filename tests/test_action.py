@@ -162,6 +162,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_versions_are_pinned_and_no_expression_stands_in_a_script() -> None:
     uses = [step["uses"] for step in STEPS if "uses" in step]
     assert uses
@@ -171,6 +172,7 @@ def test_versions_are_pinned_and_no_expression_stands_in_a_script() -> None:
     assert all("default" in given for given in ACTION["inputs"].values())
 
 
+@pytest.mark.slow
 def test_the_page_names_every_input_and_output_with_its_default() -> None:
     page = (ROOT / "docs" / "ci.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*?) \|", page, re.MULTILINE))
@@ -208,6 +210,7 @@ def test_the_same_answer_as_the_baseline_passes_without_a_comment(place: Path) -
     assert [call["words"][-4:-2] for call in runner.calls] == [["--silent", "repos/our/models/issues/7/comments"]]
 
 
+@pytest.mark.slow
 def test_a_failed_check_fails_the_job_and_one_comment_is_kept_up_to_date(place: Path) -> None:
     runner = Runner(place / "failed", {"run": "new", "check-args": "--draft small --min-alpha 0.99"})
     assert runner.job() == 10, runner.log
@@ -251,6 +254,7 @@ def test_a_failed_check_fails_the_job_and_one_comment_is_kept_up_to_date(place: 
     assert passed["state"] != failed["state"]  # the same verdict, and another outcome: a comment would be written again
 
 
+@pytest.mark.slow
 def test_every_question_has_a_comment_and_an_artifact_of_its_own_whatever_the_answer(place: Path, tmp_path: Path) -> None:
     """A question is what is read, asked and compared with; words that only join to the same text are others."""
     questions = [
@@ -277,6 +281,7 @@ def test_every_question_has_a_comment_and_an_artifact_of_its_own_whatever_the_an
     assert now["exit-code"] != first["exit-code"]
 
 
+@pytest.mark.slow
 def test_a_token_that_may_not_write_is_a_warning_and_a_long_report_is_not_cut_silently(place: Path) -> None:
     runner = Runner(place / "comments", {"comment": "always"})
     runner.outputs["python"] = {"python-path": str(runner.python)}
@@ -295,6 +300,7 @@ def test_a_token_that_may_not_write_is_a_warning_and_a_long_report_is_not_cut_si
     assert "::warning title=alphaprof::no comment was written: the comments cannot be read" in runner.log
 
 
+@pytest.mark.slow
 def test_an_engines_log_is_imported_and_an_undecided_check_passes_unless_asked(place: Path) -> None:
     runner = Runner(place / "import", {"import": "vllm 'my requests.jsonl' --rule strict"})
     assert runner.job() == 0, runner.log
@@ -304,6 +310,7 @@ def test_an_engines_log_is_imported_and_an_undecided_check_passes_unless_asked(p
     assert runner.named(GATE) == 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "code", "said"),
     [
@@ -332,6 +339,7 @@ def test_what_cannot_be_answered_fails_and_the_comment_says_why(
     assert not list(runner.folder.parent.rglob("injected"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "env", "said"),
     [
@@ -356,6 +364,7 @@ def test_inputs_that_make_no_sense_are_refused_at_once(
     assert runner.log.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "installed"),
     [

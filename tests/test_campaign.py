@@ -32,6 +32,7 @@ def require_target(name: str, **options: bool) -> None:
     )  # the cases reach what they aim at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files", "manifests", "profiles", "tables", "requests", "disk"])
 def test_a_hostile_case_ends_in_the_same_answer_or_in_two_lines(name: str) -> None:
     require_target(name, **({"models": False} if name in ("files", "disk") else {}))

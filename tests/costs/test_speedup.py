@@ -696,6 +696,7 @@ def estimates(drawn: Drawn, documents: int) -> list[Speedup]:
     return [known(speedup([one], [1.0], STEPS)) for one in drawn.samples(documents, min(1500, POOL // documents))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("documents", [12, 20, 50])
 def test_intervals_with_a_control_variate_hold_the_truth_as_often_as_they_say(drawn_texts: Drawn, documents: int) -> None:
     """Nominal 95 % intervals of the speedup, and 5 % for each side of it, where texts and acceptance differ by chance."""
@@ -710,6 +711,7 @@ def test_intervals_with_a_control_variate_hold_the_truth_as_often_as_they_say(dr
     assert (lows >= drawn_texts.truth).mean() <= 0.055 + 3 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("documents", [12, 20, 50])
 def test_errors_with_a_control_variate_are_the_spread_over_samples(drawn_texts: Drawn, documents: int) -> None:
     """What a standard error claims, and what the estimates do; and their mean is the truth."""

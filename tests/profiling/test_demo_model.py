@@ -63,6 +63,7 @@ def run(demo_model: Path, target: Model, tmp_path_factory: pytest.TempPathFactor
     return Run.open(folder / "run")
 
 
+@pytest.mark.slow
 def test_the_tokenizer_adds_no_bos_and_chat_text_is_what_the_template_says(demo_model: Path) -> None:
     tokenizer = load_tokenizer(TargetOptions(model=str(demo_model)))
     assert tokenizer("Hello  world\n\tx = 12; Zürich")["input_ids"] == [
@@ -90,6 +91,7 @@ def totals_of(run: Run, draft: str, rule: str, flavour: Flavour = "engine") -> p
     return found[found["rule"] == rule].set_index("document")
 
 
+@pytest.mark.slow
 def test_the_target_as_its_own_draft_has_alpha_one_and_full_rounds(run: Run) -> None:
     log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "self")])
     assert (log["accept_strict"] == 1).all()
@@ -100,6 +102,7 @@ def test_the_target_as_its_own_draft_has_alpha_one_and_full_rounds(run: Run) -> 
     assert (totals["rounds_4"] == np.ceil(totals["tokens"] / 5)).all()
 
 
+@pytest.mark.slow
 def test_the_target_as_its_own_draft_on_sampled_text_has_alpha_one_and_full_rounds(run: Run) -> None:
     totals = totals_of(run, "self", "lossless").dropna(subset="rounds_4")
     assert len(totals) == 2
@@ -112,6 +115,7 @@ def test_the_target_as_its_own_draft_on_sampled_text_has_alpha_one_and_full_roun
     assert (log["target_token_prob"] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_skipping_draft_agrees_sometimes(run: Run) -> None:
     log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "skip")])
     assert 0.1 < log["accept_strict"].mean() < 0.9
@@ -152,6 +156,7 @@ def test_greedy_text_and_hf_rounds_equal_assisted_generation(run: Run, target: M
         assert passes == totals.loc[row["document"], "rounds_3"]
 
 
+@pytest.mark.slow
 def test_greedy_text_and_hf_rounds_equal_prompt_lookup_generation(run: Run, target: Model) -> None:
     totals = totals_of(run, "ngram", "strict", "hf")
     saved = 0
@@ -185,6 +190,7 @@ def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_lo
     assert accepted > 0
 
 
+@pytest.mark.slow
 def test_the_report_of_the_run_reads_and_sums_up(run: Run) -> None:
     command = [sys.executable, "-m", "alphaprof", "report", str(run.path), "--format", "json"]
     report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -196,6 +202,7 @@ def test_the_report_of_the_run_reads_and_sums_up(run: Run) -> None:
     assert all(result["gammas"][2]["conditional"] == [1.0] * 4 for result in greedy)
 
 
+@pytest.mark.slow
 def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
     report = build_report(run)
     drawn = [found for found in report.results if found.domain == "drawn" and found.on_policy and not found.lossy]
@@ -214,6 +221,7 @@ def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
     assert own.self_check.value == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_older_transformers_are_refused_for_gguf_with_the_reason(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "version", lambda _: "5.22.1")
     with pytest.raises(ModelUnloadable, match="reads the tokenizers of GGUF files wrongly") as caught:

@@ -85,6 +85,7 @@ KILLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", KILLS)
 def test_a_worker_is_killed(case: str, alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same part started again measures what it had not committed; the other one is not touched by it."""
@@ -130,6 +131,7 @@ def test_two_workers_measure_one_shard(alone: Run, tiny: Path, tmp_path: Path) -
     assert len(part) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_computes_on_another_device(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both devices are named, and nothing of it is measured."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
@@ -147,6 +149,7 @@ def test_a_worker_computes_on_another_device(tiny: Path, tmp_path: Path, monkeyp
     assert Run.open(out).committed() == before
 
 
+@pytest.mark.slow
 def test_shards_of_two_devices_are_mixed_on_purpose_alone(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +200,7 @@ def waited(out: Path, clock: Clock) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_a_part_waits_for_part_0_that_died(tmp_path: Path) -> None:
     """It says so now and then, who was seen last, and in the end how to go on; nothing depends on a real clock."""
     out, said, clock = tmp_path / "run", list[str](), Clock()
@@ -214,11 +218,13 @@ def test_a_part_waits_for_part_0_that_died(tmp_path: Path) -> None:
     assert said[1].endswith("part 1/4 waits 25 minutes more")
 
 
+@pytest.mark.slow
 def test_a_part_waits_for_part_0_that_nobody_has_started(tmp_path: Path) -> None:
     with pytest.raises(RunUnreadable, match="nobody has begun the run"):
         waited(tmp_path / "none", Clock())
 
 
+@pytest.mark.slow
 def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path) -> None:
     """Two hours to load, with a sign now and then, and then prompts: nothing is said, and nobody gives up."""
     out = tmp_path / "run"
@@ -236,6 +242,7 @@ def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path) -> None:
     assert waited(out, Clock()) == []  # a part of a run that has begun says nothing of it
 
 
+@pytest.mark.slow
 def test_part_0_gives_signs_of_life_until_the_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "BEAT", 0.001)
     place, seen, twice = place_of(tmp_path), set[str](), threading.Event()
@@ -255,6 +262,7 @@ def test_part_0_gives_signs_of_life_until_the_run_has_begun(tmp_path: Path, monk
     assert (last_seen(place), list(tmp_path.iterdir())) == ("", [])
 
 
+@pytest.mark.slow
 def test_data_that_change_after_staging_do_not_matter(alone: Run, tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     profiled(path, out, Part(0, 2))
@@ -263,6 +271,7 @@ def test_data_that_change_after_staging_do_not_matter(alone: Run, tiny: Path, tm
     require_equal(profiled(path, out, Part(1, 2)), alone)
 
 
+@pytest.mark.slow
 def test_data_that_are_gone_after_staging_are_not_asked_for_by_the_command(alone: Run, tiny: Path, tmp_path: Path) -> None:
     """Neither by a part, nor by who resumes the run."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
@@ -276,6 +285,7 @@ def test_data_that_are_gone_after_staging_are_not_asked_for_by_the_command(alone
     require_equal(Run.open(out), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_spot_takes_all(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Four parts are killed after a shard each, while they hold the files of the next; others, fewer, finish the run."""
@@ -290,6 +300,7 @@ def test_spot_takes_all(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pyt
     require_equal(run, alone)
 
 
+@pytest.mark.slow
 def test_memory_runs_out_on_one_worker(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one document: that part ends, the status names its shards, the others go on, and it can be started again."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
@@ -303,6 +314,7 @@ def test_memory_runs_out_on_one_worker(alone: Run, tiny: Path, tmp_path: Path, m
     require_equal(profiled(path, out, Part(1, 3)), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), [("put", "workers/"), ("put", "positions/"), ("put_new", "commits/")])
 def test_a_store_is_full_or_cannot_be_written(
     alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
@@ -325,6 +337,7 @@ def test_a_store_is_full_or_cannot_be_written(
     require_equal(profiled(path, out, Part(1, 2)), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("now", ["1970-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"])
 def test_clocks_disagree(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str) -> None:
     """No decision uses the time of another machine; the status can be asked at any time."""
@@ -337,6 +350,7 @@ def test_clocks_disagree(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: py
     require_equal(run, alone)
 
 
+@pytest.mark.slow
 def test_another_profile_is_refused_even_while_the_first_still_loads(tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     with started(path, out) as process:
@@ -348,6 +362,7 @@ def test_another_profile_is_refused_even_while_the_first_still_loads(tiny: Path,
     assert (out / "profile.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "environment"),
     [

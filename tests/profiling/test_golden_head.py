@@ -82,6 +82,7 @@ def test_every_round_is_the_recorded_one(run: Run, gamma: int) -> None:
     assert sum(map(len, expected)) > 350
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_real_decoding_has_the_recorded_rounds(run: Run, stories15m: Path) -> None:
     """With caches of its own, on the target's states of verified tokens."""

@@ -92,6 +92,7 @@ def test_parts_in_any_order_make_the_run_of_one_process(
     assert len(frame) == sum(shard.positions for shard in run.shards) * 2
 
 
+@pytest.mark.slow
 def test_a_run_that_parts_began_is_finished_by_one_process(alone: Run, tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     run = profiled(path, out, Part(0, 4))
@@ -137,6 +138,7 @@ AT_ONCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", AT_ONCE)
 def test_parts_stop_where_one_process_stops(case: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict is asked of prefixes in their order, whoever measured them, and whatever was measured beyond; and nobody
@@ -198,6 +200,7 @@ def children(process: subprocess.Popen[str]) -> Sequence[int]:
     return []
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_run_from_the_start_end_well(alone: Run, tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     for process in [started(path, out, "--resume"), started(path, out, "--resume")]:
@@ -205,6 +208,7 @@ def test_two_processes_on_one_run_from_the_start_end_well(alone: Run, tiny: Path
     require_equal(Run.open(out), alone)
 
 
+@pytest.mark.slow
 def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run, tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     process = started(path, out, "--workers", "2")
@@ -219,6 +223,7 @@ def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run,
     assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "environment", "expected"),
     [
@@ -236,6 +241,7 @@ def test_a_part_is_what_an_option_or_a_scheduler_says(
     assert part_of(text, environment) == Part(*expected)
 
 
+@pytest.mark.slow
 def test_the_status_of_a_run_is_json_too(alone: Run, capsys: pytest.CaptureFixture[str]) -> None:
     from alphaprof.cli.app import app
 

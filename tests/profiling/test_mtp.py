@@ -175,6 +175,7 @@ def check_rounds(head: Any, parts: Parts, network: Any, seed: int, gammas: tuple
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings", "blind", "window", "normed"), REUSED)
 def test_a_reused_module_drafts_as_a_decoder_that_recomputes_everything(
     kind: str,
@@ -238,6 +239,7 @@ def random_parts(names: list[str]) -> dict[str, torch.Tensor]:
     return {projection: torch.randn(32, 64) * 0.4, **{name: torch.rand(32) for name in norms}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [("qwen3_next", {}), ("qwen3_5_text", {"mtp_num_hidden_layers": 1}), ("qwen3_5_moe_text", {"mtp_num_hidden_layers": 1})],

@@ -384,6 +384,7 @@ def wait_for(out: Path, marker: str, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_processes_that_begin_one_run_at_once_end_well_with_the_same_rows(
     finished: Run, tiny: Path, tmp_path: Path, killed: bool
@@ -507,6 +508,7 @@ def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs
     require_same_tables(out, finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["load", "stage", "_measure_latency"])
 def test_a_process_that_fails_takes_nothing_from_another_one_that_has_joined(
     finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

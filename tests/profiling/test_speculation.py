@@ -515,6 +515,7 @@ def test_a_model_that_keeps_its_state_elsewhere_is_refused_altogether() -> None:
         Plain(DraftModel("rwkv", net, "model", "r")).decode(documents()[0].prompt, 4)
 
 
+@pytest.mark.slow
 def test_the_log_of_a_run_predicts_its_decoding(tiny: Path, tmp_path: Path) -> None:
     """From profile file to totals, and every document decoded: rounds, drafted and accepted tokens, greedy and sampled."""
     lines = [json.dumps({"text": text}) for text in ("the fox", "a dog", "jumps and jumps")]

@@ -90,6 +90,7 @@ def test_every_figure_is_drawn(page: Any) -> None:
     assert page.locator("#verdict .verdict").inner_text() in ("GO", "NO-GO", "UNDECIDED")
 
 
+@pytest.mark.slow
 def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
     button = page.get_by_role("button", name="small")
     assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
@@ -105,6 +106,7 @@ def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
     assert page.locator(".table[data-draft=small]:visible").count() > 0
 
 
+@pytest.mark.slow
 def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
     def shown() -> set[str]:
         return {trace["rule"] for trace in drawn(page, "acceptance") if trace["shown"]}
@@ -116,6 +118,7 @@ def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
     assert shown() == {"additive_0p1"}
 
 
+@pytest.mark.slow
 def test_panels_that_show_nothing_say_so(page: Any) -> None:
     """An off-policy or lossy rule has no rounds: no empty axes for it, but a sentence."""
     note = page.locator("#figure-speedups .empty")
@@ -131,6 +134,7 @@ def test_panels_that_show_nothing_say_so(page: Any) -> None:
     assert titles.count() == before > 0
 
 
+@pytest.mark.slow
 def test_a_point_says_what_it_is_under_the_pointer(page: Any) -> None:
     page.locator("[data-figure=acceptance]").scroll_into_view_if_needed()
     box = page.locator("[data-figure=acceptance] .point").first.bounding_box()
@@ -140,12 +144,14 @@ def test_a_point_says_what_it_is_under_the_pointer(page: Any) -> None:
     assert "documents" in page.locator("[data-figure=acceptance] .hovertext").first.text_content()
 
 
+@pytest.mark.slow
 def test_a_word_leads_to_its_meaning(page: Any) -> None:
     page.locator("thead a", has_text="break-even").first.click()
     assert page.url.endswith("#term-breakeven")
     assert page.locator("#term-breakeven").is_visible()
 
 
+@pytest.mark.slow
 def test_hostile_names_stand_there_as_text(page: Any) -> None:
     assert page.locator("#drafts th", has_text="<script>alert(1)</script>").count() > 0
     titles = page.eval_on_selector_all("[data-figure=speedups] .annotation-text", "all => all.map(t => t.textContent)")
@@ -208,6 +214,7 @@ def contrasts(page: Any) -> dict[str, float]:
     return {name: (max(both) + 0.05) / (min(both) + 0.05) for name, both in values.items()}
 
 
+@pytest.mark.slow
 def test_text_can_be_read_on_dark_and_light_screens_and_on_paper(fresh: Any) -> None:
     scroll_through(fresh)
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -217,6 +224,7 @@ def test_text_can_be_read_on_dark_and_light_screens_and_on_paper(fresh: Any) -> 
         assert {name: ratio for name, ratio in contrasts(fresh).items() if ratio < 4.5} == {}
 
 
+@pytest.mark.slow
 def test_paper_gets_every_figure_whole_and_nothing_to_press(fresh: Any) -> None:
     """Letter less the margins of the page: 726 x 966 CSS pixels."""
     closed = fresh.locator("details:not([open])").count()
@@ -244,6 +252,7 @@ def test_paper_gets_every_figure_whole_and_nothing_to_press(fresh: Any) -> None:
     assert fresh.locator("details:not([open])").count() == closed
 
 
+@pytest.mark.slow
 def test_the_keyboard_gets_everywhere(fresh: Any) -> None:
     focused = "document.activeElement"
     fresh.keyboard.press("Tab")
@@ -260,6 +269,7 @@ def test_the_keyboard_gets_everywhere(fresh: Any) -> None:
         fresh.keyboard.press("Tab")
 
 
+@pytest.mark.slow
 def test_what_scrolls_can_be_scrolled_by_keys_and_has_a_name(fresh: Any) -> None:
     said = """all => all.map(box => ({
         scrolls: box.scrollWidth > box.clientWidth, stop: box.tabIndex === 0 && box.hasAttribute("tabindex"),
@@ -275,11 +285,13 @@ def test_what_scrolls_can_be_scrolled_by_keys_and_has_a_name(fresh: Any) -> None
         assert (box["role"], bool(box["name"])) == (("region", True) if box["scrolls"] else (None, False))
 
 
+@pytest.mark.slow
 def test_long_names_leave_the_page_as_wide_as_a_phone(fresh: Any) -> None:
     fresh.set_viewport_size({"width": 400, "height": 800})
     assert fresh.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+@pytest.mark.slow
 def test_the_page_is_no_wider_than_a_phone(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -200,6 +200,7 @@ def share(found: Sequence[Outcome], what: str) -> float:
     return float(np.mean([getattr(each, what) for each in found]))
 
 
+@pytest.mark.slow
 def test_few_forecasts_inside_the_family_are_withheld_and_more_outside_it() -> None:
     """Of those that pass the backtest, at most 5 % inside (not contradicted at 1 in 1,000); those left outside hold more."""
     inside = [each for each in outcomes(family, CURVES, 7) if each.tested]
