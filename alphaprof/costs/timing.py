@@ -2,7 +2,7 @@
 
 The unit is a round, and what counts is a ratio of times within it: what slows the whole machine down falls on all steps of a
 round alike, and cancels. Rounds are few, some are disturbed, and neighbours are alike; an interval of a median has to hold
-the truth all the same. `docs/coverage.md` has the simulations.
+the truth all the same. `docs/research/coverage.md` has the simulations.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
 from tests.costs.test_roofline import H100, LLAMA
 
-TEXT = (Path(__file__).parents[2] / "docs" / "predict.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "research" / "predict.md").read_text()
 SIGNS = {"\N{GREEK SMALL LETTER ALPHA}": "alpha", "\N{GREEK SMALL LETTER GAMMA}": "gamma", "\N{MINUS SIGN}": "-"}
 RHO = {"\N{GREEK SMALL LETTER RHO}": "rho"}
 PAGE = " ".join(TEXT.split()).translate(str.maketrans(SIGNS | RHO))  # line breaks do not matter, nor does the spelling
@@ -90,7 +90,7 @@ def of_bursts() -> Iterator[str]:
 
 def of_batches() -> Iterator[str]:
     shape = ModelShape.from_config(LLAMA)
-    fitted = Efficiency(memory=0.8, compute=0.8 / 1.2203)  # fitted to published ratios: docs/log.md
+    fitted = Efficiency(memory=0.8, compute=0.8 / 1.2203)  # fitted to published ratios: docs/research/log.md
     for batch in (1, 8, 32, 64, 256):
         decode, verify = (step_ms(shape, H100, fitted, tokens, batch, 1024) for tokens in (1, 8))
         cost = RoundCost(0.04, verify_slope=(verify / decode - 1) / 7)

@@ -366,7 +366,7 @@ def test_a_directory_that_is_gone_ends_the_run_at_the_next_write(run: Run, tmp_p
 
 
 def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_path: Path) -> None:
-    """With 8 depths and all rules, in a shard as large as a run's; of sampled text docs/performance.md states it."""
+    """With 8 depths and all rules, in a shard as large as a run's; docs/research/performance.md has sampled text."""
     domain = Domain(documents=160, shortest=64, longest=128)
     recipe = Recipe(
         {"code": domain}, {}, (1, 4, 8), rules=DEFAULT_RULES, heads={"head": {}}, shard_documents=160, latency=False
