@@ -17,6 +17,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.decision import beside
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, ServerPool
+from alphaprof.report.notes import RANKS
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
 from alphaprof.stats.estimate import Interval
@@ -24,44 +25,6 @@ from alphaprof.stats.estimate import Interval
 NOTES = 3  # that are shown
 LETTERS = "ABCDEFGH"  # of pools
 LOADS = 8  # concurrencies that are shown
-IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what makes it another one, then the rest
-    *(
-        "contradicted",
-        "not_greedy",
-        "off_policy_sample",
-        "outside_support",
-        "long_tail",
-        "wiring",
-        "damaged",
-        "busy",
-        "slow_baseline",
-    ),
-    *("no_step_times", "partial", "other_context", "not_measured", "near_ties", "cut_by_length", "skipped", "truncated"),
-    *(
-        "not_timed",
-        "not_timed_there",
-        "other_dtype",
-        "mixed_devices",
-        "unknown_worker",
-        "raw_prompts",
-        "halved_batches",
-        "stopped",
-        "no_log",
-        "part_of_log",
-    ),
-    *(
-        "never_full",
-        "imported",
-        "plain_steps",
-        "no_steps",
-        "unread_fields",
-        "prompts_unknown",
-        "rounds_only",
-        "beyond_prefill",
-        "token_by_token",
-        "chain",
-    ),
-)
 TOTAL = "all traffic"
 COLUMNS = ("domain", "pool", "share", "docs", "draft", "γ", "alpha", "tokens/round", "speedup", "verdict", "next best")
 WORDS = ("domain", "pool", "draft", "verdict", "next best")  # columns of words, which begin at the left
@@ -121,7 +84,7 @@ def first_screen(report: Report) -> FirstScreen:
 
 
 def _rank(note: Note) -> int:
-    return IMPORTANCE.index(note.code) if note.code in IMPORTANCE else len(IMPORTANCE)
+    return RANKS.get(note.code, len(RANKS))
 
 
 def _others(count: int) -> str:

@@ -9,6 +9,7 @@ from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.log.store import Run
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts, Traffic
+from alphaprof.report.notes import kind
 from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.sections.certificates import Certificate, Certificates
 from alphaprof.report.verdict import SLOW_BASELINE
@@ -19,11 +20,6 @@ IMPOSSIBLE_WORTH_SAYING = 0.005
 CUT_WORTH_SAYING = 0.2
 FEW_EFFECTIVE = 8  # documents of one length: with fewer, a long tail of lengths decides the answer
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
-OF_OWN_TIMING = {
-    "busy",
-    "not_timed",
-    "not_timed_there",
-}  # on the run's machine: nothing to times from elsewhere
 
 
 def report_warnings(
@@ -45,7 +41,8 @@ def report_warnings(
         *_contradicted(results, certificates.certificates if certificates else ()),
     )
     of_costs = _cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)
-    kept = (warning for warning in run.manifest.warnings if costs == MEASURED or warning["code"] not in OF_OWN_TIMING)
+    own = costs == MEASURED  # else the run's own timing is nobody's business
+    kept = (warning for warning in run.manifest.warnings if own or kind(warning["code"]).concerns != "own times")
     profiled = (Note(**warning) for warning in kept)
     return (*profiled, *of_run, *_lengths(traffic), *of_numbers, *_heads(results, run.manifest), *of_costs)
 

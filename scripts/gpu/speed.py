@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from alphaprof.costs.cost_model import RooflineSetting
-from alphaprof.costs.roofline import ACCELERATORS, Load, ModelShape, fit_times
+from alphaprof.costs.roofline import ACCELERATORS, Accelerator, Efficiency, Load, ModelShape, bytes_moved, flops
 from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.drafts import Arrays, DraftPass, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
@@ -45,6 +46,20 @@ MOST_STATISTICS, MOST_SCORING, LEAST_ADVANTAGE = 0.10, 1.05, 50
 BLOCKS, WARPS = (1024, 2048, 4096, 8192), (4, 8, 16)
 GAMMAS = (1, 8, 4, 2, 6, 3, 5, 7)  # in the order in which they are run as long as there is time
 Figures = dict[str, Any]
+
+
+def fit_times(shape: ModelShape, accelerator: Accelerator, measured: Sequence[tuple[Load, float]]) -> Efficiency:
+    """The efficiencies at which steps take the measured times in ms, on one device: exactly for two of them, by least
+    squares of relative errors for more. Raises `ValueError` where they are faster than the device, or do not tell both.
+    """
+    times = np.array([ms for _, ms in measured])
+    rows = [
+        (bytes_moved(shape, load) / accelerator.bandwidth, flops(shape, load) / accelerator.peak) for load, _ in measured
+    ]
+    slowness, _ = nnls(1000 * np.array(rows) / times[:, None], np.ones(len(times)))
+    if slowness.min() < 1e-6:
+        raise ValueError("these step times do not tell bandwidth from compute: take batches that lie further apart")
+    return Efficiency(*(float(1 / slow) for slow in slowness))
 
 
 def within(setting: Setting, most: float) -> Setting:

@@ -287,7 +287,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("option", [("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat"), ("--nodes", "4")])
+@pytest.mark.parametrize("option", [("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat")])
 def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner, option: tuple[str, str]) -> None:
     out = tmp_path / "out"
     code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(out), *option)

@@ -15,11 +15,12 @@ import alphaprof
 from alphaprof.config.load import changed_question
 from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
-from alphaprof.render.first_screen import ALONE, CSV, IMPORTANCE, first_screen, first_screen_csv
+from alphaprof.render.first_screen import ALONE, CSV, first_screen, first_screen_csv
 from alphaprof.render.report import ReportAnswer, report_markdown
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Note, Route, ServerPool
+from alphaprof.report.notes import RANKS
 from alphaprof.stats.estimate import Interval
 from tests.reporting import HOSTILE, as_first_screen, only, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -315,7 +316,7 @@ def test_every_note_has_its_place_among_the_others() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
     codes = set(re.findall(r'Note\(\s*"(\w+)"', text)) | set(re.findall(r'"code": "(\w+)"', text))
     assert len(codes) > 15
-    assert codes <= set(IMPORTANCE)
+    assert codes <= set(RANKS)
 
 
 @pytest.mark.parametrize("form", ["terminal", "md", "html", "csv", "json"])

@@ -39,6 +39,7 @@ from alphaprof.report.decision import Mask
 from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
+from alphaprof.report.notes import kind
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
@@ -51,18 +52,6 @@ LOST = "the draft proposes nothing there any more, as it did in the baseline"
 ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers; `agrees` too
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
-# Notes of the report by code: those that concern every measure, and those that concern a speedup as well.
-ON_TEXTS = {
-    "partial",
-    "damaged",
-    "contradicted",
-    "not_greedy",
-    "off_policy_sample",
-    "outside_support",
-    "near_ties",
-    "wiring",
-}
-ON_TIMES = {"busy", "slow_baseline", "not_measured", "other_context", "not_timed_there", "long_tail"}
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 
@@ -96,7 +85,8 @@ def checked(
 
 def concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
     """Those of a report's notes that concern what is checked."""
-    return tuple(note for note in notes if note.code in ON_TEXTS or (speedup and note.code in ON_TIMES))
+    concern = {"texts", "times", "own times"} if speedup else {"texts"}
+    return tuple(note for note in notes if kind(note.code).concerns in concern)
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.render.tables import empty_table, plain
 from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, number, percent, share, short
+from alphaprof.report.notes import kind
 
 ORDER = (
     *("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "trial", "self-draft", "noise floor"),
@@ -24,13 +25,6 @@ ORDER = (
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 # Where the run's own early warnings belong; a code that is not here is a check of its own.
-PLACES = {
-    "raw_prompts": "chat template",
-    "json_array": "data",
-    "full_logits": "memory",
-    "not_modelled": "sampling",
-    "other_dtype": "dtype",
-}
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ def _finding(name: str, subject: str, cause: str, remedy: str | None = None, *, 
 
 def _place(warning: Mapping[str, str]) -> str:
     """The name of the check that a warning of the run belongs to."""
-    return PLACES.get(warning["code"], warning["code"].replace("_", " "))
+    return kind(warning["code"]).check or warning["code"].replace("_", " ")
 
 
 def _warned(facts: PreflightFacts, name: str) -> Iterator[Finding]:
