@@ -33,7 +33,6 @@ from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
 from alphaprof.commands.preflight.build import Preflight
-from alphaprof.commands.rollout.build import Rollout
 from alphaprof.commands.runs import RunStatus
 from alphaprof.commands.trees.answer import TreesReport
 from alphaprof.commands.validate.answer import Validation
@@ -43,7 +42,7 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, CurveReport, Prediction, Validation, Rollout, Latency, Preflight),
+    *(Report, Check, Comparison, TreesReport, CurveReport, Prediction, Validation, Latency, Preflight),
     *(Counters, Doctor, RunStatus),
 )
 NUMBER = {"$ref": "#/$defs/Number"}

@@ -166,7 +166,6 @@ def test_every_command_parses_calls_and_shows(command: CommandInfo) -> None:
             ["profile", "--help"],
             ["report", "--help"],
             ["validate", "--help"],
-            ["rollout", "--help"],
             ["schema"],
         ),
         ["import", "vllm", "--help"],

@@ -46,7 +46,7 @@ def test_reference_pages_are_what_the_declarations_say() -> None:
 def test_every_command_and_option_in_the_readme_exists() -> None:
     lines = [line for line in README.splitlines() if "alphaprof " in line and "pip" not in line]
     commands = {match for line in lines for match in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line)}
-    with_models = {"profile", "latency", "validate", "rollout", "train"}
+    with_models = {"profile", "latency", "validate", "train"}
     exchanged = {"import", "export"}
     assert commands == with_models | exchanged | {
         "report",

@@ -13,7 +13,7 @@ from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_s
 from alphaprof.cli.exchange import export, import_app
 from alphaprof.cli.heads import curve, train
 from alphaprof.cli.help import Command
-from alphaprof.cli.measuring import latency, profile, rollout, validate
+from alphaprof.cli.measuring import latency, profile, validate
 from alphaprof.cli.runs import runs_app
 from alphaprof.errors import AlphaprofError
 from alphaprof.version import __version__
@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 for command in (
     *(profile, report, check, compare, trees, train, curve, export),
-    *(latency, validate, rollout, predict, schema, rules, doctor),
+    *(latency, validate, predict, schema, rules, doctor),
 ):
     app.command(cls=Command)(command)
 app.add_typer(import_app, name="import")

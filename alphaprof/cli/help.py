@@ -54,8 +54,10 @@ EXAMPLES = {
         "alphaprof export runs/my --to speculators-data --out data",
     ),
     "latency": ("alphaprof latency my.yaml --format csv --out h100.csv",),
-    "validate": ("alphaprof validate my.yaml --documents 8 --gamma 3",),
-    "rollout": ("alphaprof rollout my.yaml --rule additive:0.1 --draft small",),
+    "validate": (
+        "alphaprof validate my.yaml --documents 8 --gamma 3",
+        "alphaprof validate my.yaml --documents 16 --rule additive:0.1",
+    ),
     "predict": (
         "alphaprof predict --alpha 0.75 --cost 0.04",
         "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",

@@ -251,6 +251,9 @@ def validate(
         list[int] | None,
         Option(min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."),
     ] = None,
+    rule: Annotated[
+        list[str] | None, Option(help="Decode by this rule too, exact or lossy: additive:0.1 (repeatable).")
+    ] = None,
     repeats: Annotated[int, Option(min=1, help="How often each text is decoded with and without each draft.")] = 3,
     tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
     undecided: Annotated[
@@ -267,8 +270,10 @@ def validate(
 
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
+    from alphaprof.config.load import known_rules
     from alphaprof.log.store import run_directory
 
+    rules = known_rules(rule or [], "--rule")
     options = loaded_profile(profile_file, overrides, documents)
     require_references(options)
     with run_directory(out) as folder, working(None) as progress:
@@ -276,42 +281,7 @@ def validate(
         from alphaprof.commands.validate.build import build_validation
         from alphaprof.commands.validate.measure import validate as run_validation
 
-        run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate)
+        run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate, rules)
         answer = build_validation(run, measured, tolerance, kept=out is not None)
     show(answer, output)
     require_within(answer, undecided_fails=undecided == "fail")
-
-
-def rollout(
-    profile_file: ProfileFile,
-    rule: Annotated[
-        list[str] | None,
-        Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
-    ] = None,
-    draft: Annotated[list[str] | None, Option(help="Decode with this draft (repeatable); default: all.")] = None,
-    gamma: Annotated[
-        list[int] | None,
-        Option(
-            min=1,
-            max=64,
-            help="Drafted tokens per round (repeatable); default: decision.gamma, or those of 1, 2, 3, 5 in the profile.",
-        ),
-    ] = None,
-    documents: Annotated[int, Option(min=1, help="Documents of each source or domain of a column.")] = 16,
-    out: OutFile = None,
-    overrides: ProfileChanges = None,
-    output: Format = "terminal",
-) -> None:
-    """Decode by lossy rules: measure acceptance and rounds on the text that they write, and what that text gives up."""
-    from alphaprof.config.load import known_rules
-
-    rules = known_rules(rule, "--rule") if rule else None
-    options = loaded_profile(profile_file, overrides, documents)
-    require_references(options)
-    with working(None) as progress:
-        from alphaprof.commands.rollout.build import build_rollout
-        from alphaprof.commands.rollout.measure import roll, rollout_request
-
-        rolled = roll(options, rollout_request(options, draft, rules, gamma), progress)
-        answer = build_rollout(rolled, options.decision.confidence)
-    show(answer, output, out)

@@ -95,7 +95,7 @@ def not_defined(rule: str, policy: str, draft: DraftFacts) -> str:
     """Why a rule has no rounds on text of a policy."""
     bound = parse_rule(rule)
     if bound.rule.lossy:
-        return f"{rule} is lossy: its rounds depart from the text that was measured, and need a rollout"
+        return f"{rule} is lossy: its rounds depart from the text that was measured, and need alphaprof validate --rule"
     if policy in bound.rule.policies and not has_rounds(bound, draft):
         if bound.rule.logged:
             return f"rounds of {rule} are not known of a head: its log holds what one draft at each depth does"

@@ -179,12 +179,12 @@ def test_spellings_of_a_decision_are_the_same_rule(drawn: Run, alphaprof: Runner
     assert all(other == first for other in others)
 
 
-def test_a_lossy_rule_is_undecided_for_want_of_a_rollout(drawn: Run, alphaprof: Runner) -> None:
+def test_a_lossy_rule_is_undecided(drawn: Run, alphaprof: Runner) -> None:
     content = answered(alphaprof, drawn.path, "--set", "decision.rule=additive_0p1")
     traffic = content["traffic"]
     assert (traffic["verdict"], traffic["speedup"], traffic["tested"]) == ("UNDECIDED", None, None)
     assert "additive_0p1 is lossy" in traffic["reason"]
-    assert "need a rollout" in traffic["reason"]
+    assert "alphaprof validate --rule" in traffic["reason"]
 
 
 def test_a_tree_is_undecided_and_never_timed(run: Run, alphaprof: Runner) -> None:

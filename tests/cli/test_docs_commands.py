@@ -59,7 +59,7 @@ RUNS = {
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
 INDEPENDENT = {"drafts": {"ngram": {"kind": "prompt_lookup"}}, "decision": {"min_speedup": 1.2}}
-WITH_MODELS = ("profile", "latency", "validate", "rollout", "train")
+WITH_MODELS = ("profile", "latency", "validate", "train")
 FOREIGN = ("vllm", "jq", "llama-server", "env", "docker")  # other people's commands
 USAGE = typer.BadParameter.__bases__[0]  # the parser's own error: typer brings its own click
 NAMES = {"predict.md": {"config": LLAMA}}  # what python blocks find

@@ -506,7 +506,7 @@ def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None
 
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
-    "lossy": ("vllm-config", "small", {"rule": "additive_0p1"}, "is lossy", "rollout"),
+    "lossy": ("vllm-config", "small", {"rule": "additive_0p1"}, "is lossy", "validate --rule"),
     "tree": ("sglang-args", "small", {"rule": "tree_2"}, "tree_2 drafts trees", "alphaprof trees"),
     "other text": (
         "vllm-synthetic",

@@ -219,8 +219,11 @@ def synthetic(folder: Path) -> Run:
     return Run.open(folder / "run")
 
 
-def timed(run_: Run, factor: float) -> DecodingTimes:
-    """Decodings whose rounds are those of the replay, and which are `factor` times as fast as predicted."""
+def timed(run_: Run, factor: float, rule: str = "strict") -> DecodingTimes:
+    """Decodings whose rounds are those of the replay, and which are `factor` times as fast as predicted.
+
+    With a lossy rule the same decodings again by that rule, which give up .05 nats in all but the first document.
+    """
     documents = run_.documents()
     numbers = documents["document"].to_numpy()
     totals = read_totals(run_, "small", TotalsRequest(["strict"], run_.gammas)).to_pydict()
@@ -246,17 +249,38 @@ def timed(run_: Run, factor: float) -> DecodingTimes:
 
     def way(name: str | None, gamma: int, wall: Any, share: tuple[Any, Any], counts: Any) -> Decodings:
         seconds = [twice(values) for values in (wall, 2 * wall, 0 * wall + 0.5, *share)]
-        return Decodings(name, gamma, *seconds, tokens, *counts, same)
+        return Decodings(name, name and "strict", gamma, np.arange(len(numbers)), *seconds, tokens, *counts, same)
 
     plain = way(None, 0, tokens * times["target", "decode", 1], (0 * tokens, 0 * tokens), (tokens, nothing, nothing))
     counts = (rounds, depths["drafted"], depths["accepted"])
     drafted = way("small", GAMMA, spent, (draft / factor, verify / factor), counts)
-    return DecodingTimes(numbers, ("strict",) * len(numbers), plain, (drafted,), 0, 0)
+    if rule == "strict":
+        return DecodingTimes(numbers, plain, (drafted,), 0, 0)
+    lost = np.where(numbers == numbers[0], 0.0, 0.05)
+    lossy = dataclasses.replace(drafted, rule=rule, regret=lost, same_text=lost == 0)
+    return DecodingTimes(numbers, dataclasses.replace(plain, regret=0 * lost), (drafted, lossy), 0, 0)
 
 
-def compared(folder: Path, factor: float = 1.0, tolerance: float = 0.1) -> Validation:
+def compared(folder: Path, factor: float = 1.0, tolerance: float = 0.1, rule: str = "strict") -> Validation:
     found = synthetic(folder)
-    return build_validation(found, timed(found, factor), tolerance, kept=True)
+    return build_validation(found, timed(found, factor, rule), tolerance, kept=True)
+
+
+def test_a_lossy_rule_is_measured_beside_the_exact_one_and_does_not_touch_the_outcome(tmp_path: Path) -> None:
+    exact, found = compared(tmp_path / "exact"), compared(tmp_path / "both", rule="additive_0p1")
+    assert (found.outcome, found.wall, found.cpu) == (exact.outcome, exact.wall, exact.cpu)
+    assert tuple(cell for cell in found.cells if not cell.lossy) == exact.cells
+    for cell in (cell for cell in found.cells if cell.lossy):
+        assert (cell.tokens_per_round.predicted, cell.predicted_speedup, cell.error, cell.same_rounds) == (None,) * 4
+        (twin,) = [each for each in exact.cells if (each.domain, each.continuation) == (cell.domain, cell.continuation)]
+        assert (cell.wall_speedup, cell.tokens_per_round.measured) == (twin.wall_speedup, twin.tokens_per_round.measured)
+        assert cell.excess_regret is not None
+        assert cell.excess_regret.low <= cell.excess_regret.value <= cell.excess_regret.high
+    assert sum(cell.same_text or 0 for cell in found.cells if cell.lossy) == 1
+    text = answer_text(found, "terminal")
+    assert text.count("additive_0p1") == len(exact.cells)
+    assert "judge it by your own task" in text
+    assert "judge it by your own task" not in answer_text(exact, "terminal")
 
 
 def test_times_as_predicted_have_no_error(tmp_path: Path) -> None:
@@ -455,14 +479,22 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
     "no usual gamma": ({"gammas": [4, 8]}, [], 2, "none of the gammas", "--gamma 4"),
     "unknown key": ({"gamas": [1]}, [], 2, "unknown key gamas", "did you mean gammas?"),
     "no such target": ({"target": {"model": "./none"}}, [], 4, "model of target: ", "correct the path"),
+    "unknown rule": ({}, ["--rule", "additiv:0.1"], 2, "--rule: unknown rule 'additiv'", "alphaprof rules lists them"),
+    "tree": ({}, ["--rule", "tree:2"], 2, "the rule tree_2 drafts trees", "choose a rule for chains"),
+    "no such text": ({}, ["--rule", "lossless"], 2, "lossless belongs to sampled text, and this is greedy", "strict goes"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_validated_is_refused_in_two_lines(tmp_path: Path, name: str) -> None:
-    changes, options, code, problem, hint = REFUSED[name]
-    result = run(profile(tmp_path / "place", **changes), "validate", "profile.yaml", *options)
-    assert_two_lines(result, code, problem, hint)
+def test_what_cannot_be_validated_is_refused_in_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (changes, options, code, problem, hint) in enumerate(REFUSED.values()):
+        monkeypatch.chdir(profile(tmp_path / str(number), **changes))
+        ended, output = command(monkeypatch, capsys, "validate", "profile.yaml", *options)
+        error, remedy = output.err.splitlines()
+        assert (ended, output.out) == (code, "")
+        assert problem in error
+        assert hint in remedy
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -489,13 +521,94 @@ def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:
     return profile_file(folder, tiny, **({"drafts": drafts} | changes))
 
 
-def validated(path: Path, out: Path, documents: int = 3, gammas: list[int] | None = None) -> Validation:
+def validated(
+    path: Path, out: Path, documents: int = 3, gammas: list[int] | None = None, rules: tuple[str, ...] = ()
+) -> Validation:
     from alphaprof.commands.validate.measure import validate
     from alphaprof.config.load import load_profile
     from tests.profiling.test_pipeline import Silent
 
-    run_, measured = validate(load_profile(path, None, documents), out, gammas, 2, Silent())
+    run_, measured = validate(load_profile(path, None, documents), out, gammas, 2, Silent(), rules=rules)
     return build_validation(run_, measured, 0.1, kept=True)
+
+
+def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, float, int]:
+    """Tokens per round, excess regret and texts that are the target's own, from rounds and whole forward passes."""
+    import torch
+
+    from alphaprof.config.load import load_profile
+    from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
+    from alphaprof.profiling.run.pipeline import load
+    from alphaprof.rules import parse_rule
+    from tests.profiling.test_pipeline import Silent
+
+    loaded = load(load_profile(path, None, 3), Silent())
+    (drafting,) = [DecodingSetup(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]
+    regret, tokens, emitted, rounds, same = [0.0, 0.0], [0, 0], 0, 0, 0
+    for document in [item for item in loaded.documents if item.domain == domain]:
+        texts = [decode(loaded, document, way) for way in (None, drafting)]
+        for index, text in enumerate(texts):
+            ids = torch.from_numpy(np.concatenate([document.prompt, text.ids]).astype(np.int64))[None]
+            with torch.inference_mode():
+                logits = loaded.target.network(input_ids=ids).logits[0, len(document.prompt) - 1 : -1]
+            logs = torch.log_softmax(logits.double(), 1).numpy()
+            regret[index] += float((logs.max(1) - logs[np.arange(len(text.ids)), text.ids]).sum())
+            tokens[index] += len(text.ids)
+        emitted, rounds = emitted + len(texts[1].ids) - 1, rounds + len(texts[1].drafted)
+        same += np.array_equal(texts[0].ids, texts[1].ids)
+    return emitted / rounds, regret[1] / tokens[1] - regret[0] / tokens[0], same
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+def test_what_lossy_rules_gain_and_give_up_is_what_rounds_and_forward_passes_say(tmp_path: Path, tiny: Path) -> None:
+    """Additive with epsilon 0 keeps the top token alone, and with epsilon 1 every draft."""
+    path = tiny_profile(tmp_path, tiny)
+    found = validated(path, tmp_path / "run", 3, [GAMMA], ("additive_0p3", "additive_0", "additive_1"))
+    cells = {(cell.draft, cell.rule, cell.domain): cell for cell in found.cells}
+    assert {rule for _, rule, _ in cells} == {"strict", "additive_0p3", "additive_0", "additive_1"}
+    for domain in ("long", "short"):
+        for draft in ("close", "skip", "ngram"):
+            strict, narrow = cells[draft, "strict", domain], cells[draft, "additive_0", domain]
+            assert narrow.tokens_per_round.measured == strict.tokens_per_round.measured
+            assert (narrow.same_text, strict.excess_regret) == (3, None)
+            assert narrow.excess_regret is not None
+            assert narrow.excess_regret.value == pytest.approx(0, abs=1e-6)
+        lossy, wide = cells["close", "additive_0p3", domain], cells["close", "additive_1", domain]
+        expected = witnessed(path, "close", "additive_0p3", domain)
+        assert lossy.excess_regret is not None
+        assert (lossy.tokens_per_round.measured, lossy.excess_regret.value, lossy.same_text) == pytest.approx(
+            expected, abs=1e-5
+        )
+        assert lossy.excess_regret.value > 0
+        assert (wide.tokens_per_round.measured or 0) > GAMMA + 1 - 0.5  # the last round of a text may be cut
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+def test_each_kind_of_text_is_decoded_by_the_rules_that_belong_to_it(tmp_path: Path, tiny: Path) -> None:
+    given = {"kind": "given", "column": "response", "on_policy": True, "max_new_tokens": 8}
+    sampling = {"kind": "sampled", "temperature": 1.2, "top_p": 0.95, "seed": 3, "max_new_tokens": 24}
+    data = [
+        {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "continuation": sampling},
+        {"domain": "short", "path": "short.jsonl", "prompt": "{text}"},
+        {"domain": "logged", "path": "short.jsonl", "prompt": "{text}", "continuation": given},
+    ]
+    path = tiny_profile(tmp_path, tiny, data=data)
+    found = validated(path, tmp_path / "run", 3, [GAMMA], ("top_m_3", "lossless"))
+    rules = {(cell.domain, cell.rule) for cell in found.cells}
+    assert rules == {
+        ("long", "one_hot"),
+        ("long", "lossless"),
+        ("long", "top_m_3"),
+        ("short", "strict"),
+        ("short", "top_m_3"),
+    }
+    assert (found.documents, found.foreign) == (6, 3)
+    (lossy,) = [cell for cell in found.cells if (cell.draft, cell.domain, cell.rule) == ("close", "long", "top_m_3")]
+    assert lossy.same_text is None
+    assert lossy.excess_regret is not None
+    assert lossy.excess_regret.value == pytest.approx(witnessed(path, "close", "top_m_3", "long")[1], abs=1e-5)
 
 
 @pytest.mark.models

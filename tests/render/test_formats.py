@@ -33,7 +33,7 @@ from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
 from tests.cli import test_docs_commands
-from tests.commands import test_rollout, test_validate
+from tests.commands import test_validate
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -232,9 +232,8 @@ def test_what_runs_models_writes_valid_json(runs: Callable[[str], Run], tmp_path
     """From decodings that were made up: no model runs."""
     assert_valid(Latency.of(runs("greedy")))
     assert_valid(Latency.of(runs("no step times")))
-    assert_valid(test_validate.compared(tmp_path))
-    assert_valid(test_rollout.built(test_rollout.rolled(), test_rollout.rolled("one_hot"), sampled=True))
-    assert_valid(test_rollout.built(test_rollout.rolled()))
+    assert_valid(test_validate.compared(tmp_path / "exact"))
+    assert_valid(test_validate.compared(tmp_path, rule="additive_0p1"))
 
 
 def test_the_command_prints_a_schema_or_says_which_there_are() -> None:

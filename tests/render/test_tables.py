@@ -26,8 +26,6 @@ from tests.commands.test_compare import RECIPE as COMPARED
 from tests.commands.test_curve import TRUTH
 from tests.commands.test_curve import built as built_curve
 from tests.commands.test_report_trees import BUSHY, made
-from tests.commands.test_rollout import built as built_rollout
-from tests.commands.test_rollout import rolled
 from tests.commands.test_validate import compared
 from tests.heads import curve_run, write_curve
 from tests.render.test_sections import everything
@@ -59,9 +57,9 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
     "curve": of_curve,
     "latency": lambda path: Latency.of(timed(path / "run")),
     "predict": lambda path: build_prediction(acceptance_of(0.8, None, None), 0.0, RoundCost(0.1, 1.0, 0.01, 0.0), (1, 2, 3)),
-    "rollout": lambda path: built_rollout(rolled(), rolled("top_m_2")),
     "trees": lambda path: build_trees(RunDraft(made(path), "small"), given={"mine.json": Tree.from_paths(BUSHY)}),
     "validate": lambda path: compared(path, 1.02),
+    "lossy": lambda path: compared(path, rule="additive_0p1"),
 }
 
 

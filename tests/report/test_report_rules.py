@@ -347,13 +347,13 @@ def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
     assert (found.traffic.verdict, found.traffic.rule) == ("UNDECIDED", rule)
     assert (found.traffic.speedup, found.traffic.tested, found.traffic.tokens_per_round) == (None, None, None)
-    assert "need a rollout" in found.traffic.reason
+    assert "alphaprof validate --rule" in found.traffic.reason
     decided = [result for result in found.results if result.verdict is not None]
     assert {result.rule for result in decided} == {rule}
     for result in decided:
         assert (result.verdict, result.gammas, result.best_gamma, result.lossy) == ("UNDECIDED", (), None, True)
         assert "is lossy" in result.reason
-        assert "need a rollout" in result.reason
+        assert "alphaprof validate --rule" in result.reason
     assert as_json(found)["traffic"]["speedup"] is None
 
 

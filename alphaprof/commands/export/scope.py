@@ -176,7 +176,8 @@ def _require_chain(rule: str, to: str, draft: DraftFacts) -> None:
     bound = parse_rule(rule)
     if bound.rule.lossy:
         raise OptionInvalid(
-            not_defined(rule, "", draft), "alphaprof rollout measures lossy rules; export strict, one_hot or lossless"
+            not_defined(rule, "", draft),
+            "alphaprof validate --rule measures lossy ones; export strict, one_hot or lossless",
         )
     if not bound.rule.timed:
         hint = "alphaprof trees replays trees; or export strict, one_hot or lossless"

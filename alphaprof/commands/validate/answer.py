@@ -15,6 +15,7 @@ from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.render.tables import NAME_WIDTH, named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
+from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import Interval
 
 Outcome = Literal["within", "outside", "too_noisy"]
@@ -59,7 +60,9 @@ class Cell:
     measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
     step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
     None where both are a matter of chance. `prefill_ms`: mean over documents. `predicted_tokens`: tokens per round with
-    the interval that documents give it, at 95 %.
+    the interval that documents give it, at 95 %. A lossy rule writes its own text, so nothing is predicted of it.
+    `excess_regret`: mean log p(top) - log p(token) of its text, p the target's plain softmax, less that of the target's own
+    text, in nats per token, paired by document, at 95 %.
     """
 
     draft: str
@@ -84,6 +87,12 @@ class Cell:
     measured_round_ms: RoundTime | None  # None: no rounds
     prefill_ms: float
     plain_prefill_ms: float  # the same without the draft
+    excess_regret: Interval | None  # None: the rule keeps the target's distribution
+
+    @property
+    def lossy(self) -> bool:
+        """Whether its rule writes another text than the target."""
+        return parse_rule(self.rule).rule.lossy
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,10 @@ class Validation:
         if self.run is not None:
             facts += f"\nthe prediction is that of the run {self.run}"
         console.print(f"{facts}\n", highlight=False)
-        show(_speedups(self), "predicted | measured", console)
+        exact = tuple(cell for cell in self.cells if not cell.lossy)
+        show(_speedups(exact, self.cpu is not None), "predicted | measured", console)
+        if lossy := tuple(cell for cell in self.cells if cell.lossy):
+            show(_lossy(lossy), "lossy rules, measured: what their text gains and gives up", console)
         show(_rounds(self.cells), "where the time goes, in ms: predicted | measured", console)
         if self.generate:
             show(_calls(self.generate), "whole calls, prefill included: our loop and transformers' generate", console)
@@ -211,6 +223,9 @@ def _legend(validation: Validation) -> Iterator[str]:
     if validation.cpu is not None:
         yield "CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock."
     yield "other: predicted, taking rejected tokens out of the caches; measured, all that this loop does between steps."
+    if any(cell.lossy for cell in validation.cells):
+        yield "excess regret: nats per token that the target would not have given up; whether the text is good enough is not"
+        yield "measured here: judge it by your own task."
     if validation.generate:
         yield (
             "added: what generate takes longer than our loop, in a round with the draft (a model is called through its own "
@@ -225,8 +240,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _speedups(validation: Validation) -> Table:
-    cells, by_cpu = validation.cells, validation.cpu is not None
+def _speedups(cells: tuple[Cell, ...], by_cpu: bool) -> Table:
     table = _table("rule", "gamma", "tokens/round", "speedup", "wall", "error", *(("CPU", "error") if by_cpu else ()))
     for cell in cells:
         cpu = (fmt.number(cell.cpu_speedup, unit="x"), _error(cell.cpu_error))
@@ -240,6 +254,23 @@ def _speedups(validation: Validation) -> Table:
             fmt.number(cell.wall_speedup, unit="x"),
             _error(cell.error),
             *(cpu if by_cpu else ()),
+        )
+    return table
+
+
+def _lossy(cells: tuple[Cell, ...]) -> Table:
+    table = _table("rule", "gamma", "tokens/round", "wall", "excess regret", "same text")
+    for cell in cells:
+        same = fmt.NOTHING if cell.same_text is None else f"{cell.same_text} of {cell.documents}"
+        table.add_row(
+            plain(cell.draft),
+            plain(text_name(cell, cells)),
+            cell.rule,
+            str(cell.gamma),
+            fmt.number(cell.tokens_per_round.measured),
+            fmt.number(cell.wall_speedup, unit="x"),
+            fmt.difference(cell.excess_regret, 3),
+            same,
         )
     return table
 
@@ -282,7 +313,8 @@ def _error(error: RelativeError | None) -> str:
 
 def _checks(validation: Validation) -> Iterator[str]:
     """Yields what was equal, text by text: in float32 everything should be."""
-    fixed = [cell for cell in validation.cells if cell.same_text is not None]
+    exact = [cell for cell in validation.cells if not cell.lossy]
+    fixed = [cell for cell in exact if cell.same_text is not None]
     texts = sum(cell.documents for cell in fixed)
     same = sum(cell.same_text or 0 for cell in fixed)
     rounds = sum(cell.same_rounds or 0 for cell in fixed)
@@ -294,7 +326,7 @@ def _checks(validation: Validation) -> Iterator[str]:
         yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
     elif fixed and (same < texts or rounds < texts):
         yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
-    if by_chance := [cell for cell in validation.cells if cell.same_text is None]:
+    if by_chance := [cell for cell in exact if cell.same_text is None]:
         pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
         within = sum(
             bool(expected and measured and expected.low <= measured <= expected.high) for expected, measured in pairs

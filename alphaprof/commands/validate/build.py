@@ -24,7 +24,9 @@ from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.log.store import Run
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.stats.estimate import Array, influences, log_interval, small_sample
+from alphaprof.rules import GREEDY, parse_rule
+from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, log_interval, small_sample
+from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, TextGroup, mean_context
 from alphaprof.totals.files import read_totals
@@ -41,16 +43,20 @@ SHORTEST_CONTEXT = 8  # tokens; `costs.context` takes no fewer
 
 @dataclass(frozen=True)
 class Decodings:
-    """The same documents decoded in one way: with a draft at one gamma, or plainly (`draft` None, `gamma` 0).
+    """Documents decoded in one way: with a draft by a rule at one gamma, or plainly (`draft` and `rule` None, `gamma` 0).
 
-    Seconds [repeats, documents]: `wall_s` and `cpu_s` of everything after the first token, `prefill_s` (wall) of what
-    comes before, `draft_s` and `verify_s` (wall) the parts of `wall_s` that drafting and verification took. Counts of
-    the first repeat: `tokens` emitted by rounds, `rounds` [documents]; `drafted`, `accepted` [documents, gamma] rounds
-    whose first d = 1..gamma tokens were drafted, and accepted. `same_text` [documents]: the text is the profiled one.
+    `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` and
+    `cpu_s` of everything after the first token, `prefill_s` (wall) of what comes before, `draft_s` and `verify_s` (wall)
+    the parts of `wall_s` that drafting and verification took. Counts of the first repeat: `tokens` emitted by rounds,
+    `rounds` [documents]; `drafted`, `accepted` [documents, gamma] rounds whose first d = 1..gamma tokens were drafted,
+    and accepted. `same_text` [documents]: the text is the profiled one. `regret` [documents], of lossy rules and of
+    plain decoding beside them: sum over the text of log p(top) - log p(token), p the target's plain softmax, in nats.
     """
 
     draft: str | None
+    rule: str | None
     gamma: int
+    rows: Array
     wall_s: Array
     cpu_s: Array
     prefill_s: Array
@@ -61,18 +67,25 @@ class Decodings:
     drafted: Array
     accepted: Array
     same_text: Array
+    regret: Array | None = None
+
+    def of(self, rows: Array) -> Decodings:
+        """The decodings of some of its documents, given by their places among all."""
+        places = np.searchsorted(self.rows, rows)
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        chosen = {name: value[:, places] if name.endswith("_s") else value[places] for name, value in arrays.items()}
+        return Decodings(**vars(self) | chosen)
 
 
 @dataclass(frozen=True)
 class DecodingTimes:
-    """Real decoding of some documents of a run. `documents` [documents]: their numbers, ascending; `rules` [documents]: id
-    of the rule that each was verified by; `short`: documents of fewer than two tokens, which have no decode time, and
-    `foreign`: documents whose text the target did not write here; both are left out. `generated`, where it was asked for:
-    the same by `generate`; `not_generated`: what was left out of that, and why.
+    """Real decoding of some documents of a run. `documents` [documents]: their numbers, ascending; `short`: documents of
+    fewer than two tokens, which have no decode time, and `foreign`: documents whose text the target did not write here;
+    both are left out. `generated`, where it was asked for: the same by `generate`; `not_generated`: what was left out of
+    that, and why.
     """
 
     documents: Array
-    rules: tuple[str, ...]
     plain: Decodings
     drafted: tuple[Decodings, ...]
     short: int
@@ -212,11 +225,9 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     book = open_costs(run, manifest.config["costs"], context)
     times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
-        _cell(group, pool, way, measured, times.get(draft), on_cpu)
+        _cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
         for draft in manifest.drafts
-        for group, pool in _groups(run, draft, documents, measured)
-        for way in measured.drafted
-        if way.draft == draft
+        for way, group, pool in _measured(run, draft, documents, measured)
     ]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
     cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
@@ -243,38 +254,50 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     )
 
 
-def _groups(run: Run, draft: str, table: pa.Table, measured: DecodingTimes) -> Iterator[tuple[TextGroup, DocumentTotals]]:
-    """Yields the measured documents by kind of text, each with its totals under the rule that it was decoded by."""
-    rules = list(dict.fromkeys(measured.rules))
-    totals = read_totals(run, draft, TotalsRequest(rules, run.gammas))
+def _measured(
+    run: Run, draft: str, table: pa.Table, measured: DecodingTimes
+) -> Iterator[tuple[Decodings, TextGroup, DocumentTotals | None]]:
+    """Yields the decodings with a draft by kind of text, with the totals of the rounds; None for a lossy rule, whose text is
+    not the one in the log.
+    """
+    ways = [way for way in measured.drafted if way.draft == draft]
+    exact = list(dict.fromkeys(str(way.rule) for way in ways if not parse_rule(way.rule).rule.lossy))
+    totals = read_totals(run, draft, TotalsRequest(exact, run.gammas)) if exact else None
     documents = Documents.of(table)
-    for rule in rules:
-        for group, (_, pool) in zip(documents.groups, pools([totals], documents, rule, run.gammas), strict=True):
-            if measured.rules[group.rows[0]] == rule:
-                yield group, pool
+    known = {rule: [pool for _, pool in pools([totals], documents, rule, run.gammas)] for rule in exact}
+    for rule in dict.fromkeys(str(way.rule) for way in ways):
+        for index, group in enumerate(documents.groups):
+            if group.policy in parse_rule(rule).rule.policies:
+                pool = known[rule][index] if rule in known else None
+                yield from ((way, group, pool) for way in ways if way.rule == rule and group.rows[0] in way.rows)
 
 
 def _cell(
-    group: TextGroup, pool: DocumentTotals, way: Decodings, measured: DecodingTimes, times: StepTimes | None, on_cpu: bool
+    group: TextGroup,
+    pool: DocumentTotals | None,
+    way: Decodings,
+    plain: Decodings,
+    times: StepTimes | None,
+    on_cpu: bool,
 ) -> Cell:
-    rows, counts, plain = group.rows, pool.counts(way.gamma), measured.plain
-    free = speedup([counts], [1.0], free_draft(way.gamma))
-    faster = speedup([counts], [1.0], times) if times is not None else None
-    tokens, plain_tokens = way.tokens[rows], plain.tokens[rows]
-    wall = TimedPair(plain.wall_s[:, rows], way.wall_s[:, rows], plain_tokens, tokens)
-    cpu = TimedPair(plain.cpu_s[:, rows], way.cpu_s[:, rows], plain_tokens, tokens) if on_cpu else None
-    by_chance = bool(counts.control.any())
-    rounds, steps = way.rounds[rows].sum(), plain_tokens.sum()
-    decode_ms = _typical(plain.wall_s, rows) / float(steps) if steps else None
+    counts = pool.counts(way.gamma) if pool is not None else None
+    free = speedup([counts], [1.0], free_draft(way.gamma)) if counts is not None else None
+    faster = speedup([counts], [1.0], times) if counts is not None and times is not None else None
+    wall = TimedPair(plain.wall_s, way.wall_s, plain.tokens, way.tokens)
+    cpu = TimedPair(plain.cpu_s, way.cpu_s, plain.tokens, way.tokens) if on_cpu else None
+    by_chance = counts.control.any() if counts is not None else group.policy != GREEDY
+    rounds, steps = way.rounds.sum(), plain.tokens.sum()
+    emitted = float(way.tokens.sum() / rounds) if rounds else None
+    decode_ms = _typical(plain.wall_s) / float(steps) if steps else None
     return Cell(
         draft=str(way.draft),
         domain=group.domain,
         continuation=group.continuation,
         sampling=group.sampling,
-        rule=measured.rules[rows[0]],
+        rule=str(way.rule),
         gamma=way.gamma,
-        documents=len(rows),
-        tokens_per_round=PredictedMeasured(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
+        documents=len(group.rows),
+        tokens_per_round=PredictedMeasured(free.value if free else None, emitted),
         predicted_tokens=tokens_interval(free, way.gamma, CONFIDENCE),
         predicted_speedup=faster.value if faster else None,
         timing_error=faster.timing_error if faster else None,
@@ -282,36 +305,47 @@ def _cell(
         cpu_speedup=cpu.speedup() if cpu else None,
         error=_error(wall, faster, counts, times),
         cpu_error=_error(cpu, faster, counts, times),
-        same_text=None if by_chance else int(way.same_text[rows].sum()),
-        same_rounds=None if by_chance else _same_rounds(way, rows, pool),
+        same_text=None if by_chance else int(way.same_text.sum()),
+        same_rounds=None if by_chance or pool is None else _same_rounds(way, pool),
         decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
-        predicted_round_ms=_predicted_round(counts, times) if times else None,
-        measured_round_ms=_measured_round(way, rows) if rounds else None,
-        prefill_ms=_typical(way.prefill_s, rows) / len(rows),
-        plain_prefill_ms=_typical(plain.prefill_s, rows) / len(rows),
+        predicted_round_ms=_predicted_round(counts, times) if counts is not None and times else None,
+        measured_round_ms=_measured_round(way) if rounds else None,
+        prefill_ms=_typical(way.prefill_s) / len(group.rows),
+        plain_prefill_ms=_typical(plain.prefill_s) / len(group.rows),
+        excess_regret=_excess(group, way, plain),
     )
 
 
+def _excess(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
+    """Mean regret per token of a lossy rule's text less that of the target's own; None where it was not taken."""
+    if way.regret is None or plain.regret is None:
+        return None
+    own = np.zeros(len(plain.regret)) if group.policy == GREEDY else plain.regret  # greedy text has none by definition
+    texts = [by_cluster(group.cluster, regret, side.tokens + 1.0) for regret, side in ((own, plain), (way.regret, way))]
+    (one, length), (two, other) = texts
+    return mean_difference((one, length), (two, other), CONFIDENCE)
+
+
 def _error(
-    pair: TimedPair | None, predicted: Speedup | None, counts: RoundCounts, times: StepTimes | None
+    pair: TimedPair | None, predicted: Speedup | None, counts: RoundCounts | None, times: StepTimes | None
 ) -> RelativeError | None:
-    if pair is None or predicted is None or times is None:
+    if pair is None or predicted is None or counts is None or times is None:
         return None
     timing = (predicted.timing_error**2, predicted.timing_freedom)
     return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
 
 
-def _same_rounds(way: Decodings, rows: Array, pool: DocumentTotals) -> int:
+def _same_rounds(way: Decodings, pool: DocumentTotals) -> int:
     """Documents whose rounds were as many as replayed, and drafted and accepted as many tokens at every depth."""
-    same = way.rounds[rows] == pool[f"rounds_{way.gamma}"]
+    same = way.rounds == pool[f"rounds_{way.gamma}"]
     for name, counts in (("drafted", way.drafted), ("accepted", way.accepted)):
-        same &= (counts[rows] == pool[f"{name}_depths_{way.gamma}"]).all(1)
+        same &= (counts == pool[f"{name}_depths_{way.gamma}"]).all(1)
     return int(same.sum())
 
 
-def _typical(seconds: Array, rows: Array) -> float:
-    """Ms that some documents take: the median over repeats of each, summed."""
-    return 1e3 * float(np.median(seconds[:, rows], axis=0).sum())
+def _typical(seconds: Array) -> float:
+    """Ms that documents take [repeats, documents]: the median over repeats of each, summed."""
+    return 1e3 * float(np.median(seconds, axis=0).sum())
 
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
@@ -321,6 +355,6 @@ def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
     return RoundTime(sum(parts[verified:-1]) * unit, sum(parts[:verified]) * unit, parts[-1] * unit)
 
 
-def _measured_round(way: Decodings, rows: Array) -> RoundTime:
+def _measured_round(way: Decodings) -> RoundTime:
     parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
-    return RoundTime(*(_typical(seconds, rows) / float(way.rounds[rows].sum()) for seconds in parts))
+    return RoundTime(*(_typical(seconds) / float(way.rounds.sum()) for seconds in parts))

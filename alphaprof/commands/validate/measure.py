@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from alphaprof.profiling.decoding.speculative import (
     chosen_gammas,
     decode,
     own_documents,
+    require_decodable,
     require_own_text,
 )
 from alphaprof.profiling.models.drafts import Draft
@@ -33,27 +34,38 @@ from alphaprof.profiling.run.pipeline import in_memory, profile_with_models, tim
 from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import seconds
-from alphaprof.rules import GREEDY, SAMPLED, decoded_rule, parse_rule
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule, decoded_rule, default_rule, parse_rule
 
 GENERATED = 2  # documents that `generate` decodes too
 
 
 @dataclass(frozen=True)
 class DecodingMode:
-    """One way to decode: with a draft at one gamma, or plainly (None, 0); by our loop, or by transformers' `generate`."""
+    """One way to decode: with a draft by a rule at one gamma, or plainly (None, 0); by our loop, or by transformers'
+    `generate`.
+    """
 
     draft: Draft | None
+    rule: BoundRule | None
     gamma: int
     generate: bool = False
+
+    def decodes(self, text: DecodableText) -> bool:
+        """Whether the rule belongs to the policy of a text."""
+        return self.rule is None or text.policy in self.rule.rule.policies
 
 
 @dataclass(frozen=True)
 class DecodableText:
-    """A document with the continuation that the run holds, and the id of the rule that it is decoded by."""
+    """A document with the continuation that the run holds."""
 
     document: Document
     ids: Ids
-    rule: str
+
+    @property
+    def policy(self) -> str:
+        """How the target chooses the tokens."""
+        return GREEDY if self.document.greedy else SAMPLED
 
 
 def validate(
@@ -63,13 +75,17 @@ def validate(
     repeats: int,
     progress: Progress,
     against_generate: bool = False,
+    rules: Sequence[str] = (),
 ) -> tuple[Run, DecodingTimes]:
     """Profile into the new directory `out`, then decode the same documents for real, at batch 1.
 
     `gammas`: default: those of `USUAL_GAMMAS` that the profile has. `against_generate`: decode the first greedy documents by
-    transformers' `generate` too. Raises the errors of `errors.py`.
+    transformers' `generate` too. `rules`: decode by these too, beside the rule of the verdict. Raises the errors of
+    `errors.py`.
     """
-    require_own_text(options)
+    policies, more = require_own_text(options), [parse_rule(rule) for rule in rules]
+    for rule in more:  # each needs some text that it belongs to
+        require_decodable(rule, min(policies & set(rule.rule.policies) or policies))
     chosen = chosen_gammas(options.gammas, gammas)
     options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
     place = place_of(out)
@@ -78,7 +94,7 @@ def validate(
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
     with in_memory():
-        return plan.run, _measure(plan, chosen, repeats, progress, against_generate)
+        return plan.run, _measure(plan, chosen, more, repeats, progress, against_generate)
 
 
 def as_decoded(options: ProfileOptions) -> MeasuredCosts:
@@ -87,37 +103,65 @@ def as_decoded(options: ProfileOptions) -> MeasuredCosts:
     return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
 
-def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress, against_generate: bool) -> DecodingTimes:
+def _measure(
+    plan: Plan, gammas: Sequence[int], more: Sequence[BoundRule], repeats: int, progress: Progress, against_generate: bool
+) -> DecodingTimes:
     """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
     texts, short, foreign = _texts(plan)
-    ways = [DecodingMode(None, 0), *(DecodingMode(draft, gamma) for draft in plan.drafts for gamma in gammas)]
+    usual = [decoded_rule(plan.options.decision.rule, policy) for policy in sorted({text.policy for text in texts})]
+    rules = {rule.id: rule for rule in (*map(parse_rule, usual), *more)}.values()
+    drafted = itertools.product(plan.drafts, rules, gammas)
+    ways = [DecodingMode(None, None, 0), *(DecodingMode(draft, rule, gamma) for draft, rule, gamma in drafted)]
     loop = len(ways)
     calls, places, left_out = _calls(plan, texts, gammas) if against_generate else ([], [], ())
     ways += calls
-    whole = list(range(len(texts)))
-    progress.start("decoding", len(ways) + repeats * (len(whole) * loop + len(places) * len(calls)), "texts")
-    for way in ways:  # warm-up
-        _decode(plan, way, texts[places[0] if way.generate else 0])
-        progress.advance(1)
+    rows = [places if way.generate else [row for row, text in enumerate(texts) if way.decodes(text)] for way in ways]
+    regrets = _warm_up(plan, ways, rows, texts, progress)
+    progress.start("decoding", repeats * sum(map(len, rows)), "texts")
     decoded: dict[tuple[int, int, int], Decoded] = {}
-    for repeat, place in itertools.product(range(repeats), whole):
+    for repeat, row in itertools.product(range(repeats), range(len(texts))):
         for step in range(len(ways)):
-            index = (step + repeat + place) % len(ways)
-            if not ways[index].generate or place in places:
-                decoded[index, repeat, place] = _decode(plan, ways[index], texts[place])
-                progress.advance(1, positions=len(decoded[index, repeat, place].ids))
+            index = (step + repeat + row) % len(ways)
+            if row in rows[index]:
+                decoded[index, repeat, row] = _decode(plan, ways[index], texts[row])
+                progress.advance(1, positions=len(decoded[index, repeat, row].ids))
 
     def table(index: int, of: Sequence[int]) -> list[list[Decoded]]:
-        return [[decoded[index, repeat, place] for place in of] for repeat in range(repeats)]
+        return [[decoded[index, repeat, row] for row in of] for repeat in range(repeats)]
 
-    decodings = [_collected(way, table(index, whole), texts) for index, way in enumerate(ways[:loop])]
+    decodings = [
+        _collected(ways[index], rows[index], table(index, rows[index]), texts, regrets[index]) for index in range(loop)
+    ]
     numbers = np.array([text.document.document for text in texts])
     generated = []
     for index, way in enumerate(calls[1:], start=loop + 1):
-        own = next(place for place, other in enumerate(ways) if other.draft is way.draft and other.gamma == way.gamma)
+        own = ways.index(replace(way, generate=False))
         generated.append(_generated(way, [table(each, places) for each in (own, 0, index, loop)]))
-    rules = tuple(text.rule for text in texts)
-    return DecodingTimes(numbers, rules, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
+    return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
+
+
+def _warm_up(
+    plan: Plan,
+    ways: Sequence[DecodingMode],
+    rows: Sequence[Sequence[int]],
+    texts: Sequence[DecodableText],
+    progress: Progress,
+) -> list[np.ndarray[Any, Any] | None]:
+    """Decode in every way once, untimed: the first text, or all for the regret of lossy rules and of plain decoding beside
+    them; that regret for each way [its texts], in nats.
+    """
+    lossy = any(way.rule is not None and way.rule.rule.lossy for way in ways)
+    progress.start("warming up", len(ways), "ways to decode")
+    found: list[np.ndarray[Any, Any] | None] = []
+    for way, of in zip(ways, rows, strict=True):
+        if lossy and not way.generate and (way.rule is None or way.rule.rule.lossy):
+            lost = [_decode(plan, way, texts[row], regret=True).regret for row in of]
+            found.append(np.array([0.0 if each is None else each.sum() for each in lost]))
+        else:
+            _decode(plan, way, texts[of[0]])
+            found.append(None)
+        progress.advance(1)
+    return found
 
 
 def _calls(
@@ -127,7 +171,8 @@ def _calls(
     places = [place for place, text in enumerate(texts) if text.document.greedy][:GENERATED]
     if not places:
         return [], [], ("generate draws sampled text by random numbers of its own, and there is no greedy text",)
-    calls, left_out = [], []
+    calls: list[DecodingMode] = []
+    left_out, strict = [], parse_rule(default_rule(GREEDY))
     for draft in plan.drafts:
         if draft.generate_arguments(1) is None:
             left_out.append(f"{draft.name} is left out of generate, which has no such draft")
@@ -135,8 +180,8 @@ def _calls(
             sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
             left_out.append(f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies")
         else:
-            calls += [DecodingMode(draft, gamma, generate=True) for gamma in gammas]
-    return [DecodingMode(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out)
+            calls += [DecodingMode(draft, strict, gamma, generate=True) for gamma in gammas]
+    return [DecodingMode(None, None, 0, generate=True), *calls] if calls else [], places, tuple(left_out)
 
 
 def _generated(way: DecodingMode, tables: Sequence[list[list[Decoded]]]) -> AgainstGenerate:
@@ -158,23 +203,18 @@ def _texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     for shard in plan.run.shards:
         table = plan.run.continuations(shard.index, ["document", "continuation_ids"])
         stored |= zip(table["document"].to_pylist(), map(np.array, table["continuation_ids"].to_pylist()), strict=True)
-    decision = plan.options.decision.rule
     own, foreign = own_documents(plan)
-    texts = [
-        DecodableText(document, ids, decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
-        for document in own
-        if len(ids := stored[document.document]) >= 2
-    ]
+    texts = [DecodableText(document, ids) for document in own if len(ids := stored[document.document]) >= 2]
     if not texts:
         raise DataEmpty("no text has a second token, so there is nothing to time", "raise max_new_tokens, or --documents")
     return texts, len(own) - len(texts), foreign
 
 
-def _decode(plan: Plan, way: DecodingMode, text: DecodableText) -> Decoded:
+def _decode(plan: Plan, way: DecodingMode, text: DecodableText, regret: bool = False) -> Decoded:
     if way.generate:
         return _call(plan, way, text.document)
-    drafting = None if way.draft is None else DecodingSetup(way.draft, parse_rule(text.rule), way.gamma)
-    return decode(plan, text.document, drafting)
+    drafting = None if way.draft is None or way.rule is None else DecodingSetup(way.draft, way.rule, way.gamma)
+    return decode(plan, text.document, drafting, regret)
 
 
 def _call(plan: Plan, way: DecodingMode, document: Document) -> Decoded:
@@ -195,8 +235,14 @@ def _call(plan: Plan, way: DecodingMode, document: Document) -> Decoded:
     return Decoded(ids, nothing, nothing, 0.0, taken, 0.0, 0.0, 0.0, 0.0, None)
 
 
-def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[DecodableText]) -> Decodings:
-    """The decodings [repeats][documents] of one way."""
+def _collected(
+    way: DecodingMode,
+    rows: Sequence[int],
+    table: list[list[Decoded]],
+    texts: Sequence[DecodableText],
+    regret: np.ndarray[Any, Any] | None,
+) -> Decodings:
+    """The decodings [repeats][documents] of one way, which decoded `rows` of the texts."""
 
     def taken(name: str) -> np.ndarray[Any, Any]:
         return np.array([[getattr(decoded, name) for decoded in row] for row in table])
@@ -204,7 +250,9 @@ def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[De
     first = table[0]
     return Decodings(
         draft=way.draft.name if way.draft is not None else None,
+        rule=way.rule.id if way.rule is not None else None,
         gamma=way.gamma,
+        rows=np.array(rows),
         wall_s=taken("decode_s"),
         cpu_s=taken("decode_cpu_s"),
         prefill_s=taken("prefill_s"),
@@ -214,5 +262,6 @@ def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[De
         rounds=np.array([len(decoded.drafted) for decoded in first]),
         drafted=np.array([by_depth(decoded.drafted, way.gamma) for decoded in first]),
         accepted=np.array([by_depth(decoded.accepted, way.gamma) for decoded in first]),
-        same_text=np.array([np.array_equal(decoded.ids, text.ids) for decoded, text in zip(first, texts, strict=True)]),
+        same_text=np.array([np.array_equal(one.ids, texts[row].ids) for one, row in zip(first, rows, strict=True)]),
+        regret=regret,
     )
