@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import yaml
 
+from alphaprof.log.manifest import Shard
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import STOP, TEST
+from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema, depth_names, totals_columns
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
-    TESTS,
     TRAINING,
     DraftVocabulary,
-    HeadTests,
     PartUnits,
-    TestedText,
     TrainingBytes,
     TrainingProgress,
     TrainingRecord,
@@ -28,10 +29,8 @@ from alphaprof.log.training import (
     TrainingSize,
     TrainingTarget,
     fraction_of,
-    tests_content,
-    texts_digest,
 )
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, latency, manifest
 
 TARGET = "f" * 64
 
@@ -44,11 +43,6 @@ def digests(kind: str, number: int) -> tuple[str, ...]:
 def write_training(folder: Path, record: TrainingRecord) -> None:
     """Writes training.json into the folder of a head."""
     LocalPlace(folder).put(TRAINING, record.to_json().encode())
-
-
-def write_tests(path: Path, tests: HeadTests) -> None:
-    """Writes a file of tests."""
-    LocalPlace(path.parent).put(path.name, tests_content(tests).to_pybytes())
 
 
 def training_record(
@@ -75,7 +69,6 @@ def training_record(
         units=PartUnits(train, digests("stop", tests), digests("test", tests)),
         vocabulary=DraftVocabulary(500, "c" * 64, 0.95),
         floor=floor,
-        uncertainty=None,
         progress=(TrainingProgress(40, 51.0, (1.7, 2.3, 2.8), (0.34, 0.25, 0.2), 11_040),),
         best_step=40,
         steps=40,
@@ -83,57 +76,33 @@ def training_record(
         bytes=TrainingBytes(20_000_000, 900_000_000),
         parameters=1_840_000,
         device="cpu",
-        test=TestedText(2 * tests, 2 * tests * 120),
     )
 
 
-def head_tests(
-    miss: float,
-    *,
-    seed: int = 0,
-    units: int = 40,
-    tokens: int = 120,
-    depths: int = 5,
-    domains: Sequence[str] = ("text",),
-    target: str = TARGET,
-    texts: str = "a" * 16,
-) -> HeadTests:
-    """Tests of a head that misses a share of positions, in runs of right ones that are independent of each other. Units have
-    a difficulty of their own, which is the same for every head.
+def drawn_totals(miss: float, name: str, units: int, tokens: int, seed: int) -> dict[str, Any]:
+    """Totals of a head that misses a share of positions, of documents of `tokens` tokens that rounds emit. Units have a
+    difficulty of their own, which is the same for every head; rounds are walked one by one.
     """
-    generator, easy = np.random.default_rng(seed), np.random.default_rng(99).normal(0, 0.3, 2 * units)
-    columns: dict[str, list[object]] = {name: [] for name in ("agree", "starts", "rounds", "accepted")}
-    for unit in range(2 * units):
+    generator = np.random.default_rng(int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:8], 16))
+    easy = np.random.default_rng(99).normal(0, 0.3, units)
+    columns: dict[str, list[float]] = {}
+    for unit in range(units):
         alpha = 1 / (1 + np.exp(-(np.log((1 - miss) / miss) + easy[unit])))
-        right = generator.random((tokens, depths)) < alpha
-        agree = right.sum(0).astype(float)
-        starts = np.full(depths, float(tokens))
-        rounds, accepted = [], np.zeros(depths)
-        for gamma in range(1, depths + 1):
-            at = count = 0
+        right = generator.random((tokens + 1, max(GAMMAS))) < alpha
+        row: dict[str, float] = {"accepted": float(right[:, 0].sum())}
+        for gamma in GAMMAS:
+            drafted, accepted, at, count = np.zeros(gamma), np.zeros(gamma), 0, 0
             while at < tokens:
                 run = int(np.argmin(np.append(right[at, :gamma], False)))
-                if gamma == depths:
-                    accepted[:run] += 1
-                at += min(run + 1, tokens - at)
-                count += 1
-            rounds.append(float(count))
-        for name, value in (("agree", agree), ("starts", starts), ("rounds", rounds), ("accepted", accepted)):
-            columns[name].append(value)
-    names = [domains[unit % len(domains)] for unit in range(units)] * 2
-    return HeadTests(
-        target=target,
-        texts=texts,
-        head="",
-        unit=np.array([*digests("test", units), *digests("stop", units)], dtype=object),
-        part=np.array([TEST] * units + [STOP] * units, dtype=object),
-        domain=np.array(names, dtype=object),
-        text=np.array(["greedy"] * (2 * units), dtype=object),
-        rule=np.array(["strict"] * (2 * units), dtype=object),
-        tokens=np.full(2 * units, tokens),
-        outside=np.full(2 * units, tokens // 20),
-        **{name: np.array(values) for name, values in columns.items()},
-    )
+                drafted += 1
+                accepted[: min(run, tokens - at)] += 1
+                at, count = at + run + 1, count + 1
+            row |= {f"rounds_{gamma}": count, f"drafted_{gamma}": float(drafted.sum()), f"control_{gamma}": 0.0}
+            for kind, depths in (("drafted", drafted), ("accepted", accepted)):
+                row |= zip(depth_names(kind, gamma), depths.tolist(), strict=True)
+        for column, value in row.items():
+            columns.setdefault(column, []).append(value)
+    return columns
 
 
 SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # heads of each fraction
@@ -144,15 +113,59 @@ def law(e: float, a: float, b: float) -> Callable[[float], float]:
     return lambda fraction: e + a * fraction**-b
 
 
-def curve_run(folder: Path, **more: Any) -> Run:
-    """A run with a draft head, whose steps were timed."""
-    domains = {"chat": Domain(documents=6, alpha=0.5), "code": Domain(documents=6)}
-    return write_run(folder, Recipe(domains=domains, drafts={}, heads={"old": {}}, **more))
+GAMMAS = (1, 2, 3, 4)
+
+
+def run_of_heads(
+    folder: Path,
+    misses: Mapping[str, float],
+    *,
+    tests: int = 40,
+    tokens: int = 120,
+    seed: int = 4,
+    domains: Sequence[str] = ("chat", "code"),
+    **more: Any,
+) -> Run:
+    """A run that tested heads, by the names of its drafts: as many documents of the stop part as of the test part, each a
+    unit of its own; totals and documents alone, as a copy without its log has them.
+    """
+    heads = {name: dict[str, Any]() for name in misses}
+    recipe = Recipe(domains={name: Domain() for name in domains}, drafts={}, heads=heads, gammas=GAMMAS, **more)
+    units, size = [*digests("test", tests), *digests("stop", tests)], 2 * tests
+    documents = {
+        "document": range(size),
+        "domain": [domains[number % tests % len(domains)] for number in range(size)],
+        "source": [0] * size,
+        "source_row": range(size),
+        "prompt_hash": [unit * 4 for unit in units],
+        "prompt_tokens": [40] * size,
+        "continuation_tokens": [tokens + 1] * size,
+        "finish": ["length"] * size,
+        "continuation": ["greedy"] * size,
+        "on_policy": [True] * size,
+        "max_new_tokens": [tokens + 1] * size,
+    }
+    rows = pd.DataFrame(documents).to_dict("records")
+    shards = (Shard(0, size, size * (tokens + 1), "d" * 64),)
+    run = Run(folder, dataclasses.replace(manifest(recipe), status="complete", shards=shards, staged=(size,)))
+    run.place.make()
+    with run.beginning():
+        run.write_latency(latency(recipe))
+        schema = arrow_schema(totals_columns(GAMMAS))
+        for name, miss in misses.items():
+            frame = pd.DataFrame(drawn_totals(miss, name, size, tokens, seed))
+            zeros = dict.fromkeys(("impossible", "mismatches", "clear_mismatches", "near_ties"), 0)
+            fixed = {"rule": "strict", "tokens": float(tokens), "positions": tokens + 1, "proposals": tokens + 1}
+            frame = frame.assign(document=range(size), emitted=frame["accepted"], **fixed, **zeros)
+            frame = frame.reindex(columns=schema.names)
+            run.write_totals([pa.Table.from_pandas(frame, schema, preserve_index=False)], (0, 0), name)
+        run.write_documents(pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS)), (0, 0))
+        assert run.begin()
+    return Run.open(folder)
 
 
 def write_curve(
     folder: Path,
-    run: Run,
     truth: Callable[[float], float],
     *,
     sizes: Mapping[str, int] = SIZES,
@@ -160,32 +173,22 @@ def write_curve(
     beside: Mapping[str, float] | None = None,
     units: int = 80,
     tests: int = 40,
-    domains: Sequence[str] = ("chat", "code"),
+    **more: Any,
 ) -> Path:
     """A folder as `train --curve` writes it, of heads that miss as a truth says. Returns the folder."""
     generator = np.random.default_rng(3)
-    known = {"target": run.manifest.target.fingerprint, "texts": texts_digest(run.manifest)}
-    heads = []
+    misses, records = dict[str, float](), dict[str, TrainingRecord]()
     for fraction, orders in sizes.items():
         for order in range(orders):
-            name = f"{fraction.replace('/', '-')}-{order}" if orders > 1 else fraction.replace("/", "-") + "-0"
-            miss = truth(fraction_of(fraction)) + generator.normal(0, spread)
-            write_head(
-                folder / "heads" / name, training_record(fraction, order, units=units, tests=tests, **known), miss, domains
-            )
-            heads.append({"head": f"./heads/{name}"})
-    for name, miss in (beside or {}).items():
-        write_head(folder / "heads" / name, training_record(units=units, tests=tests, **known), miss, domains)
-    others = {name: {"head": f"./heads/{name}"} for name in beside or {}}
-    content = {"run": str(run.path), "heads": heads, "beside": others}
+            name = f"{fraction.replace('/', '-')}-{order}"
+            misses[f"head-{name}"] = truth(fraction_of(fraction)) + generator.normal(0, spread)
+            records[name] = training_record(fraction, order, units=units, tests=tests)
+    run = run_of_heads(folder / "tested", misses | dict(beside or {}), tests=tests, **more)
+    for name, record in records.items():
+        target = dataclasses.replace(record.target, fingerprint=run.manifest.target.fingerprint)
+        (folder / "heads" / name).mkdir(parents=True)
+        write_training(folder / "heads" / name, dataclasses.replace(record, target=target))
+    heads = [{"draft": f"head-{name}", "head": f"./heads/{name}"} for name in records]
+    content = {"run": "./tested", "heads": heads, "beside": {name: {"draft": name} for name in beside or {}}}
     (folder / "curve.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return folder
-
-
-def write_head(folder: Path, record: TrainingRecord, miss: float, domains: Sequence[str] = ("chat", "code")) -> None:
-    """A head without weights, with its records."""
-    folder.mkdir(parents=True)
-    known = {"target": record.target.fingerprint, "texts": record.run.digest}
-    seed = int(hashlib.sha256(folder.name.encode()).hexdigest()[:8], 16)
-    write_training(folder, record)
-    write_tests(folder / TESTS, head_tests(miss, seed=seed, units=len(record.units.test), domains=domains, **known))

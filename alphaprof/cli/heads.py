@@ -54,15 +54,6 @@ def curve(
             metavar="OUT|HEADS.yaml", readable=False, help="What train --curve wrote, or a list of heads (docs/curve.md)."
         ),
     ],
-    source: Annotated[
-        str | None, Option("--from", metavar="RUN", help="The run whose texts test them; default: the list's.")
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        Option(
-            metavar="PROFILE", readable=False, help="Test heads without a record: the profile of that run, with its target."
-        ),
-    ] = None,
     output: Annotated[
         Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
     ] = "terminal",
@@ -75,16 +66,5 @@ def curve(
     """What heads trained on more and more texts reach, and what more data would bring: a forecast with its backtest."""
     from alphaprof.commands.curve.build import build_curve
     from alphaprof.config.heads import load_heads
-    from alphaprof.log.store import Run
 
-    options, file = load_heads(heads)
-    run = Run.open(source) if source else None
-    if profile is None:
-        show(build_curve(options, file, run, overrides or []), output, out)
-        return
-    given = loaded_profile(profile, None)
-    with working(None) as progress:
-        from alphaprof.commands.curve.measure import tester_of
-
-        answer = build_curve(options, file, run, overrides or [], tester_of(given, progress, options.split))
-    show(answer, output, out)
+    show(build_curve(*load_heads(heads), overrides or []), output, out)

@@ -47,7 +47,7 @@ EXAMPLES = {
     ),
     "compare": ("alphaprof compare runs/my:small runs/my:ngram", "alphaprof compare runs/new:small runs/old:small"),
     "trees": ("alphaprof trees runs/my:small --nodes 8 --nodes 16",),
-    "curve": ("alphaprof curve heads/curve", "alphaprof curve heads.yaml --from runs/my --profile my.yaml"),
+    "curve": ("alphaprof curve heads/curve", "alphaprof curve heads.yaml --set decision.min_speedup=1.5"),
     "export": (
         "alphaprof export runs/my:small --to vllm-config",
         "alphaprof export runs/my:small --to nvidia --domain code",

@@ -10,16 +10,24 @@ from pydantic import Field, ValidationError
 from alphaprof.config.load import read_tree
 from alphaprof.config.options import Name, Options, Whole
 from alphaprof.errors import ProfileInvalid, cut
-from alphaprof.log.split import RANDOM, SplitBy
 from alphaprof.log.training import CURVE
 
 LIST = "list of heads"
 
 
-class HeadEntry(Options):
+class HeadBeside(Options):
+    """A head that was tested by a run, as one of its drafts."""
+
+    draft: Name = Field(min_length=1, description="what the run that tested it calls it")
+    run: Name | None = Field(None, min_length=1, description="that run, where it is not the run of the list")
+    head: Name | None = Field(
+        None, min_length=1, description="folder of its training.json; relative paths start at this file"
+    )
+
+
+class HeadEntry(HeadBeside):
     """A head of the curve. What its training.json says need not be said again."""
 
-    head: Name = Field(min_length=1, description="folder of the head; relative paths start at this file")
     units: Whole | None = Field(
         None, ge=1, description="independent units that it was trained on, where it has no training.json"
     )
@@ -33,12 +41,6 @@ class HeadEntry(Options):
     )
 
 
-class HeadBeside(Options):
-    """A head that is shown beside the curve."""
-
-    head: Name = Field(min_length=1, description="folder of the head; relative paths start at this file")
-
-
 class HeadsBeside(Options):
     """Heads that are no point of the curve."""
 
@@ -47,29 +49,22 @@ class HeadsBeside(Options):
 
 
 class HeadsOptions(Options):
-    """The heads of a learning curve, and the run whose texts they are tested on."""
+    """The heads of a learning curve, and the run that tested them."""
 
-    run: Name | None = Field(None, min_length=1, description="the run that holds the texts and step times; or --from")
+    run: Name = Field(min_length=1, description="the run that has the heads as drafts, on documents held out from training")
     heads: list[HeadEntry] = Field(min_length=1, description="heads of all sizes and orders")
     beside: HeadsBeside = HeadsBeside()
-    split: SplitBy = Field(
-        RANDOM, description="how the texts were parted (export --split), where no head has a training.json"
-    )
 
     def resolved(self, folder: Path) -> HeadsOptions:
         """The same with absolute paths; relative ones start at `folder`. A run in an object store stays as it is."""
 
-        def place(path: str) -> str:
-            return path if "://" in path else str(folder / os.path.expanduser(path))
+        def place(path: str | None) -> str | None:
+            return path if path is None or "://" in path else str(folder / os.path.expanduser(path))
 
-        heads = [entry.model_copy(update={"head": place(entry.head)}) for entry in self.heads]
-        beside = {
-            name: HeadBeside(head=place(each.head))
-            for name in HeadsBeside.model_fields
-            if (each := getattr(self.beside, name))
-        }
-        run = place(self.run) if self.run else None
-        return self.model_copy(update={"heads": heads, "beside": HeadsBeside(**beside), "run": run})
+        tree = self.model_dump()
+        for entry in (tree, *tree["heads"], *filter(None, tree["beside"].values())):
+            entry |= {name: place(entry[name]) for name in ("run", "head") if name in entry}
+        return HeadsOptions.model_validate(tree)
 
 
 def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
@@ -81,6 +76,6 @@ def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or LIST
-        hint = "docs/curve.md shows a list; it needs heads: [{head: FOLDER}, ...]"
+        hint = "docs/curve.md shows a list; it needs run: RUN and heads: [{draft: NAME, head: FOLDER}, ...]"
         raise ProfileInvalid(f"{cut(str(file))}: {cut(where, 60)}: {cut(first['msg'], 100)}", hint) from None
     return options.resolved(file.parent.absolute()), file

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from alphaprof.errors import DataEmpty, OptionInvalid, PartsOverlap
 from alphaprof.log.store import Run
@@ -64,7 +65,7 @@ def texts_of(run: Run) -> list[RunText]:
     left the texts out, `DataEmpty` where it has none.
     """
     names = ["document", "domain", "cluster", "time", "continuation", "on_policy", "temperature", "top_k", "top_p", "min_p"]
-    names += ["prompt_ids", "continuation_ids"]
+    names += ["prompt_hash", "prompt_ids", "continuation_ids"]
     run.require_positions()
     texts = [_text(row) for shard in run.shards for row in run.continuations(shard.index, names).to_pylist()]
     if not texts:
@@ -78,7 +79,7 @@ def _text(row: Mapping[str, Any]) -> RunText:
     drawn = None
     if row["temperature"] is not None:
         drawn = (row["temperature"], row["top_k"], row["top_p"], row["min_p"])
-    unit = unit_of(row["cluster"], prompt)
+    unit = unit_of(row["cluster"], row["prompt_hash"])
     return RunText(
         row["document"], row["domain"], unit, row["continuation"], row["on_policy"], drawn, prompt, ids, row["time"]
     )
@@ -89,10 +90,16 @@ def learnable(texts: Sequence[RunText], depths: int = 3) -> list[RunText]:
     return [text for text in texts if text.on_policy and len(text.ids) > depths and len(text.tokens) > depths + 2]
 
 
-def unit_of(cluster: str | None, prompt: Ids) -> str:
+def unit_of(cluster: str | None, prompt_hash: str) -> str:
     """The digest of the unit that a document belongs to: of its cluster, or of its prompt's token ids."""
-    content = np.asarray(prompt, dtype="<i4").tobytes() if cluster is None else f"cluster {cluster}".encode()
-    return hashlib.sha256(content).hexdigest()[:DIGITS]
+    return (prompt_hash if cluster is None else hashlib.sha256(f"cluster {cluster}".encode()).hexdigest())[:DIGITS]
+
+
+def of_units(documents: pa.Table, units: Collection[str]) -> pa.Table:
+    """The rows of a documents table that belong to some independent units."""
+    named = map(unit_of, documents["cluster"].to_pylist(), documents["prompt_hash"].to_pylist())
+    wanted = set(units)
+    return documents.filter(pa.array([unit in wanted for unit in named], pa.bool_()))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
-    write_curve(folder / "heads" / "curve", Run.open(folder / "runs/my"), law(0.2, 0.3, 0.3))
+    write_curve(folder / "heads" / "curve", law(0.2, 0.3, 0.3))
     (folder / "heads.yaml").write_text((folder / "heads/curve/curve.yaml").read_text().replace("./", "heads/curve/"))
     (folder / "my-independent.yaml").write_text(yaml.safe_dump(tree | INDEPENDENT))
     return folder

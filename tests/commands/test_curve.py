@@ -6,46 +6,48 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from alphaprof.commands.curve.answer import CurveReport, answer_lines
 from alphaprof.commands.curve.build import build_curve
-from alphaprof.commands.curve.collect import Tester
+from alphaprof.commands.curve.collect import collected
+from alphaprof.commands.curve.outlook import uncertainty
 from alphaprof.config.heads import load_heads
 from alphaprof.costs.cost_model import open_costs
-from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import free_draft, spent_and_base
-from alphaprof.errors import AlphaprofError, HeadRecordUnreadable, NotComparable, ProfileInvalid
-from alphaprof.log.split import STOP, TEST
+from alphaprof.errors import AlphaprofError, HeadRecordUnreadable, NotComparable, OptionInvalid, ProfileInvalid
 from alphaprof.log.store import Run
-from alphaprof.log.training import TESTS, TRAINING, TrainingRecord, head_digest, read_tests, read_training, texts_digest
+from alphaprof.log.training import TRAINING, read_training
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from alphaprof.stats.paired import inverse_difference
+from alphaprof.totals.count import TotalsRequest
+from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import RoundCounts
 from tests.conftest import ROOT, Runner
-from tests.heads import SIZES, curve_run, head_tests, law, write_curve, write_tests, write_training
+from tests.heads import SIZES, law, run_of_heads, write_curve, write_training
 from tests.reporting import HOSTILE
+from tests.synthetic import Domain, Recipe, write_run
 
 TRUTH = law(0.1, 0.4, 0.25)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return curve_run(tmp_path_factory.mktemp("curve") / "run", decision={"min_speedup": 1.3, "gamma": 3})
+ASKED = {"min_speedup": 1.3, "gamma": 3}
 
 
 @pytest.fixture(scope="module")
-def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A curve; tests that change it work on a copy."""
-    return write_curve(tmp_path_factory.mktemp("heads") / "c", run, TRUTH, beside={"published": 0.6, "tuned": 0.4})
+    place = tmp_path_factory.mktemp("heads") / "c"
+    return write_curve(place, TRUTH, beside={"published": 0.6, "tuned": 0.4}, decision=ASKED)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,15 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
-def built(place: Path, *changes: str, test: Tester | None = None, source: Run | None = None) -> CurveReport:
-    return build_curve(*load_heads(place), source, list(changes), test)
+def built(place: Path, *changes: str) -> CurveReport:
+    return build_curve(*load_heads(place), list(changes))
+
+
+def totals(place: Path, draft: str) -> pd.DataFrame:
+    """The totals of the test documents of a head, and their domains and units."""
+    run = Run.open(place / "tested")
+    table = read_totals(run, draft, TotalsRequest(["strict"], run.gammas)).to_pandas()
+    return table.merge(run.documents().to_pandas()[["document", "domain"]], on="document")[:40]
 
 
 def listed(place: Path, **changes: Any) -> None:
@@ -72,23 +81,23 @@ def test_points_are_those_of_the_records(folder: Path, found: CurveReport) -> No
     """A second way to every number of a size: sums over the files of its heads."""
     assert [point.label for point in found.points] == ["1/8", "1/4", "1/2", "1"]
     assert [(point.units, point.heads) for point in found.points] == [(10, 3), (20, 3), (40, 3), (80, 1)]
-    for point, fraction in zip(found.points, SIZES, strict=True):
-        files = sorted((folder / "heads").glob(f"{fraction.replace('/', '-')}-?"))
-        tests = [read_tests(file / TESTS) for file in files]
-        tests = [each.rows(each.part == TEST) for each in tests]
-        assert len(tests) == point.heads
-        tokens = sum(each.tokens.sum() for each in tests) / sum(each.rounds[:, 2].sum() for each in tests)
+    for point, (fraction, orders) in zip(found.points, SIZES.items(), strict=True):
+        heads = [totals(folder, f"head-{fraction.replace('/', '-')}-{order}") for order in range(orders)]
+        tokens = sum(each["tokens"].sum() for each in heads) / sum(each["rounds_3"].sum() for each in heads)
         assert point.tokens_per_round is not None
         assert point.tokens_per_round.value == pytest.approx(tokens)
         assert point.tokens_per_round.low < tokens < point.tokens_per_round.high
-        first = sum(each.agree[:, 0].sum() for each in tests) / sum(each.starts[:, 0].sum() for each in tests)
-        assert point.agreement[0] == pytest.approx(first)
-        each_alone = [each.tokens.sum() / each.rounds[:, 2].sum() for each in tests]
-        assert point.spread == (pytest.approx(np.std(each_alone, ddof=1)) if len(tests) > 1 else None)
+        right = sum(each["accepted"].sum() for each in heads) / sum(each["proposals"].sum() for each in heads)
+        assert point.alpha == pytest.approx(right)
+        rounds = sum(each["rounds_4"].sum() for each in heads)
+        reached = [sum(each[f"accepted_4_{depth}"].sum() for each in heads) / rounds for depth in (1, 2, 3, 4)]
+        assert point.accepted == pytest.approx(tuple(reached))
+        each_alone = [each["tokens"].sum() / each["rounds_3"].sum() for each in heads]
+        assert point.spread == (pytest.approx(np.std(each_alone, ddof=1)) if orders > 1 else None)
         by_domain = {domain.domain: domain for domain in point.domains}
         for domain in ("chat", "code"):
-            rows = tests[0].domain == domain
-            value = sum(each.tokens[rows].sum() for each in tests) / sum(each.rounds[rows, 2].sum() for each in tests)
+            rows = [each[each["domain"] == domain] for each in heads]
+            value = sum(each["tokens"].sum() for each in rows) / sum(each["rounds_3"].sum() for each in rows)
             assert by_domain[domain].tokens_per_round is not None
             assert by_domain[domain].tokens_per_round.value == pytest.approx(value)
 
@@ -116,23 +125,13 @@ def test_the_answer_says_how_texts_were_split(copy: Path, settings: dict[str, An
     assert note.isprintable()
 
 
-def test_a_list_that_says_another_split_than_its_heads_had_is_refused(copy: Path) -> None:
-    """Heads from elsewhere would be tested on units that they have learnt."""
-    listed(copy, split="time")
-    with pytest.raises(ProfileInvalid, match="says split: time, and a head in it was trained on a split at random"):
-        built(copy)
-
-
 def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None:
     """The interval of a difference is that of paired units, and much narrower than that of two samples."""
     sides = []
-    for fraction in ("1-2", "1"):
-        tests = [read_tests(file / TESTS) for file in sorted((folder / "heads").glob(f"{fraction}-?"))]
-        tests = [each.rows(each.part == TEST) for each in tests]
-        unit = np.unique(tests[0].unit.astype(str), return_inverse=True)[1]
-        rounds = np.mean([each.rounds[:, 2] for each in tests], axis=0)
-        nothing = np.zeros((len(unit), 3))
-        counts = RoundCounts(tests[0].tokens.astype(float), rounds, nothing, nothing, np.zeros(len(unit)), unit)
+    for names in (["1-2-0", "1-2-1", "1-2-2"], ["1-0"]):
+        heads = [totals(folder, f"head-{name}") for name in names]
+        rounds, nothing = np.mean([each["rounds_3"] for each in heads], axis=0), np.zeros((40, 3))
+        counts = RoundCounts(heads[0]["tokens"].to_numpy(), rounds, nothing, nothing, np.zeros(40), np.arange(40))
         sides.append(spent_and_base(counts, free_draft(3)))
     expected = inverse_difference(sides[0], sides[1], 0.95, 3)
     difference = found.points[-1].difference
@@ -145,17 +144,17 @@ def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None
     assert difference.high - difference.low < last.high - last.low
 
 
-def test_speedups_are_tokens_over_the_cost_of_a_round(run: Run, found: CurveReport) -> None:
-    """The step times of the draft head that the run has."""
+def test_speedups_are_tokens_over_the_cost_of_a_round(folder: Path, found: CurveReport) -> None:
+    """The step times of the largest head, as the run that tested it has them."""
+    run = Run.open(folder / "tested")
     book = open_costs(run, run.manifest.config["costs"], 256.0)
     assert book is not None
-    times = book.times(1)["old"]
+    times = book.times(1)["head-1-0"]
     cost = (3 * times.draft.ms + times.target[4].ms + times.bookkeeping.ms) / times.decode.ms
     for point in found.points:
         assert point.tokens_per_round is not None
         assert point.speedup is not None
         assert point.speedup.value == pytest.approx(point.tokens_per_round.value / cost, rel=0.02)
-    assert found.times.endswith("with the steps of the draft head old")
 
 
 def test_heads_beside_the_curve_are_compared_with_its_largest_size(found: CurveReport) -> None:
@@ -218,16 +217,9 @@ def test_verdicts_in_words(folder: Path, least: float, words: str, reached: tupl
     assert bool(report.instead) >= (reached[0] == "every")
 
 
-def test_unsure_step_times_widen_speedups_and_nothing_else(
-    run: Run, folder: Path, found: CurveReport, tmp_path: Path
-) -> None:
+def test_unsure_step_times_widen_speedups_and_nothing_else(found: CurveReport, tmp_path: Path) -> None:
     """Step times ten times as unsure: tokens per round stay, and speedups lie farther apart."""
-    unsure = curve_run(tmp_path / "run", decision=dict(run.manifest.config["decision"]), timing_error=0.1)
-    known = {"target": unsure.manifest.target.fingerprint, "texts": texts_digest(unsure.manifest)}
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    for path in copy.rglob(TESTS):
-        write_tests(path, dataclasses.replace(read_tests(path), **known))
-    report = built(copy, source=unsure)
+    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, timing_error=0.1))
     for one, other in zip(report.forecast, found.forecast, strict=True):
         assert one.tokens_per_round == other.tokens_per_round
         assert one.speedup is not None
@@ -250,8 +242,8 @@ def test_between_the_scenarios_the_answer_names_the_amount(folder: Path, found: 
     assert 80 < int(units[1]) <= 320
 
 
-def test_one_size_has_no_forecast(run: Run, tmp_path: Path) -> None:
-    report = built(write_curve(tmp_path / "c", run, TRUTH, sizes={"1": 1}))
+def test_one_size_has_no_forecast(tmp_path: Path) -> None:
+    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, sizes={"1": 1}))
     assert report.outcome == "NO FORECAST: there is one size only, and a forecast that can be tested takes 3"
     assert report.forecast == ()
     assert report.backtest is None
@@ -266,19 +258,19 @@ def test_one_size_has_no_forecast(run: Run, tmp_path: Path) -> None:
         ({"1/4": 1, "1/2": 1, "1": 1}, "no size has two heads"),
     ],
 )
-def test_too_little_for_a_forecast(run: Run, tmp_path: Path, sizes: dict[str, int], words: str) -> None:
-    report = built(write_curve(tmp_path / "c", run, TRUTH, sizes=sizes))
+def test_too_little_for_a_forecast(tmp_path: Path, sizes: dict[str, int], words: str) -> None:
+    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, sizes=sizes))
     assert words in report.reason
     assert report.forecast == ()
 
 
-def test_too_few_test_units_have_no_forecast(run: Run, tmp_path: Path) -> None:
-    report = built(write_curve(tmp_path / "c", run, TRUTH, tests=4))
+def test_too_few_test_units_have_no_forecast(tmp_path: Path) -> None:
+    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, tests=4))
     assert report.reason == "there are too few independent test units to know the noise"
 
 
-def test_seeds_that_differ_by_more_than_the_last_step_have_no_forecast(run: Run, tmp_path: Path) -> None:
-    report = built(write_curve(tmp_path / "c", run, law(0.595, 0.005, 0.3), spread=0.03))
+def test_seeds_that_differ_by_more_than_the_last_step_have_no_forecast(tmp_path: Path) -> None:
+    report = built(write_curve(tmp_path / "c", law(0.595, 0.005, 0.3), decision=ASKED, spread=0.03))
     assert report.backtest is not None
     assert report.backtest.inside
     assert report.reason == "heads of one size differ by more than the last step in size brought"
@@ -287,9 +279,11 @@ def test_seeds_that_differ_by_more_than_the_last_step_have_no_forecast(run: Run,
     assert "more data was not seen to help" in answer_lines(report)[4]
 
 
-def test_a_step_has_no_forecast(run: Run, tmp_path: Path) -> None:
+def test_a_step_has_no_forecast(tmp_path: Path) -> None:
     """The largest size learns nothing more, which all smaller ones contradict."""
-    report = built(write_curve(tmp_path / "c", run, lambda share: 0.8 - 0.15 * np.log2(min(share, 0.5) * 8), spread=0.001))
+    report = built(
+        write_curve(tmp_path / "c", lambda share: 0.8 - 0.15 * np.log2(min(share, 0.5) * 8), decision=ASKED, spread=0.001)
+    )
     assert report.backtest is not None
     assert not report.backtest.inside
     assert report.reason == "the largest size fell outside what the smaller ones predict"
@@ -297,11 +291,11 @@ def test_a_step_has_no_forecast(run: Run, tmp_path: Path) -> None:
     assert answer_lines(report)[2].startswith("no forecast: ")
 
 
-def test_a_curve_that_speeds_up_has_no_forecast(run: Run, tmp_path: Path) -> None:
+def test_a_curve_that_speeds_up_has_no_forecast(tmp_path: Path) -> None:
     """Its largest size lies inside the band of a backtest that is wide; all sizes together contradict the model. That more
     data do not help was not seen.
     """
-    report = built(write_curve(tmp_path / "c", run, lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2)))
+    report = built(write_curve(tmp_path / "c", lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2), decision=ASKED))
     assert report.backtest is not None
     assert report.backtest.inside
     assert report.reason == "no curve 1 - alpha = e + A N^-b fits the measured sizes"
@@ -314,39 +308,23 @@ def test_sizes_that_are_not_nested_have_no_forecast(copy: Path) -> None:
     units = dataclasses.replace(record.units, train=("0" * 16, *record.units.train[1:]))
     write_training(copy / "heads" / "1-4-1", dataclasses.replace(record, units=units))
     report = built(copy)
-    assert re.fullmatch(r"sizes are not nested: 1-(4-1|8-1) has seen units that 1-[24]-1 has not", report.reason)
+    assert re.fullmatch(r"sizes are not nested: head-1-(4-1|8-1) has seen units that head-1-[24]-1 has not", report.reason)
     assert report.forecast == ()
 
 
-def test_gamma_is_chosen_on_the_stop_part(folder: Path, tmp_path: Path) -> None:
-    """Where the decision leaves it open; without stop texts the answer says that it was chosen on what it is reported on."""
+def test_gamma_is_chosen_on_the_stop_part(folder: Path, copy: Path) -> None:
+    """If the decision leaves it open; without stop texts the answer says that it was chosen on what it is reported on."""
     assert built(folder).gamma_from == "decision"
-    options, file = load_heads(folder)
-    run = Run.open(str(options.run))
-    config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"gamma": "auto"}}
-    open_run = run.view(dataclasses.replace(run.manifest, config=config))
-    chosen = build_curve(options, file, open_run, [], None)
+    chosen = built(folder, "decision.gamma=auto")
     assert chosen.gamma_from == "stop"
     assert not any("chosen on the test texts" in note for note in chosen.notes)
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    for path in copy.rglob(TESTS):
-        tests = read_tests(path)
-        write_tests(path, tests.rows(tests.part == TEST))
-    single = open_run.view(dataclasses.replace(open_run.manifest, config=config | {"gammas": [3]}))
-    assert build_curve(*load_heads(copy), single, [], None).gamma_from == "decision"  # nothing to choose
-    report = build_curve(*load_heads(copy), open_run, [], None)
+    for path in (copy / "heads").iterdir():
+        record = read_training(path)
+        write_training(path, dataclasses.replace(record, units=dataclasses.replace(record.units, stop=())))
+    report = built(copy, "decision.gamma=auto")
     assert report.gamma_from == "test"
     assert any("chosen on the test texts themselves" in note for note in report.notes)
-
-
-def test_stop_texts_count_for_nothing_else(copy: Path, found: CurveReport) -> None:
-    for path in copy.rglob(TESTS):
-        tests = read_tests(path)
-        stop = tests.part == STOP
-        rounds = np.where(stop[:, None], tests.tokens[:, None], tests.rounds)
-        write_tests(path, dataclasses.replace(tests, rounds=rounds.astype(float)))
-    report = built(copy)
-    assert (report.points, report.forecast) == (found.points, found.forecast)
+    assert (built(copy).points, built(copy).forecast) == (built(folder).points, built(folder).forecast)
 
 
 def test_weights_are_those_of_the_decision(folder: Path) -> None:
@@ -361,14 +339,23 @@ def test_weights_are_those_of_the_decision(folder: Path) -> None:
     assert any("has no test text" in note for note in missing.notes)
 
 
-def test_the_floor_is_that_of_the_weighted_traffic(copy: Path) -> None:
-    """A domain without weight keeps its tokens outside the vocabulary to itself."""
-    for path in copy.rglob(TESTS):
-        tests = read_tests(path)
-        write_tests(path, dataclasses.replace(tests, outside=np.where(tests.domain == "code", 12, 0)))
-    assert built(copy).floor == pytest.approx(0.05)
-    assert built(copy, "decision.weights={chat: 1.0, code: 0.0}").floor == 0
-    assert built(copy, "decision.weights={chat: 0.5, code: 0.5}").floor == pytest.approx(0.05)
+def test_a_floor_is_known_of_all_test_texts_together(folder: Path) -> None:
+    assert built(folder).floor == 0.05
+    assert built(folder, "decision.weights={chat: 1.0, code: 0.0}").floor == 0
+
+
+def test_what_the_target_draws_cannot_be_foreseen(tmp_path: Path) -> None:
+    """Sampled texts under a rule that keeps one token: no head reaches more than the target's top probability."""
+    domains = {"chat": Domain(documents=24, temperature=1.0, continuation="sampled", alpha=0.9)}
+    run = write_run(tmp_path / "run", Recipe(domains=domains, rules=("one_hot",), drafts={"a": 0.0}))
+    (tmp_path / "list.yaml").write_text("run: run\nheads: [{draft: a, units: 3}]")
+    heads = collected(*load_heads(tmp_path / "list.yaml"), run)
+    top = run.positions("a", 0, ["document", "target_top_prob"]).to_pandas()
+    every = [run.positions("a", shard.index, ["target_top_prob"]).to_pandas() for shard in run.shards]
+    expected = 1 - pd.concat(every)["target_top_prob"].mean()
+    assert len(top) > 0
+    assert uncertainty(heads, [(np.arange(24), 1.0)]) == pytest.approx(expected)
+    assert uncertainty(heads, [(np.arange(12), 1.0)]) == 0
 
 
 def test_without_step_times_there_is_a_forecast_of_tokens(folder: Path) -> None:
@@ -377,28 +364,6 @@ def test_without_step_times_there_is_a_forecast_of_tokens(folder: Path) -> None:
     assert all(row.speedup is None and row.reached is None for row in report.forecast)
     assert report.outcome.startswith("FORECAST: ")
     assert any(note.startswith("no speedup: ") for note in report.notes)
-
-
-def test_a_roofline_takes_the_shape_of_the_head(run: Run, copy: Path, tmp_path: Path) -> None:
-    """Where the run has no draft head: from the config.json of the largest head."""
-    shape = dataclasses.asdict(ModelShape(1e9, 16, 2048, 32, 8, 64, 128_000))
-    target = dataclasses.replace(run.manifest.target, shape=shape)
-    alone = run.view(dataclasses.replace(run.manifest, target=target, drafts={}))
-    changes = ["costs.source=roofline", "costs.accelerator=h100-sxm"]
-    assert built(copy, *changes, source=alone).points[0].speedup is None
-    layer = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192}
-    config = {"transformer_layer_config": layer, "draft_vocab_size": 8000}
-    (copy / "heads" / "1-0" / "config.json").write_text(json.dumps(config))
-    report = built(copy, *changes, source=alone)
-    assert report.times.endswith("by the shape of the head")
-    point = report.points[-1]
-    assert point.speedup is not None
-    assert point.tokens_per_round is not None
-    assert 0.7 * point.tokens_per_round.value < point.speedup.value < point.tokens_per_round.value
-    for odd in (0, -32, float("inf")):
-        config = {"transformer_layer_config": layer | {"num_attention_heads": odd}, "draft_vocab_size": 8000}
-        (copy / "heads" / "1-0" / "config.json").write_text(json.dumps(config))
-        assert built(copy, *changes, source=alone).points[0].speedup is None
 
 
 def test_costs_grow_with_the_data(folder: Path, found: CurveReport) -> None:
@@ -422,9 +387,10 @@ def test_costs_name_the_size_of_states_wherever_they_were_kept(copy: Path) -> No
 
 
 def test_heads_that_began_with_an_unknown_one_are_named(copy: Path) -> None:
+    listed(copy, beside={})
     assert not any("nothing says what" in note for note in built(copy).notes)
     record = read_training(copy / "heads" / "1-4-1")
-    for learnt, words in ((None, "nothing says what 1-4-1"), ([record.units.test[0]], "")):
+    for learnt, words in ((None, "nothing says what head-1-4-1"), ([record.units.test[0]], "")):
         settings = record.settings | {"init": "published", "learnt": learnt}
         write_training(copy / "heads" / "1-4-1", dataclasses.replace(record, settings=settings))
         if learnt is None:
@@ -434,16 +400,9 @@ def test_heads_that_began_with_an_unknown_one_are_named(copy: Path) -> None:
                 built(copy)
 
 
-def test_a_rule_that_heads_were_not_tested_by_is_named(folder: Path) -> None:
-    assert not any("tested by the rule" in note for note in built(folder, "decision.rule=strict").notes)
-    assert any("tested by the rule strict" in note for note in built(folder, "decision.rule=lossless").notes)
-
-
 def test_the_answer_in_the_page_is_real(tmp_path: Path) -> None:
-    run = curve_run(tmp_path / "run", decision={"min_speedup": 1.45})
-    place = write_curve(
-        tmp_path / "c", run, law(0.1, 0.35, 0.3), beside={"published": 0.6, "tuned": 0.4}, units=800, tests=60
-    )
+    beside, decision = {"published": 0.6, "tuned": 0.4}, {"min_speedup": 1.45}
+    place = write_curve(tmp_path / "c", law(0.1, 0.35, 0.3), beside=beside, units=800, tests=60, decision=decision)
     (block,) = re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "curve.md").read_text(), re.DOTALL)
     assert block.splitlines() == answer_lines(built(place))
 
@@ -464,9 +423,9 @@ def test_every_format_says_the_same(folder: Path, found: CurveReport, output: st
 
 
 @pytest.mark.parametrize("output", ["terminal", "md", "html"])
-def test_hostile_names_are_text(run: Run, tmp_path: Path, output: str) -> None:
+def test_hostile_names_are_text(tmp_path: Path, output: str) -> None:
     hostile = [name for name in HOSTILE.values() if name]
-    place = write_curve(tmp_path / "c", run, TRUTH, domains=hostile, sizes={"1": 1})
+    place = write_curve(tmp_path / "c", TRUTH, decision=ASKED, domains=hostile, sizes={"1": 1})
     text = answer_text(built(place), output)
     assert output == "terminal" or "<script>alert" not in text
     assert "\x1b[31m" not in text
@@ -485,9 +444,8 @@ def edited_record(place: Path, change: Callable[[dict[str, Any]], object]) -> No
     [
         (lambda data: data.update(floor=float("nan")), HeadRecordUnreadable, "is damaged"),
         (lambda data: data.update(schema="foreign"), HeadRecordUnreadable, "is not a record"),
-        (lambda data: data.update(status="running"), HeadRecordUnreadable, "is not trained to its end"),
+        (lambda data: data.update(status="running"), HeadRecordUnreadable, "did not finish"),
         (lambda data: data["target"].update(fingerprint="e" * 64), NotComparable, "trained for another target"),
-        (lambda data: data["size"].update(fraction="0"), HeadRecordUnreadable, "is damaged"),
     ],
 )
 def test_records_that_cannot_be_used(copy: Path, change: Any, failure: type[AlphaprofError], words: str) -> None:
@@ -504,101 +462,63 @@ def test_a_head_that_has_seen_the_test_units_is_refused(copy: Path) -> None:
         built(copy)
 
 
-@pytest.mark.parametrize(
-    ("change", "failure", "words"),
-    [
-        ({"units": 20}, NotComparable, "were tested on other documents"),
-        ({"target": "e" * 64}, NotComparable, "is of another target"),
-        ({"texts": "0" * 16}, NotComparable, "is of texts that"),
-        ({"depths": 2}, NotComparable, "1-2-0 was tested for 2 drafts a round"),
-    ],
-)
-def test_tests_that_cannot_be_used(
-    run: Run, copy: Path, change: dict[str, Any], failure: type[AlphaprofError], words: str
-) -> None:
-    file = copy / "heads" / "1-2-0" / TESTS
-    known = read_tests(file)
-    made = {"target": known.target, "texts": known.texts, "domains": ("chat", "code")} | change
-    write_tests(file, head_tests(0.5, **made))
-    with pytest.raises(failure, match=words):
-        built(copy)
-
-
-def test_damaged_tests_are_two_lines(copy: Path, console_script: Runner) -> None:
-    (copy / "heads" / "1-2-0" / TESTS).write_bytes(b"PAR1 broken")
-    code, _, errors = console_script("curve", copy)
-    assert code == 6
-    assert re.fullmatch(r"error: \S+ cannot be read: [^\n]+\nhint: train the head again[^\n]+\n", errors)
-
-
-def foreign(place: Path, name: str, miss: float) -> Path:
-    """A head trained elsewhere: files, and no record."""
-    head = place / name
-    head.mkdir()
-    (head / "config.json").write_text("{}")
-    (head / "model.safetensors").write_bytes(str(miss).encode())
-    return head
-
-
-def test_heads_from_elsewhere_are_tested_once_and_nothing_is_written_to_them(run: Run, copy: Path) -> None:
-    """Their tests lie beside the list, and are made again where the files of a head have changed."""
-    head = foreign(copy, "mine", 0.3)
+def test_heads_that_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
+    """A head of another run, whose documents are others; and one of a run that holds none of the test texts."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    other = run_of_heads(tmp_path / "other", {"mine": 0.3}, tests=20)
     entries = yaml.safe_load((copy / "curve.yaml").read_text())["heads"]
-    listed(copy, heads=[*entries, {"head": "./mine", "units": 160, "tokens": 1000}])
-    calls = []
-
-    def test(_run: Run, files: Mapping[Path, Path], record: TrainingRecord | None) -> None:
-        assert record is not None
-        calls.append(sorted(files))
-        for folder, file in files.items():
-            known = read_tests(copy / "heads" / "1-0" / TESTS)
-            made = head_tests(0.3, target=known.target, texts=known.texts, domains=("chat", "code"))
-            write_tests(file, dataclasses.replace(made, head=head_digest(folder)))
-
-    with pytest.raises(HeadRecordUnreadable, match=r"mine holds no test\.parquet") as refused:
+    listed(copy, heads=[*entries, {"draft": "mine", "run": str(other.path), "units": 160}])
+    with pytest.raises(NotComparable, match="tested on other documents"):
         built(copy)
-    assert "--profile PROFILE" in refused.value.hint
-    report = built(copy, test=test)
+    elsewhere = write_run(tmp_path / "elsewhere", Recipe(drafts={"mine": 0.0}))
+    listed(copy, heads=[*entries, {"draft": "mine", "run": str(elsewhere.path), "units": 160}])
+    with pytest.raises(NotComparable, match="holds none of the test texts"):
+        built(copy)
+
+
+def test_a_gamma_that_no_head_was_tested_with_is_named(folder: Path) -> None:
+    with pytest.raises(ProfileInvalid, match="gamma"):
+        built(folder, "decision.gamma=7")
+
+
+def test_a_head_of_another_run_is_compared_on_the_same_documents(folder: Path, tmp_path: Path) -> None:
+    """Tested elsewhere on the same texts, with nothing known of its training but how much."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    other = run_of_heads(tmp_path / "other", {"mine": 0.3})
+    entries = yaml.safe_load((copy / "curve.yaml").read_text())["heads"]
+    listed(copy, heads=[*entries, {"draft": "mine", "run": str(other.path), "units": 160, "tokens": 1000}])
+    report = built(copy)
     assert report.points[-1].label == "160 units"
-    assert built(copy).points == report.points
-    assert len(calls) == 1
-    (head / "model.safetensors").write_bytes(b"another")
-    built(copy, test=test)
-    assert calls == [[head], [head]]
-    assert sorted(path.name for path in head.iterdir()) == ["config.json", "model.safetensors"]
-    assert any("nothing says what mine was trained on" in note for note in report.notes)
+    assert report.points[-1].alpha == pytest.approx(0.7, abs=0.05)
+    assert any("nothing says what mine" in note for note in report.notes)
     assert "does not say that larger heads have seen what mine has (order:)" in report.reason
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("heads: []", "heads: List should have at least 1 item"),
+        ("run: tested\nheads: []", "heads: List should have at least 1 item"),
         ("run: a", "heads: Field required"),
-        ("heads: [{head: a, unitss: 3}]", r"heads\.0\.unitss: Extra inputs"),
-        ("heads: [{head: a, units: -3}]", r"heads\.0\.units"),
-        ("heads: [{head: a, units: yes}]", r"heads\.0\.units"),
+        ("heads: [{draft: head-1-0, units: 3}]", "run: Field required"),
+        ("run: tested\nheads: [{draft: a, unitss: 3}]", r"heads\.0\.unitss: Extra inputs"),
+        ("run: tested\nheads: [{draft: a, units: -3}]", r"heads\.0\.units"),
         ("{", "line 1"),
         ("[]", "holds no list of heads"),
         ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
-        ("heads: [{head: heads/1-0}, {head: heads/1-0}]", "is listed twice"),
-        ("heads: [{head: nowhere}]", "nowhere is no folder"),
-        ("heads: [{head: .}]", "nothing says how much"),
+        ("run: tested\nheads: [{draft: head-1-0, units: 3}, {draft: head-1-0, units: 4}]", "is listed twice"),
+        ("run: tested\nheads: [{draft: head-1-0}]", "nothing says how much"),
     ],
 )
 def test_lists_that_are_none(copy: Path, content: str, words: str) -> None:
-    run = yaml.safe_load((copy / "curve.yaml").read_text())["run"]
-    text = content if content.startswith(("run:", "[", "{", "a:")) else f"run: {run}\n{content}"
-    (copy / "curve.yaml").write_text(text)
+    (copy / "curve.yaml").write_text(content)
     with pytest.raises(ProfileInvalid, match=words):
         built(copy)
 
 
-def test_a_list_without_a_run_asks_for_one(copy: Path, run: Run, found: CurveReport) -> None:
-    listed(copy, run=None)
-    with pytest.raises(ProfileInvalid, match="names no run"):
+def test_a_draft_that_the_run_lacks_is_named(copy: Path) -> None:
+    listed(copy, heads=[{"draft": "nobody", "units": 3}], beside={})
+    with pytest.raises(OptionInvalid, match="has no draft 'nobody'"):
         built(copy)
-    assert built(copy, source=run).points == found.points
 
 
 def test_the_command_line(folder: Path, tmp_path: Path, console_script: Runner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import shutil
 from collections.abc import Sequence
 from itertools import permutations
@@ -46,7 +47,7 @@ def text(
 ) -> RunText:
     """A greedy document whose first tokens are its prompt; `day`: after the first of 2026, on which it was asked."""
     every = np.array(ids, dtype=np.int32)
-    unit = unit_of(cluster, every[:prompt])
+    unit = unit_of(cluster, hashlib.sha256(every[:prompt].astype("<i4").tobytes()).hexdigest())
     return RunText(
         number, domain, unit, "greedy", True, None, every[:prompt], every[prompt:], None if day is None else on(day)
     )
@@ -395,7 +396,7 @@ def test_the_texts_of_a_run_are_those_that_it_holds(tmp_path: Path) -> None:
     for row, found in zip(rows, texts, strict=False):
         assert (found.document, found.domain, found.group) == (row["document"], row["domain"], row["continuation"])
         assert found.tokens.tolist() == row["prompt_ids"] + row["continuation_ids"]
-        assert found.unit == unit_of(row["cluster"], np.array(row["prompt_ids"], dtype=np.int32))
+        assert found.unit == unit_of(row["cluster"], row["prompt_hash"])
         assert found.on_policy == row["on_policy"]
         assert found.time == row["time"]
         assert (found.drawn is None) == (row["temperature"] is None)

@@ -27,7 +27,7 @@ from tests.commands.test_curve import TRUTH
 from tests.commands.test_curve import built as built_curve
 from tests.commands.test_report_trees import BUSHY, made
 from tests.commands.test_validate import compared
-from tests.heads import curve_run, write_curve
+from tests.heads import write_curve
 from tests.render.test_sections import everything
 from tests.report.test_report_costs import timed
 from tests.synthetic import write_run
@@ -46,8 +46,8 @@ def of_check(path: Path) -> Answer:
 
 
 def of_curve(path: Path) -> Answer:
-    run = curve_run(path / "run", decision={"min_speedup": 1.3, "gamma": 3})
-    return built_curve(write_curve(path / "heads", run, TRUTH, beside={"published": 0.6, "tuned": 0.4}))
+    decision = {"min_speedup": 1.3, "gamma": 3}
+    return built_curve(write_curve(path / "heads", TRUTH, beside={"published": 0.6, "tuned": 0.4}, decision=decision))
 
 
 ANSWERS: dict[str, Callable[[Path], Answer]] = {

@@ -32,7 +32,7 @@ class CurveReport:
     version: ClassVar[str] = "1.0"
 
     alphaprof: str
-    run: str  # whose texts the heads are tested on
+    run: str  # that tested the heads
     confidence: float
     min_speedup: float  # that serving a head is worth
     concurrency: int  # sequences decoded at a time
@@ -161,9 +161,9 @@ HEAD = ("units", "tokens", "heads", "accept@1", "deeper", "tokens/round", "sprea
 
 def _cells(point: CurvePoint) -> list[str]:
     count = [fmt.count(number) if number is not None else fmt.NOTHING for number in (point.units, point.tokens)]
-    deeper = " ".join(fmt.share(share, 2) for share in point.agreement[1:DEPTHS]) or fmt.NOTHING
+    deeper = " ".join(fmt.share(share, 2) for share in point.accepted[1:DEPTHS]) or fmt.NOTHING
     spread = f"{point.spread:.3f}" if point.spread is not None else fmt.NOTHING
-    numbers = [fmt.share(point.agreement[0]), deeper, fmt.interval(point.tokens_per_round), spread]
+    numbers = [fmt.share(point.alpha), deeper, fmt.interval(point.tokens_per_round), spread]
     return [*count, str(point.heads), *numbers, fmt.difference(point.difference, 2), fmt.interval(point.speedup, "x")]
 
 
@@ -249,9 +249,9 @@ def tables(report: CurveReport) -> Iterator[tuple[str, str, Sequence[str], list[
 def definitions(report: CurveReport) -> Iterator[str]:
     """Yields what columns mean, and what is not promised."""
     yield (
-        f"Brackets: {fmt.level(report.confidence)} intervals over test units. accept@1, deeper: share of positions that "
-        "depth 1, 2, 3 proposes right after the text itself. spread: between heads of one size. more than before: paired by "
-        "unit."
+        f"Brackets: {fmt.level(report.confidence)} intervals over test units. accept@1: share of positions whose first "
+        "draft is accepted. deeper: share of rounds that accepted 2 and 3 drafts, at the largest gamma. "
+        "spread: between heads of one size. more than before: paired by unit."
     )
     if report.forecast:
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaprof.commands.curve.answer import CurveReport
-from alphaprof.commands.curve.collect import CurveHead, CurveHeads, Tester, collected, unit_codes, units_of
+from alphaprof.commands.curve.collect import CurveHead, CurveHeads, collected, units_of
 from alphaprof.commands.curve.model import CurveDomain, CurvePoint
 from alphaprof.commands.curve.outlook import NOTABLE, Outlook, costs_of, outlook_of
-from alphaprof.commands.curve.steps import HeadSteps, head_steps
 from alphaprof.config.heads import HeadsOptions
 from alphaprof.config.load import changed_question
+from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
-from alphaprof.errors import NotComparable, ProfileInvalid
+from alphaprof.errors import NotComparable
 from alphaprof.log.split import STOP, TEST
 from alphaprof.log.store import Run
 from alphaprof.log.training import learnt, split_words
@@ -25,6 +26,7 @@ from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present, quantile
 from alphaprof.stats.learning import Measured, measured_tokens
 from alphaprof.stats.paired import weighted_inverse_difference
+from alphaprof.totals.documents import mean_context
 from alphaprof.totals.replay import RoundCounts
 from alphaprof.version import __version__
 
@@ -59,12 +61,21 @@ class TestTraffic:
 
 
 @dataclass(frozen=True)
+class HeadSteps:
+    """Step times of target and head; `words`: what they are, or why there are none (`times` None)."""
+
+    times: StepTimes | None
+    words: str
+
+
+@dataclass(frozen=True)
 class CurveInputs:
     """What the answer rests on: heads, the decision of the run, step times, and documents of the test part."""
 
     heads: CurveHeads
     decision: Mapping[str, Any]
     steps: HeadSteps
+    gammas: Sequence[int]  # that every head was tested with
     traffic: TestTraffic
     gamma: int
     gamma_from: Literal["decision", "stop", "test"]
@@ -75,19 +86,13 @@ class CurveInputs:
         return float(self.decision["confidence"])
 
 
-def build_curve(
-    options: HeadsOptions, file: Path, source: Run | None, changes: list[str], test: Tester | None = None
-) -> CurveReport:
-    """The answer about the heads of a list. `source`: the run instead of the list's; `changes` to its decision and costs as
-    in a report; `test`: tests heads that have no record. Raises `ProfileInvalid`, `RunUnreadable`, `HeadRecordUnreadable`,
-    `NotComparable` and `CostsUnreadable`.
+def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveReport:
+    """The answer about the heads of a list; `changes` to the decision and the costs of its run as in a report. Raises
+    `ProfileInvalid`, `RunUnreadable`, `HeadRecordUnreadable`, `NotComparable` and `CostsUnreadable`.
     """
-    if source is None and options.run is None:
-        raise ProfileInvalid(f"{file} names no run", "give the run whose texts the heads are tested on: --from RUN")
-    run = source or Run.open(str(options.run))
-    run.require_positions()
-    heads = collected(options, file, run, test)
+    run = Run.open(options.run)
     config = changed_question(run.manifest.config, changes) if changes else run.manifest.config
+    heads = collected(options, file, run.view(dataclasses.replace(run.manifest, config=config)))
     inputs = _inputs(heads, config)
     points = _points(inputs)
     beside = tuple(
@@ -95,8 +100,7 @@ def build_curve(
     )
     parts = inputs.traffic.parts
     outlook = outlook_of(heads, _curves(inputs), points, parts, _timing(inputs), inputs.gamma, inputs.decision)
-    tests = heads.largest.tests
-    tested = tests.part == TEST
+    tested = heads.part == TEST
     return CurveReport(
         alphaprof=__version__,
         run=str(run.path),
@@ -107,7 +111,7 @@ def build_curve(
         gamma_from=inputs.gamma_from,
         times=inputs.steps.words,
         test_units=distinct(inputs.traffic.cluster[tested]),
-        test_tokens=int(tests.tokens[tested].sum()),
+        test_tokens=int(heads.largest.totals["tokens"][tested].sum()),
         floor=outlook.floor,
         outcome=outlook.outcome,
         verdict=outlook.verdict,
@@ -125,31 +129,40 @@ def build_curve(
 def _inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
     """What was asked, with gamma chosen where the decision leaves it open."""
     decision, run = config["decision"], heads.run
-    everyone = [*heads.every, *heads.beside.values()]
-    allowed = [gamma for gamma in run.gammas if gamma <= min(head.tests.depths for head in everyone)]
-    if decision["gamma"] != "auto":
-        allowed = [gamma for gamma in allowed if gamma == decision["gamma"]]
+    shallow = min((*heads.every, *heads.beside.values()), key=lambda head: head.depths)
+    tested = [gamma for gamma in run.gammas if gamma <= shallow.depths]
+    allowed = [gamma for gamma in tested if decision["gamma"] in ("auto", gamma)]
     if not allowed:
-        depths = min(everyone, key=lambda head: head.tests.depths)
         hint = "train with more --ttt depths, or ask for another: --set decision.gamma=N"
         raise NotComparable(
-            f"{depths.name} was tested for {depths.tests.depths} drafts a round, fewer than are asked for", hint
+            f"{shallow.draft} was tested for {shallow.depths} drafts a round, fewer than are asked for", hint
         )
-    steps, cluster = head_steps(run, config, heads.largest.folder, heads.largest.record), unit_codes(heads)
+    steps, cluster = _steps(heads, config), heads.largest.totals.cluster
     test = _traffic(heads, TEST, decision["weights"], cluster)
     if len(allowed) == 1:
-        return CurveInputs(heads, decision, steps, test, allowed[0], "decision")
-    chooses = STOP if (heads.largest.tests.part == STOP).any() else TEST
+        return CurveInputs(heads, decision, steps, tested, test, allowed[0], "decision")
+    chooses = STOP if (heads.part == STOP).any() else TEST
     traffic = _traffic(heads, chooses, decision["weights"], cluster)
     gamma = max(allowed, key=lambda each: _speed(heads.sizes[-1], traffic, each, steps.times))
-    return CurveInputs(heads, decision, steps, test, gamma, "stop" if chooses == STOP else "test")
+    return CurveInputs(heads, decision, steps, tested, test, gamma, "stop" if chooses == STOP else "test")
+
+
+def _steps(heads: CurveHeads, config: Mapping[str, Any]) -> HeadSteps:
+    """The step times of the first head of the largest size, at the concurrency of the decision. Raises `CostsUnreadable`."""
+    run, draft = heads.run, heads.largest.draft
+    book = open_costs(run, config["costs"], mean_context(run.documents()))
+    if book is None:
+        return HeadSteps(None, "no step times were measured with this run, and costs name no others")
+    timing = book.timing(int(config["decision"]["concurrency"]))
+    if draft not in timing.times:
+        return HeadSteps(None, timing.missing.get(draft, "no step times were measured"))
+    return HeadSteps(timing.times[draft], book.basis)
 
 
 def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, cluster: Array) -> TestTraffic:
     """The documents of a part by domain, the largest first. Weights count where every domain that has one has documents."""
-    tests = heads.largest.tests
-    names, tokens = np.unique(tests.domain[tests.part == part].astype(str)), tests.tokens
-    rows = {str(name): np.flatnonzero((tests.part == part) & (tests.domain == name)) for name in names}
+    domain, tokens = np.array(heads.documents["domain"].to_pylist()), heads.largest.totals["tokens"]
+    rows = {str(name): np.flatnonzero((heads.part == part) & (domain == name)) for name in np.unique(domain)}
     rows = {
         name: rows[name] for name in sorted(rows, key=lambda name: -tokens[rows[name]].sum()) if tokens[rows[name]].sum() > 0
     }
@@ -160,22 +173,15 @@ def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, 
 def _speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, times: StepTimes | None) -> float:
     """The speedup of a size, or its tokens per round without step times."""
     rows = [traffic.rows[domain] for domain in traffic.mix.domains]
-    decoded = [(_counts(heads, each, gamma, traffic.cluster), times or free_draft(gamma)) for each in rows]
+    decoded = [(_counts(heads, each, gamma), times or free_draft(gamma)) for each in rows]
     return traffic.mix.value(decoded) or 0.0
 
 
-def _counts(heads: Sequence[CurveHead], rows: Array, gamma: int, cluster: Array) -> RoundCounts:
-    """Rounds of some documents with the mean of some heads. What a round accepts at a smaller gamma than the largest is the
-    same by depth up to a factor, so that tokens add up: step times need it, and tokens per round do not.
-    """
-    rounds = np.mean([head.tests.rounds[rows, gamma - 1] for head in heads], axis=0)
-    accepted = np.mean([head.tests.accepted[rows, :gamma] for head in heads], axis=0)
-    tokens = heads[0].tests.tokens[rows].astype(np.float64)
-    total = accepted.sum(axis=1)
-    scale = np.divide(tokens - rounds, total, out=np.zeros_like(total), where=total > 0)
-    depths = np.minimum(accepted * scale[:, None], rounds[:, None])
-    drafted = np.repeat(rounds[:, None], gamma, axis=1)
-    return RoundCounts(tokens, rounds, drafted, depths, np.zeros(len(rows)), cluster[rows])
+def _counts(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCounts:
+    """Rounds of some documents, the mean of some heads."""
+    counts = [head.totals.counts(gamma).rows(rows) for head in heads]
+    means = {name: np.mean([getattr(each, name) for each in counts], axis=0) for name in vars(counts[0])}
+    return RoundCounts(**means | {"cluster": counts[0].cluster})
 
 
 def _points(inputs: CurveInputs) -> tuple[CurvePoint, ...]:
@@ -201,15 +207,14 @@ def _point(
     """What heads of one size reach; `before`: what they are compared with."""
     traffic = inputs.traffic
     each = [_speed([head], traffic, inputs.gamma, None) for head in heads]
-    agreement, accepted = _by_depth(heads, traffic)
     domains = (_domain(inputs, heads, before, domain) for domain in traffic.rows)
     return CurvePoint(
         label=label,
         units=units_of(heads) if known else None,
         tokens=_tokens_of(heads),
         heads=len(heads),
-        agreement=agreement,
-        accepted=accepted,
+        alpha=_alpha(heads, traffic),
+        accepted=_accepted(inputs, heads, traffic),
         tokens_per_round=_tokens(inputs, heads, traffic),
         spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
         speedup=_speedup(inputs, heads, traffic),
@@ -218,30 +223,30 @@ def _point(
     )
 
 
-def _by_depth(heads: Sequence[CurveHead], traffic: TestTraffic) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """By depth the share of positions that are proposed right, and the share of rounds at the largest gamma that accepted as
-    much.
-    """
-    depths = min(head.tests.depths for head in heads)
-    right, reached, rounds = np.zeros(depths), np.zeros(depths), 0.0
-    for rows, weight in traffic.parts:
-        tests = [head.tests for head in heads]
-        sums = {
-            name: np.sum([getattr(test, name)[rows, :depths].sum(axis=0) for test in tests], axis=0)
-            for name in ("agree", "starts", "accepted")
-        }
-        tokens = max(float(sum(test.tokens[rows].sum() for test in tests)), 1.0)
-        right += weight * sums["agree"] / np.maximum(sums["starts"], 1.0)
-        reached += weight * sums["accepted"] / tokens
-        rounds += weight * float(sum(test.rounds[rows, -1].sum() for test in tests)) / tokens
-    return tuple(right.tolist()), tuple((reached / max(rounds, 1e-12)).tolist())
+def _alpha(heads: Sequence[CurveHead], traffic: TestTraffic) -> float:
+    """The share of positions whose first draft is accepted."""
+    sums = [
+        [sum(head.totals[name][rows].sum() for head in heads) for name in ("accepted", "proposals")]
+        for rows, _ in traffic.parts
+    ]
+    return float(sum(weight * right / max(of, 1.0) for (_, weight), (right, of) in zip(traffic.parts, sums, strict=True)))
+
+
+def _accepted(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> tuple[float, ...]:
+    """The share of rounds at the largest gamma that accepted at least 1, 2, ... drafts; parts count by their tokens."""
+    gamma = max(inputs.gammas)
+    counts = [(_counts(heads, rows, gamma), weight) for rows, weight in traffic.parts]
+    counts = [(each, weight / max(each.tokens.sum(), 1.0)) for each, weight in counts]
+    reached = sum(each.accepted.sum(0) * weight for each, weight in counts)
+    rounds = sum(float(each.rounds.sum()) * weight for each, weight in counts)
+    return tuple((np.asarray(reached) / max(rounds, 1e-12)).tolist())
 
 
 def _domain(inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, domain: str) -> CurveDomain:
     alone = inputs.traffic.alone(domain)
     return CurveDomain(
         domain=domain,
-        alpha=_by_depth(heads, alone)[0][0],
+        alpha=_alpha(heads, alone),
         tokens_per_round=_tokens(inputs, heads, alone),
         speedup=_speedup(inputs, heads, alone),
         difference=_difference(inputs, before, heads, alone) if before else None,
@@ -255,14 +260,14 @@ def _tokens_of(heads: Sequence[CurveHead]) -> int | None:
 
 
 def _tokens(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
-    counts = [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows in traffic.rows.values()]
+    counts = [_counts(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
     return tokens_interval(_of(traffic, counts, free_draft(inputs.gamma)), inputs.gamma, inputs.confidence)
 
 
 def _speedup(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
     if inputs.steps.times is None:
         return None
-    counts = [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows in traffic.rows.values()]
+    counts = [_counts(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
     return speedup_interval(_of(traffic, counts, inputs.steps.times), inputs.confidence)
 
 
@@ -271,7 +276,7 @@ def _timing(inputs: CurveInputs) -> float:
     if inputs.steps.times is None:
         return 0.0
     rows = inputs.traffic.rows.values()
-    counts = [_counts(inputs.heads.sizes[-1], each, inputs.gamma, inputs.traffic.cluster) for each in rows]
+    counts = [_counts(inputs.heads.sizes[-1], each, inputs.gamma) for each in rows]
     found = _of(inputs.traffic, counts, inputs.steps.times)
     return quantile((1 + inputs.confidence) / 2, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
 
@@ -287,9 +292,7 @@ def _difference(
 ) -> Interval | None:
     """Tokens per round of the second heads less those of the first, paired by unit."""
     free, weights = free_draft(inputs.gamma), [weight for _, weight in traffic.parts]
-    counts = [
-        [_counts(heads, rows, inputs.gamma, traffic.cluster) for rows, _ in traffic.parts] for heads in (first or (), second)
-    ]
+    counts = [[_counts(heads, rows, inputs.gamma) for rows, _ in traffic.parts] for heads in (first or (), second)]
     if any(part.tokens.sum() == 0 for part in counts[1]):
         return None
     one, two = ([spent_and_base(part, free) for part in side] for side in counts)
@@ -309,7 +312,7 @@ def _curves(inputs: CurveInputs) -> tuple[list[tuple[int, list[Measured]]], list
 def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
     """Tokens per round of a head on the traffic, as a miss rate."""
     gamma, free = inputs.gamma, free_draft(inputs.gamma)
-    parts = [(_counts([head], rows, gamma, inputs.traffic.cluster), weight) for rows, weight in inputs.traffic.parts]
+    parts = [(_counts([head], rows, gamma), weight) for rows, weight in inputs.traffic.parts]
     share, errors = _weighted_ratio(
         inputs, [(*spent_and_base(counts, free), counts.cluster, weight) for counts, weight in parts]
     )
@@ -320,8 +323,8 @@ def _measured_firsts(inputs: CurveInputs, head: CurveHead) -> Measured:
     """The share of positions whose first draft is wrong."""
     parts = list[tuple[Array, Array, Array, float]]()
     for rows, weight in inputs.traffic.parts:
-        cluster, starts = inputs.traffic.cluster[rows], head.tests.starts[rows, 0]
-        wrong, places = by_cluster(cluster, starts - head.tests.agree[rows, 0], starts)
+        cluster, starts = inputs.traffic.cluster[rows], head.totals["proposals"][rows]
+        wrong, places = by_cluster(cluster, starts - head.totals["accepted"][rows], starts)
         parts.append((wrong, places, cluster, weight))
     return Measured(*_weighted_ratio(inputs, parts))
 
@@ -348,8 +351,7 @@ def _instead(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]
     heads, times = inputs.heads, inputs.steps.times
     if times is None:
         return
-    allowed = [gamma for gamma in heads.run.gammas if gamma <= min(head.tests.depths for head in heads.every)]
-    speeds = {gamma: _speed(heads.sizes[-1], inputs.traffic, gamma, times) for gamma in allowed}
+    speeds = {gamma: _speed(heads.sizes[-1], inputs.traffic, gamma, times) for gamma in inputs.gammas}
     best = max(speeds, key=speeds.__getitem__)
     if speeds[best] > (1 + NOTABLE) * speeds[inputs.gamma]:
         here = f"{speeds[inputs.gamma]:.2f}x at gamma {inputs.gamma}"
@@ -368,7 +370,7 @@ def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
     if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
         notes.append("a domain of decision.weights has no test text: domains count as the test texts have them")
     every = (*heads.every, *heads.beside.values())
-    foreign = [head.name for head in every if head.record is None or learnt(head.record) is None]
+    foreign = [head.draft for head in every if head.record is None or learnt(head.record) is None]
     if foreign:
         names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         notes.append(
@@ -380,7 +382,4 @@ def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
         notes.append("heads were trained on the texts of different runs")
     if record := next((head.record for head in heads.every if head.record), None):
         notes.append(f"texts are split {split_words(record)}")
-    rule, rules = inputs.decision["rule"], sorted(set(heads.largest.tests.rule.tolist()))
-    if rule != "auto" and rule not in rules:
-        notes.append(f"the heads were tested by the rule {' and '.join(rules)}, which --set decision.rule does not change")
     return notes

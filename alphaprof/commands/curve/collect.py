@@ -1,60 +1,56 @@
-"""Reads the heads of a list with their records, and refuses what cannot stand in one curve."""
+"""Reads the heads of a list: their records, and their totals in the runs that tested them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from alphaprof.config.heads import HeadEntry, HeadsBeside, HeadsOptions
+from alphaprof.config.heads import HeadBeside, HeadEntry, HeadsBeside, HeadsOptions
 from alphaprof.errors import HeadRecordUnreadable, NotComparable, ProfileInvalid
-from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import TEST, TIME
+from alphaprof.log.run_draft import RunDraft, side_of
+from alphaprof.log.split import STOP, TEST, unit_of
 from alphaprof.log.store import Run
-from alphaprof.log.training import (
-    TESTS,
-    TRAINING,
-    HeadTests,
-    TrainingRecord,
-    head_digest,
-    learnt,
-    read_tests,
-    read_training,
-    split_of,
-    texts_digest,
-)
+from alphaprof.log.training import TrainingRecord, learnt, read_training
 from alphaprof.stats.estimate import Array
+from alphaprof.totals.decoded import decoded_totals
+from alphaprof.totals.pool import DocumentTotals
 
-TESTED = "tested"  # folder beside the list, for tests of heads from elsewhere
-# Tests heads on a run: from their folder to the file of their tests, on the parts of the record of another head.
-Tester = Callable[[Run, Mapping[Path, Path], TrainingRecord | None], None]
+SAME = ("domain", "prompt_hash", "continuation", "continuation_tokens")  # of documents that heads are compared on
+ORDER = ("prompt_hash", "domain", "continuation", "document")
 
 
 @dataclass(frozen=True, eq=False)
 class CurveHead:
-    """A head with its tests, rows in the same order as those of every other head. `record`: None for one from elsewhere."""
+    """A head with its totals on the documents of its run, in the order of these. `record`: None if nothing says how it was
+    trained.
+    """
 
-    folder: Path
+    draft: str
     record: TrainingRecord | None
-    tests: HeadTests
+    totals: DocumentTotals
+    depths: int  # of its rounds, at most
     units: int  # that it was trained on; 0: beside the curve, and not known
     tokens: int | None
     order: int | None
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.folder.name
-
 
 @dataclass(frozen=True)
 class CurveHeads:
-    """The heads of a curve by ascending size, and those beside it by their part in the list."""
+    """The heads of a curve by ascending size, and those beside it by their part in the list.
+
+    `documents`: those of the run that a head may be tested on; `part`, `rule` [documents]: the part of each one's unit, and
+    the rule that its text is decoded by.
+    """
 
     run: Run
+    documents: pa.Table
+    part: Array
+    rule: Array
     sizes: tuple[tuple[CurveHead, ...], ...]
     beside: Mapping[str, CurveHead]
 
@@ -74,52 +70,56 @@ class CurveHeads:
         return next(_not_nested(self.sizes), "")
 
 
-def collected(options: HeadsOptions, file: Path, run: Run, test: Tester | None) -> CurveHeads:
-    """The heads of a list. `test`: tests heads without a record; None: they are refused. Raises `HeadRecordUnreadable`,
-    `ProfileInvalid` for a head whose size is not known, and `NotComparable` for heads of other targets or texts.
+def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
+    """The heads of a list, under the decision of its run.
+
+    Raises `RunUnreadable`, `OptionInvalid` for a draft that a run lacks, `HeadRecordUnreadable`, `ProfileInvalid` for a head
+    whose size is not known, and `NotComparable` for heads of other targets or texts.
     """
     entries: list[HeadEntry] = list(options.heads)
     others = {name: each for name in HeadsBeside.model_fields if (each := getattr(options.beside, name)) is not None}
-    folders = [Path(each.head) for each in (*entries, *others.values())]
-    if odd := next((folder for folder, times in Counter(folders).items() if times > 1), None):
-        raise ProfileInvalid(f"{file}: {odd} is listed twice", "list every head once")
-    if odd := next((folder for folder in folders if not folder.is_dir()), None):
-        hint = "paths start at the list; finish a training with alphaprof train --curve --resume, download a published head"
-        raise ProfileInvalid(f"{file}: {odd} is no folder", hint)
-    records = {folder: read_training(folder) if (folder / TRAINING).exists() else None for folder in folders}
-    for folder, record in records.items():
-        _require_of_run(folder, record, run)
-    for entry in entries:
-        if records[Path(entry.head)] is None and entry.units is None:
-            raise ProfileInvalid(
-                f"{file}: nothing says how much {entry.head} was trained on", "give units: and tokens: beside it"
-            )
-    first = next((record for record in records.values() if record is not None), None)
-    if options.split == TIME and first is not None and split_of(first) != TIME:
-        raise ProfileInvalid(
-            f"{file} says split: time, and a head in it was trained on a split at random",
-            "list heads of one split: what one of them is tested on, another may have learnt",
-        )
-    by_time = "-time" if first is None and options.split == TIME else ""
-    beside_list = file.absolute().parent / TESTED
-
-    def tests_file(folder: Path, digest: str) -> Path:
-        """Where tests of a head from elsewhere lie: never in its own folder, and found again where a list has been moved."""
-        return beside_list / f"{folder.name}-{digest[:8]}{by_time}.parquet"
-
-    tests = _all_tests(folders, tests_file, run, first, test)
-    heads = [_head(entry, records[Path(entry.head)], tests[Path(entry.head)]) for entry in entries]
-    beside = {
-        name: _head(HeadEntry(head=each.head), records[Path(each.head)], tests[Path(each.head)])
-        for name, each in others.items()
-    }
-    _require_alike([*heads, *beside.values()])
+    every: list[HeadBeside] = [*entries, *others.values()]
+    named = [f"{each.run or options.run}:{each.draft}" for each in every]
+    if twice := [name for name, times in Counter(named).items() if times > 1]:
+        raise ProfileInvalid(f"{file}: {twice[0]} is listed twice", "list every head once")
+    records = [None if each.head is None else read_training(Path(each.head)) for each in every]
+    for entry, record in zip(entries, records, strict=False):
+        if record is None and entry.units is None:
+            hint = "name the folder of its training.json (head:), or give units: and tokens:"
+            raise ProfileInvalid(f"{file}: nothing says how much {entry.draft} was trained on", hint)
+    known = next((record for record in records if record is not None), None)
+    documents, part = _held_out(run, known)
+    heads, rules = [], np.empty(0)
+    for each, name, record in zip(every, named, records, strict=True):
+        side = side_of(name)
+        _require_same(side, record, run, documents, _held_out(side.run, known)[0])
+        totals, rules = decoded_totals(side.run, side.draft, _held_out(side.run, known)[0], run.manifest.config)
+        heads.append(_head(each, side, record, totals))
+    _require_unseen(heads, documents, part)
     by_size: dict[tuple[str, str], list[CurveHead]] = {}
-    for head in heads:
+    for head in heads[: len(entries)]:
         by_size.setdefault(_size_key(head), []).append(head)
-    return CurveHeads(
-        run, tuple(tuple(by_size[key]) for key in sorted(by_size, key=lambda key: units_of(by_size[key]))), beside
-    )
+    sizes = tuple(tuple(by_size[key]) for key in sorted(by_size, key=lambda key: units_of(by_size[key])))
+    return CurveHeads(run, documents, part, rules, sizes, dict(zip(others, heads[len(entries) :], strict=True)))
+
+
+def _held_out(run: Run, record: TrainingRecord | None) -> tuple[pa.Table, Array]:
+    """The documents of the stop and test part of a training, by their prompts, and the part of each; without a record every
+    text of the target's own is a test. Raises `NotComparable` where the run holds no test text.
+    """
+    table = run.documents()
+    table = table.filter(table["on_policy"])
+    keys = list(zip(*(table[name].to_pylist() for name in ORDER), strict=True))
+    table = table.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
+    units = [unit_of(*row) for row in zip(*(table[name].to_pylist() for name in ("cluster", "prompt_hash")), strict=True)]
+    parts = dict.fromkeys(units, TEST)
+    if record is not None:
+        parts = dict.fromkeys(record.units.stop, STOP) | dict.fromkeys(record.units.test, TEST)
+    found = np.array([parts.get(unit, "") for unit in units], dtype=object)
+    if not (found == TEST).any():
+        problem = f"{run.path} holds none of the test texts of the heads that have a record"
+        raise NotComparable(problem, "name the run that tested them: alphaprof train writes it")
+    return table.filter(pa.array(found != "")), found[found != ""]
 
 
 def units_of(heads: Sequence[CurveHead]) -> int:
@@ -132,85 +132,46 @@ def _size_key(head: CurveHead) -> tuple[str, str]:
     return (head.record.run.digest, head.record.size.fraction) if head.record else ("", str(head.units))
 
 
-def _head(entry: HeadEntry, record: TrainingRecord | None, tests: HeadTests) -> CurveHead:
-    keys = [getattr(tests, name).astype(str) for name in ("tokens", "rule", "text", "domain", "unit", "part")]
-    tests = tests.rows(np.lexsort(keys))
+def _head(entry: HeadBeside, side: RunDraft, record: TrainingRecord | None, totals: DocumentTotals) -> CurveHead:
+    depths = side.run.manifest.drafts[side.draft].depths or max(side.run.gammas)
     if record is None:
-        return CurveHead(Path(entry.head), None, tests, entry.units or 0, entry.tokens, entry.order)
+        units, tokens, order = (getattr(entry, name, None) for name in ("units", "tokens", "order"))
+        return CurveHead(side.draft, None, totals, depths, units or 0, tokens, order)
     size = record.size
-    return CurveHead(Path(entry.head), record, tests, size.units, size.tokens, size.order)
+    return CurveHead(side.draft, record, totals, depths, size.units, size.tokens, size.order)
 
 
-def _require_of_run(folder: Path, record: TrainingRecord | None, run: Run) -> None:
-    """Raise for a head that is not trained to its end, or for another target or other texts than the run's."""
-    if record is None:
-        return
-    if record.status != "complete":
-        raise HeadRecordUnreadable(f"{folder} is not trained to its end", "finish it: alphaprof train with --resume")
-    if record.target.fingerprint != run.manifest.target.fingerprint:
-        raise NotComparable(
-            f"{folder} was trained for another target ({record.target.model}) than that of {run.path}",
-            "give the run that it was trained from: --from RUN",
-        )
-
-
-def _all_tests(
-    folders: Sequence[Path],
-    tests_file: Callable[[Path, str], Path],
-    run: Run,
-    record: TrainingRecord | None,
-    test: Tester | None,
-) -> dict[Path, HeadTests]:
-    """The tests of every head: its own, or those in its `tests_file`, of folder and digest, which are made where they
-    are missing or of other files.
+def _require_same(side: RunDraft, record: TrainingRecord | None, run: Run, documents: pa.Table, own: pa.Table) -> None:
+    """Raise for a head that is not trained to its end, or is for another target or was tested on other documents than those
+    of the list's run.
     """
-    of_run = (run.manifest.target.fingerprint, texts_digest(run.manifest))
-    digests = {folder: head_digest(folder) for folder in folders if not (folder / TESTS).exists()}
-    files = {folder: tests_file(folder, digests[folder]) if folder in digests else folder / TESTS for folder in folders}
-    tests = {folder: read_tests(file) for folder, file in files.items() if file.exists()}
-    missing = {
-        folder: files[folder]
-        for folder, digest in digests.items()
-        if folder not in tests or (tests[folder].head, tests[folder].target, tests[folder].texts) != (digest, *of_run)
-    }
-    if missing and test is None:
-        hint = "give the profile of the run, and they are tested: --profile PROFILE"
-        raise HeadRecordUnreadable(f"{next(iter(missing))} holds no {TESTS}: it was not tested on this run", hint)
-    if missing and test is not None:
-        for folder in {file.parent for file in missing.values()}:
-            LocalPlace(folder).make()
-        test(run, missing, record)
-        tests |= {folder: read_tests(file) for folder, file in missing.items()}
-    for folder, each in tests.items():
-        if (each.target, each.texts) != of_run:
-            what = "another target" if each.target != of_run[0] else "texts"
-            hint = "give the run that it was tested on: --from RUN"
-            raise NotComparable(f"{files[folder]} is of {what} that {run.path} does not have", hint)
-    return tests
-
-
-def _require_alike(heads: Sequence[CurveHead]) -> None:
-    """Raise `NotComparable` for heads that were tested on other documents, or trained on those that they are tested on."""
-    first = heads[0]
-    for head in heads:
-        same = all(
-            np.array_equal(getattr(head.tests, name), getattr(first.tests, name))
-            for name in ("part", "unit", "domain", "text", "rule", "tokens")
+    target = run.manifest.target
+    if record is not None and record.status != "complete":
+        raise HeadRecordUnreadable(f"training of {side.draft} did not finish", "finish it: alphaprof train with --resume")
+    if record is not None and record.target.fingerprint != target.fingerprint:
+        raise NotComparable(
+            f"{side.draft} was trained for another target ({record.target.model}) than that of {run.path}",
+            "list heads of one target",
         )
-        if not same:
-            raise NotComparable(
-                f"{first.name} and {head.name} were tested on other documents",
-                "train them with one split, or leave test.parquet out of foreign folders: they are tested again then",
-            )
+    other = side.run.manifest.target.fingerprint != target.fingerprint
+    if other or not documents.select(SAME).equals(own.select(SAME)):
+        raise NotComparable(
+            f"{side.label} tested on other documents than {run.path}", "train and test the heads with one split of one run"
+        )
+
+
+def _require_unseen(heads: Sequence[CurveHead], documents: pa.Table, part: Array) -> None:
+    """Raise `NotComparable` for heads that were trained on what they are tested on, or proposed nothing there."""
+    tested = documents.filter(pa.array(part == TEST))
+    units = set(map(unit_of, tested["cluster"].to_pylist(), tested["prompt_hash"].to_pylist()))
+    for head in heads:
         known = (learnt(head.record) or frozenset(head.record.units.train)) if head.record else frozenset()
-        seen = known & set(first.tests.unit[first.tests.part == TEST])
-        if seen:
+        if seen := known & units:
             raise NotComparable(
-                f"{head.name} was trained on {len(seen)} of the units that it is tested on", "train it on other units"
+                f"{head.draft} was trained on {len(seen)} of the units that it is tested on", "train it on other units"
             )
-    tested = first.tests.part == TEST
-    if not first.tests.tokens[tested].sum() or not all(head.tests.starts[tested, 0].sum() for head in heads):
-        raise NotComparable(f"{first.name} was tested on no token of the test part", "train with more units")
+        if not head.totals["proposals"][part == TEST].sum():
+            raise NotComparable(f"{head.draft} was tested on no token of the test part", "train with more units")
 
 
 def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
@@ -218,7 +179,7 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
     every = [head for same in sizes for head in same]
     for head in every:
         if head.record is None and head.order is None:
-            yield f"the list does not say that larger heads have seen what {head.name} has (order:)"
+            yield f"the list does not say that larger heads have seen what {head.draft} has (order:)"
     for small in every:
         place = next(place for place, same in enumerate(sizes) if small in same)
         larger = [head for same in sizes[place + 1 :] for head in same if head.record is not None]
@@ -229,11 +190,6 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
         whole = [head for head in larger if head in sizes[-1]]
         for head in mine or whole:
             if head.record is not None and not own <= set(head.record.units.train):
-                yield f"{small.name} has seen units that {head.name} has not"
+                yield f"{small.draft} has seen units that {head.draft} has not"
         if whole and not any(head.record is not None and own <= set(head.record.units.train) for head in whole):
-            yield f"{small.name} has seen units that no head of the largest size has"
-
-
-def unit_codes(heads: CurveHeads) -> Array:
-    """The number of each row's unit, [rows], the same for all heads."""
-    return np.unique(heads.largest.tests.unit.astype(str), return_inverse=True)[1]
+            yield f"{small.draft} has seen units that no head of the largest size has"

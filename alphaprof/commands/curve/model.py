@@ -15,7 +15,7 @@ class CurveDomain:
     """One domain on test texts."""
 
     domain: str
-    alpha: float  # share of positions whose first draft is right
+    alpha: float  # share of positions whose first draft is accepted
     tokens_per_round: Interval | None  # over all rounds; None: no tokens
     speedup: Interval | None  # None: no step times
     difference: Interval | None  # tokens per round less those of the size before (beside the curve: of the largest), paired
@@ -31,7 +31,7 @@ class CurvePoint:
     units: int | None  # independent units that it was trained on; None: not known
     tokens: int | None  # tokens of continuations that it was trained on; None: not known
     heads: int  # that were trained on as much, in other orders
-    agreement: tuple[float, ...]  # share of positions that depth 1, 2, ... proposes right after the text itself
+    alpha: float  # share of positions whose first draft is accepted
     accepted: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts, at the largest gamma
     tokens_per_round: Interval | None  # at `gamma`, mean over heads; the interval is over test units
     spread: float | None  # standard deviation of tokens per round between these heads; None: a single one

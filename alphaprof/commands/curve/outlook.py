@@ -64,7 +64,7 @@ def outlook_of(
     """
     confidence, least = float(decision["confidence"]), float(decision["min_speedup"])
     floor = _vocabulary_floor(heads, parts)
-    share = max(floor or 0.0, _uncertainty(heads, parts))
+    share = max(floor or 0.0, uncertainty(heads, parts))
     reason = _why_none(heads, measured[0])
     notes = [] if floor is not None else ["draft vocabularies differ or are not known, so that no floor is assumed"]
     if reason:
@@ -123,19 +123,28 @@ def _vocabulary_floor(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -
         return None
     if len({record.vocabulary.digest for record in records if record}) > 1:
         return None
-    tests = heads.largest.tests
-    return float(sum(weight * tests.outside[rows].sum() / tests.tokens[rows].sum() for rows, weight in parts))
+    return records[-1].floor if _unweighted(heads, parts) and records[-1] is not None else 0.0
 
 
-def _uncertainty(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> float:
+def uncertainty(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> float:
     """The share of test tokens that no draft can foresee, since the target draws them: of sampled text, under rules that
     keep one token alone. 0 where domains are weighted: it is known of all of them together.
     """
-    record, tests = heads.largest.record, heads.largest.tests
-    if record is None or record.uncertainty is None or len(parts[0][0]) < (tests.part == TEST).sum():
+    run, test = heads.run, heads.part == TEST
+    drawn = test & heads.documents["temperature"].is_valid().to_numpy() & np.isin(heads.rule, TOP_TOKEN)
+    if not drawn.any() or not _unweighted(heads, parts):
         return 0.0
-    drawn = (tests.part == TEST) & (tests.text == "sampled") & np.isin(tests.rule.astype(str), TOP_TOKEN)
-    return record.uncertainty * float(tests.tokens[drawn].sum() / max(tests.tokens[tests.part == TEST].sum(), 1))
+    numbers, missed = set(heads.documents["document"].to_numpy()[drawn].tolist()), 0.0
+    for shard in run.shards:
+        top = run.positions(heads.largest.draft, shard.index, ["document", "target_top_prob"])
+        for document, probability in zip(*(top[name].to_pylist() for name in top.column_names), strict=True):
+            missed += (1 - probability) * (document in numbers)
+    return float(missed / heads.largest.totals["positions"][test].sum())
+
+
+def _unweighted(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> bool:
+    """Whether the traffic is all test documents together."""
+    return len(parts[0][0]) == int((heads.part == TEST).sum())
 
 
 def _cost_of_a_round(point: CurvePoint) -> float | None:

@@ -86,7 +86,8 @@ def _curve_of(folder: Path) -> str | None:
         heads, _ = load_heads(out)
     except ProfileInvalid:
         return None
-    return str(out) if folder.resolve() in [Path(each.head).resolve() for each in heads.heads] else None
+    listed = [Path(each.head).resolve() for each in heads.heads if each.head]
+    return str(out) if folder.resolve() in listed else None
 
 
 def eagle3_network(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:

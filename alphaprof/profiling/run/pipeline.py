@@ -60,18 +60,20 @@ def profile(
     reuse: Path | None = None,
     settled: Settled | None = None,
     part: Part = WHOLE,
+    units: frozenset[str] | None = None,
 ) -> Run:
     """Profile into the directory `out`, or with `resume` go on with the run there, which other processes may be doing too.
     Raises the errors of `errors.py`.
 
-    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts. `settled`: see
-    `profile_until`. `part`: which shards this process measures; part 0 begins the run, and the last one finishes it.
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: of
+    these independent units alone. `settled`: see `profile_until`. `part`: which shards this process measures; part 0 begins
+    the run, and the last one finishes it.
     """
     place, config = place_of(out), options.model_dump(mode="json")
     if part.index:
         wait_until_begun(place, part, progress.say)
     with in_memory(), joined(place, config, resume or part != WHOLE, several=part != WHOLE):
-        plan = begin(options, place, progress, resume, reuse, in_random_order=settled is not None, part=part)
+        plan = begin(options, place, progress, resume, reuse, settled is not None, part, units)
         if isinstance(plan, Run):
             return plan
         _work(plan, progress, settled, part)
@@ -86,6 +88,7 @@ def begin(
     reuse: Path | None = None,
     in_random_order: bool = False,
     part: Part = WHOLE,
+    units: frozenset[str] | None = None,
 ) -> Plan | Run:
     """Stage prompts and time steps in a place without a run, or look what lacks of the one that is there: what a process
     needs that measures its shards, or a run that is complete. Raises the errors of `errors.py`.
@@ -94,7 +97,7 @@ def begin(
         return _resumed(options, Run.open(place), progress, in_random_order, part, resume)
     set_threads(options.execution.threads, alone=part == WHOLE and options.execution.engine == "local")
     with alive(place) if part != WHOLE else contextlib.nullcontext():
-        plan = _begun(options, place, progress, reuse, in_random_order)
+        plan = _begun(options, place, progress, reuse, in_random_order, units)
         with plan.run.beginning():
             stage(plan, progress)
             if isinstance(options.costs, MeasuredCosts):
@@ -318,11 +321,17 @@ def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 
-def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None, run: Run | None = None) -> Loaded:
+def load(
+    options: ProfileOptions,
+    progress: Progress,
+    reuse: Path | None = None,
+    run: Run | None = None,
+    units: frozenset[str] | None = None,
+) -> Loaded:
     """Load models and find the data. Raises the errors of `errors.py`. `run`: one that holds the documents already, so that
-    neither data nor hub are read for them.
+    neither data nor hub are read for them. `reuse`, `units`: as of `profile`.
     """
-    reused = Reused.open(reuse, options) if reuse else None
+    reused = Reused.open(reuse, options, units) if reuse else None
     if reused is not None:  # its text is that of the target in its dtype
         options = as_measured(options, reused.run.manifest)
     progress.say(f"loading {options.target.model}")
@@ -346,10 +355,15 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None,
 
 
 def _begun(
-    options: ProfileOptions, place: Place, progress: Progress, reuse: Path | None = None, in_random_order: bool = False
+    options: ProfileOptions,
+    place: Place,
+    progress: Progress,
+    reuse: Path | None = None,
+    in_random_order: bool = False,
+    units: frozenset[str] | None = None,
 ) -> Plan:
     """Load everything for a new run, whose manifest is not written yet; what can fail early fails here."""
-    loaded = load(options, progress, reuse)
+    loaded = load(options, progress, reuse, units=units)
     order: RandomOrder | None = None
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)

@@ -14,6 +14,7 @@ from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
 from alphaprof.log.joining import FREE
 from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Worker
+from alphaprof.log.split import unit_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import settled
@@ -135,15 +136,18 @@ def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
 
 
 class Reused:
-    """Stands in for a `Corpus`: the same documents in the same order, each with the continuation that the run stored."""
+    """Stands in for a `Corpus`: the same documents in the same order, each with the continuation that the run stored.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    `units`: of these independent units alone (`log.split.unit_of`); None: all documents.
+    """
+
+    def __init__(self, run: Run, units: frozenset[str] | None = None) -> None:
+        self.run, self.units = run, units
         self.skipped = Counter(run.manifest.skipped)
         self.truncated = Counter(run.manifest.truncated)
 
     @classmethod
-    def open(cls, path: Path, options: ProfileOptions) -> Reused:
+    def open(cls, path: Path, options: ProfileOptions, units: frozenset[str] | None = None) -> Reused:
         """The documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` where `options` ask for
         other data or continuations than the run holds.
         """
@@ -160,7 +164,7 @@ class Reused:
         if changed := [key for key in ("data", "continuation") if now[key] != before[key]]:
             hint = "reuse continuations with the data and continuation of the run that made them"
             raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
-        return cls(run)
+        return cls(run, units)
 
     def require_same_target(self, now: Manifest) -> None:
         """Raise `RunMismatch` unless the run was made with this target, dtype and tokenizer."""
@@ -173,4 +177,5 @@ class Reused:
         """The documents, in order."""
         for shard in self.run.shards:
             for row in self.run.continuations(shard.index).to_pylist():
-                yield document_of(row, row["continuation_ids"], row["finish"] == "length")
+                if self.units is None or unit_of(row["cluster"], row["prompt_hash"]) in self.units:
+                    yield document_of(row, row["continuation_ids"], row["finish"] == "length")

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from alphaprof.log.split import STOP, TEST
-from alphaprof.log.training import TESTS, TRAINING, HeadTests, TrainingRecord, learnt, split_words
+from alphaprof.log.split import STOP, of_units
+from alphaprof.log.store import Run
+from alphaprof.log.training import TESTED, TRAINING, TrainingRecord, learnt, split_words
+from alphaprof.totals.decoded import decoded_totals
 
 
-def card(record: TrainingRecord, tests: HeadTests, folder: Path) -> str:
-    """The text of README.md."""
+def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
+    """The text of README.md; `run` tested the head as a draft."""
     size, target = record.size, record.target
     trained = "fine-tuned" if record.settings.get("init") else "trained from the target's last layer"
     facts = {
@@ -26,12 +28,12 @@ def card(record: TrainingRecord, tests: HeadTests, folder: Path) -> str:
         "parameters": f"{record.parameters:,}, {trained}",
         "proposes": f"{record.vocabulary.size:,} ids; {record.vocabulary.ceiling_test:.1%} of test tokens are among them",
         "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.features:.0f} s of the "
-        f"target's states, {record.seconds.testing:.0f} s of tests, {record.seconds.cpu:.0f} s of processors",
+        f"target's states, {record.seconds.testing:.0f} s on the stop part, {record.seconds.cpu:.0f} s of processors",
         "loss": "KL of the head's law to the target's, renormalised over the ids that the head proposes",
     }
     lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())]
-    lines += ["", "## What was measured", "", *_measured(tests), ""]
+    lines += ["", "## What was measured", "", *_measured(record, run, draft), ""]
     if learnt(record) is None:
         lines += [
             "The head that training began with does not say what it had learnt: it may have seen texts of the test part.",
@@ -51,28 +53,33 @@ def card(record: TrainingRecord, tests: HeadTests, folder: Path) -> str:
         "The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the "
         "licences of both apply.",
         "",
-        f"{TRAINING} holds every setting and the units of each part; {TESTS} the tests, a row a document.",
+        f"{TRAINING} holds every setting and the units of each part.",
         "",
     ]
     return "\n".join(lines)
 
 
-def _measured(tests: HeadTests) -> list[str]:
-    """Acceptance by depth and tokens a round on the test part; the stop part chose the step, and is left out."""
-    rows = tests.rows(np.asarray(tests.part == TEST))
-    shown = [f"By replay of {len(rows.unit)} test documents, which neither training nor the choice of the step has seen "]
-    shown[0] += f"({STOP} part: another)."
-    header = "| text | rule | tokens | " + " | ".join(f"depth {d}" for d in range(1, tests.depths + 1))
-    shown += ["", f"{header} | " + " | ".join(f"tokens/round, gamma {g}" for g in range(1, tests.depths + 1)) + " |"]
-    shown.append("|" + "---|" * (3 + 2 * tests.depths))
-    for text, rule in sorted(set(zip(rows.text.tolist(), rows.rule.tolist(), strict=True))):
-        of = rows.rows(np.asarray((rows.text == text) & (rows.rule == rule)))
-        right = of.agree.sum(0) / np.maximum(of.starts.sum(0), 1)
-        rounds = of.tokens.sum() / np.maximum(of.rounds.sum(0), 1e-9)
-        cells = [f"{each:.3f}" for each in (*right, *rounds)]
-        shown.append(f"| {text} | {rule} | {int(of.tokens.sum()):,} | " + " | ".join(cells) + " |")
-    shown += ["", "Depth d: drafts that are the text's token, of rounds that begin at every position."]
-    return shown
+def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
+    """Acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
+    table = of_units(run.documents(), record.units.test)
+    totals, rules = decoded_totals(run, draft, table, run.manifest.config)
+    kinds = np.array(table["continuation"].to_pylist())
+    shown = [f"By replay of {len(table)} test documents, which neither training nor the choice of the step has seen "]
+    shown[0] += f"({STOP} part: another). `alphaprof report {TESTED}` in this folder says more."
+    gammas = run.gammas
+    shown += [
+        "",
+        "| text | rule | tokens | accept@1 | " + " | ".join(f"tokens/round, gamma {each}" for each in gammas) + " |",
+    ]
+    shown.append("|" + "---|" * (4 + len(gammas)))
+    for kind, rule in sorted(set(zip(kinds.tolist(), rules.tolist(), strict=True))):
+        of = totals.rows((kinds == kind) & (rules == rule))
+        tokens, right = of["tokens"].sum(), of["accepted"].sum() / max(of["proposals"].sum(), 1)
+        rounds = [tokens / max(of[f"rounds_{gamma}"].sum(), 1e-9) for gamma in gammas]
+        shown.append(
+            f"| {kind} | {rule} | {int(tokens):,} | " + " | ".join(f"{each:.3f}" for each in (right, *rounds)) + " |"
+        )
+    return [*shown, "", "accept@1: share of positions whose first draft is accepted."]
 
 
 def _yaml(folder: Path) -> str:

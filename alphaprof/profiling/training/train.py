@@ -7,8 +7,7 @@ import json
 import math
 import os
 import resource
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +31,10 @@ from alphaprof.log.training import (
     BEGINS,
     CURVE,
     LEARNT,
-    TESTS,
+    TESTED,
     TRAINING,
     DraftVocabulary,
     PartUnits,
-    TestedText,
     TrainingBytes,
     TrainingRecord,
     TrainingRun,
@@ -46,7 +44,6 @@ from alphaprof.log.training import (
     fraction_of,
     learnt,
     read_training,
-    tests_content,
     texts_digest,
 )
 from alphaprof.profiling.heads.eagle import Eagle3
@@ -54,11 +51,12 @@ from alphaprof.profiling.models.drafts import load_draft, special_ids
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.run.pipeline import in_memory, set_threads
 from alphaprof.profiling.run.resume import as_measured
+from alphaprof.profiling.run.shards import Progress
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import new_head, prepared, require_trainable, trained_parameters
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
-from alphaprof.profiling.training.testing import TestBench
+from alphaprof.profiling.training.testing import tested
 from alphaprof.profiling.training.trainer import Saying, Schedule, Trainer, TrainingState, remove_checkpoints
 from alphaprof.profiling.training.vocabulary import Vocabulary, chosen_vocabulary, outside, vocabulary_digest
 from alphaprof.version import __version__
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 CARD = "README.md"
+HEAD = "head"  # the draft in the run that tests it
 PASSES = 10  # over the training texts, where neither steps nor minutes are given
 SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve: heads of each size, each of another order
 LEAST = 8  # independent units to train on, of a curve
@@ -126,44 +125,67 @@ class Workshop:
 
 
 def train(
-    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Saying, resume: bool = False
+    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
 ) -> TrainingRecord:
-    """Trains a head on the texts of a run into the folder `out`. Raises the errors of `errors.py`."""
-    with in_memory():
-        require_free(out, resume)
-        shop = opened(options, run, asked, progress)
-        return _trained(shop, out, "1", 0, resume)
+    """Trains a head on the texts of a run into the folder `out`, and tests it in a run there. Raises the errors of
+    `errors.py`.
+    """
+    require_free(out, resume)
+    (record,) = _heads(options, run, {out: ("1", 0)}, asked, progress, resume)
+    results = tested(options, run, {HEAD: out}, record, out / TESTED, progress)
+    LocalPlace(out).put(CARD, card(record, results, HEAD, out).encode())
+    return record
 
 
 def train_curve(
-    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Saying, resume: bool = False
+    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
 ) -> list[TrainingRecord]:
     """Trains heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
-    below `out`, and writes curve.yaml, which lists them. Raises the errors of `errors.py`.
+    below `out`, tests them in one run, and writes curve.yaml, which lists them. Raises the errors of `errors.py`.
+    """
+    _require_curve(out, resume)
+    sizes = {f"{size.replace('/', '-')}-{order}": (size, order) for size, orders in SIZES.items() for order in range(orders)}
+    place = LocalPlace(out)
+    place.make()
+    if not place.has(CURVE):  # else it may name heads beside the curve by now
+        place.put(CURVE, _curve(list(sizes)).encode())
+    folders = {name: out / "heads" / name for name in sizes}
+    trained = {folders[name]: size for name, size in sizes.items()}
+    records = _heads(options, run, trained, asked, progress, resume=True, least=LEAST)
+    names = {f"{HEAD}-{name}": folder for name, folder in folders.items()}
+    results = tested(options, run, names, records[-1], out / TESTED, progress)
+    for (name, folder), record in zip(names.items(), records, strict=True):
+        LocalPlace(folder).put(CARD, card(record, results, name, folder).encode())
+    return records
+
+
+def _heads(
+    options: ProfileOptions,
+    run: str,
+    folders: Mapping[Path, tuple[str, int]],
+    asked: TrainingOptions,
+    progress: Progress,
+    resume: bool,
+    least: int = 1,
+) -> list[TrainingRecord]:
+    """Trains a head of a size and an order in each folder, with one target. Raises `DataEmpty` with fewer than `least`
+    independent units to train on.
     """
     with in_memory():
-        names = {
-            (size, order): f"{size.replace('/', '-')}-{order}" for size, orders in SIZES.items() for order in range(orders)
-        }
-        names[("1", 0)] = "1-0"
-        _require_curve(out, resume)
         shop = opened(options, run, asked, progress)
-        if (count := len({shop.split.groups[unit] for unit in shop.split.units[TRAIN]})) < LEAST:
+        if (count := len({shop.split.groups[unit] for unit in shop.split.units[TRAIN]})) < least:
             hint = "profile more prompts, or train one head: leave --curve out"
-            raise DataEmpty(f"a curve needs {LEAST} independent units to train on, and {run} has {count}", hint)
-        place = LocalPlace(out)
-        place.make()
-        if not place.has(CURVE):  # else it may name heads beside the curve by now
-            place.put(CURVE, _curve(run, out, list(names.values())).encode())
+            raise DataEmpty(f"a curve needs {least} independent units to train on, and {run} has {count}", hint)
         records = []
-        for number, ((size, order), name) in enumerate(names.items(), 1):
-            progress.say(f"head {number} of {len(names)}: {size} of the training units, order {order}")
-            records.append(_trained(shop, out / "heads" / name, size, order, resume=True))
+        for number, (folder, (size, order)) in enumerate(folders.items(), 1):
+            if len(folders) > 1:
+                progress.say(f"head {number} of {len(folders)}: {size} of the training units, order {order}")
+            records.append(_trained(shop, folder, size, order, resume))
         return records
 
 
 def train_any(
-    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Saying, resume: bool, curve: bool
+    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool, curve: bool
 ) -> list[TrainingRecord]:
     """Trains one head, or those of a curve."""
     if curve:
@@ -212,11 +234,10 @@ def _require_curve(out: Path, resume: bool) -> None:
         raise RunExists(f"{out} holds a curve", "add --resume to finish it, or choose another --out")
 
 
-def _curve(run: str, out: Path, names: Sequence[str]) -> str:
-    """The text of curve.yaml; JSON's strings are YAML's."""
-    where = run if "://" in run else os.path.relpath(run, out)
-    heads = "\n".join(f"  - {{head: ./heads/{name}}}" for name in names)
-    return f"# Heads of growing size. alphaprof curve reads this file.\nrun: {json.dumps(where)}\nheads:\n{heads}\n"
+def _curve(names: Sequence[str]) -> str:
+    """The text of curve.yaml."""
+    heads = "\n".join(f"  - {{draft: {HEAD}-{name}, head: ./heads/{name}}}" for name in names)
+    return f"# Heads of growing size. alphaprof curve reads this file.\nrun: ./{TESTED}\nheads:\n{heads}\n"
 
 
 def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Saying) -> Workshop:
@@ -299,31 +320,9 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     except LogitsNotFinite:
         _write_head(place, network, shop)
         raise
-    return _finished(shop, place, network, parts, _so_far(record, state, (train_on, stop_on)))
-
-
-def _finished(
-    shop: Workshop,
-    place: LocalPlace,
-    network: Eagle3,
-    parts: dict[str, list[RunText]],
-    record: TrainingRecord,
-) -> TrainingRecord:
-    """Writes the head, tests what was written, and writes the record last."""
     _write_head(place, network, shop)
-    shop.progress.start("testing", len(parts[STOP]) + len(parts[TEST]), "documents")
-    began, cpu = time.monotonic(), time.process_time()
-    bench = TestBench(shop.options, shop.target, shop.tokenizer, record.run, {part: parts[part] for part in (STOP, TEST)})
-    tests, uncertainty = bench.tested(place.path, "", shop.progress.advance)
-    spent = replace(
-        record.seconds,
-        testing=record.seconds.testing + time.monotonic() - began,
-        cpu=record.seconds.cpu + time.process_time() - cpu,
-    )
-    record = replace(record, status="complete", uncertainty=uncertainty, seconds=spent)
+    record = replace(_so_far(record, state, (train_on, stop_on)), status="complete")
     record = replace(record, bytes=replace(record.bytes, peak_memory=peak_memory(shop.target.device)))
-    place.put(TESTS, tests_content(tests).to_pybytes())
-    place.put(CARD, card(record, tests, place.path).encode())
     place.put(TRAINING, record.to_json().encode())
     remove_checkpoints(place)
     return record
@@ -432,9 +431,8 @@ def _record(
     network: Eagle3,
 ) -> TrainingRecord:
     """The record of a training that begins."""
-    texts, tested = parts[TRAIN], parts[TEST]
-    emitted = sum(len(text.ids) - 1 for text in tested)
-    missed = sum(outside(ids, text) for text in tested) / max(1, emitted)
+    texts, held_out = parts[TRAIN], parts[TEST]
+    missed = sum(outside(ids, text) for text in held_out) / max(1, sum(len(text.ids) - 1 for text in held_out))
     every = np.arange(shop.target.vocabulary) if ids is None else ids
     return TrainingRecord(
         alphaprof=__version__,
@@ -454,7 +452,6 @@ def _record(
         units=PartUnits(tuple(units), shop.split.units[STOP], shop.split.units[TEST]),
         vocabulary=DraftVocabulary(len(every), vocabulary_digest(every), 1 - missed),
         floor=missed,
-        uncertainty=None,
         progress=(),
         best_step=0,
         steps=0,
@@ -462,7 +459,6 @@ def _record(
         bytes=TrainingBytes(0, 0),
         parameters=sum(weight.numel() for weight in trained_parameters(network).values()),
         device=torch.cuda.get_device_name(shop.target.device) if shop.target.device.type == "cuda" else "cpu",
-        test=TestedText(len(tested) + len(parts[STOP]), emitted + sum(len(text.ids) - 1 for text in parts[STOP])),
     )
 
 

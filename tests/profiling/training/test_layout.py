@@ -6,21 +6,21 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from alphaprof.errors import ModelUnloadable, OptionInvalid
-from alphaprof.log.split import TEST
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared, require_trainable
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
 from alphaprof.profiling.training.train import TrainingOptions
+from alphaprof.totals.count import TotalsRequest
+from alphaprof.totals.files import read_totals
 from tests.eagle import config, converted, loaded, target, tensors, written
-from tests.heads import head_tests, training_record
+from tests.heads import run_of_heads, training_record
 from tests.profiling.test_eagle import VARIANTS
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -140,14 +140,12 @@ def test_the_card_says_what_was_measured_and_nothing_breaks_out_of_it(tmp_path: 
     record = training_record()
     settings = record.settings | {"layers": [1, 3, 5], "init": None}
     record = dataclasses.replace(record, settings=settings, target=dataclasses.replace(record.target, model="a|b`c\n<x>"))
-    tests = head_tests(0.4)
-    text = card(record, tests, Path("heads/it's"))
+    run = run_of_heads(tmp_path / "tested", {"head": 0.4})
+    text = card(record, run, "head", Path("heads/it's"))
     assert "a\\|b\\`c \\<x>" in text
-    rows = tests.rows(np.asarray(tests.part == TEST))
-    right = rows.agree[:, 0].sum() / rows.starts[:, 0].sum()
-    assert f"| {right:.3f} |" in text
-    assert f"{rows.tokens.sum() / rows.rounds[:, 0].sum():.3f}" in text
-    assert "may have seen" not in text
+    totals = read_totals(run, "head", TotalsRequest(["strict"], run.gammas)).to_pandas()[:40]  # the test part
+    assert f"| {totals['accepted'].sum() / totals['proposals'].sum():.3f} |" in text
+    assert f"{totals['tokens'].sum() / totals['rounds_1'].sum():.3f}" in text
     assert "may have seen" not in text
     begun = dataclasses.replace(record, settings=record.settings | {"init": "h", "learnt": None})
-    assert "may have seen" in card(begun, tests, Path("h"))
+    assert "may have seen" in card(begun, run, "head", Path("h"))

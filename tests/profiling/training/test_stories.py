@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from alphaprof.config.load import load_profile
-from alphaprof.log.split import TEST, split, texts_of
+from alphaprof.config.options import Eagle3Draft
+from alphaprof.log.split import of_units, texts_of
 from alphaprof.log.store import Run
-from alphaprof.log.training import TESTS, read_tests
+from alphaprof.log.training import TESTED
 from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models.drafts import load_draft
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
-from alphaprof.profiling.training.testing import TestBench
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
+from alphaprof.totals.decoded import decoded_totals
 from scripts.make_stories import FILE, stories
 from tests.conftest import ROOT
 from tests.profiling.test_speculation import Silent
@@ -40,18 +41,19 @@ def test_a_short_training_drafts_three_tenths_right_and_real_rounds_are_those_of
     pipeline.profile(options, tmp_path / "run", Silent())
     record = train(options, str(tmp_path / "run"), tmp_path / "head", TrainingOptions(steps=28), Silent())
     assert record.size.tokens > 11_000
-    tests = read_tests(tmp_path / "head" / TESTS)
-    rows = tests.rows(tests.part == TEST)
-    assert rows.agree[:, 0].sum() / rows.starts[:, 0].sum() > 0.30
+    run = Run.open(tmp_path / "head" / TESTED)
+    test = of_units(run.documents(), record.units.test)
+    totals, _ = decoded_totals(run, "head", test, run.manifest.config)
+    assert totals["accepted"].sum() / totals["proposals"].sum() > 0.30
     target, tokenizer = load_model("target", options.target, "float32", extra_eos=(2,)), load_tokenizer(options.target)
-    texts = texts_of(Run.open(tmp_path / "run"))
-    bench = TestBench(options, target, tokenizer, record.run, {})
-    draft, total = bench.loaded(tmp_path / "head", 5), 0
-    for text in split(texts).of(texts, TEST)[:6]:
-        (row,) = np.flatnonzero(rows.unit == text.unit)
+    given = Eagle3Draft(kind="eagle3", model=str(tmp_path / "head"))
+    draft, total = load_draft("head", given, options, target, tokenizer), 0
+    texts = {text.document: text for text in texts_of(run)}
+    for row, number in list(enumerate(test["document"].to_pylist()))[:6]:
         for gamma in (1, 3, 5):
-            decoded = Speculation(target, draft, parse_rule("strict"), gamma).decode(text.prompt, len(text.ids))
+            text = texts[number]
+            decoded = Speculation(target, draft, parse_rule("strict"), gamma).decode(text.prompt, 96)
             assert decoded.ids.tolist() == text.ids.tolist()
-            assert len(decoded.drafted) == rows.rounds[row, gamma - 1]
+            assert len(decoded.drafted) == totals[f"rounds_{gamma}"][row]
             total += len(decoded.drafted)
     assert total > 800

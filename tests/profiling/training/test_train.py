@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from alphaprof.config.load import load_profile
+from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import (
     AlphaprofError,
     DataEmpty,
@@ -31,21 +32,22 @@ from alphaprof.errors import (
 )
 from alphaprof.log.manifest import Trained
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, split, texts_of
+from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_of, unit_of
 from alphaprof.log.store import Run
-from alphaprof.log.training import CURVE, TESTS, TRAINING, read_tests, read_training
+from alphaprof.log.training import CURVE, TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.load import trained_of
-from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.models.drafts import load_draft
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training import train as training
 from alphaprof.profiling.training.features import Features
 from alphaprof.profiling.training.objective import logits_by_depth
-from alphaprof.profiling.training.testing import TestBench
 from alphaprof.profiling.training.train import TrainingOptions, train, train_curve
 from alphaprof.profiling.training.trainer import Trainer, steps_of
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, steps
+from alphaprof.totals.decoded import decoded_totals
+from alphaprof.totals.pool import DocumentTotals
 from tests.conftest import Runner
 from tests.heads import write_training
 from tests.profiling.test_speculation import Silent
@@ -67,25 +69,35 @@ def head(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bench(case: Case) -> TestBench:
-    """What heads of the case are tested with."""
-    options = case.options
-    target = load_model("target", options.target, "float32", extra_eos=(256,))
+def target(case: Case) -> Model:
+    return load_model("target", case.options.target, "float32", extra_eos=(256,))
+
+
+def draft_in(folder: Path, case: Case, target: Model) -> Any:
+    """The head in a folder as a draft."""
+    given = Eagle3Draft(kind="eagle3", model=str(folder))
+    return load_draft("head", given, case.options, target, load_tokenizer(case.options.target))
+
+
+def held_out(case: Case) -> dict[str, RunText]:
+    """Texts of the stop and test part by their units."""
     texts = texts_of(case.opened)
     parts = split(texts)
-    run = read_training_run(case)
-    return TestBench(options, target, load_tokenizer(options.target), run, {p: parts.of(texts, p) for p in (STOP, TEST)})
+    return {text.unit: text for part in (STOP, TEST) for text in parts.of(texts, part)}
 
 
-def read_training_run(case: Case) -> Any:
-    from alphaprof.log.training import TrainingRun, texts_digest
-
-    return TrainingRun(str(case.run), texts_digest(case.opened.manifest))
+def results(head: Path) -> dict[str, DocumentTotals]:
+    """The totals of each unit in the run that tested a head."""
+    run = Run.open(head / TESTED)
+    table = run.documents()
+    totals, _ = decoded_totals(run, "head", table, run.manifest.config)
+    units = map(unit_of, table["cluster"].to_pylist(), table["prompt_hash"].to_pylist())
+    return {unit: totals.rows(np.array([row])) for row, unit in enumerate(units)}
 
 
 def test_the_folder_of_a_head_holds_what_engines_and_readers_need(head: Path, case: Case) -> None:
     assert sorted(path.name for path in head.iterdir()) == [
-        *("README.md", "config.json", "model.safetensors", "test.parquet", "training.json"),
+        *("README.md", "config.json", "model.safetensors", "tested", "training.json"),
     ]
     described, weights = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
     assert described["speculators_model_type"] == "eagle3"
@@ -102,8 +114,6 @@ def test_the_folder_of_a_head_holds_what_engines_and_readers_need(head: Path, ca
     assert record.target.fingerprint == case.opened.manifest.target.fingerprint
     assert record.floor == pytest.approx(1 - record.vocabulary.ceiling_test)
     assert record.seconds.cpu > 0
-    tests = read_tests(head / TESTS)
-    assert (record.test.documents, record.test.tokens) == (len(tests.unit), tests.tokens.sum())
     assert record.size.tokens == sum(len(each.ids) for each in texts_of(case.opened) if each.unit in record.units.train)
 
 
@@ -121,9 +131,7 @@ def test_the_vocabulary_never_sees_what_it_is_stopped_by_or_tested_on(head: Path
 def test_the_parts_of_the_record_are_those_of_the_split(head: Path, case: Case) -> None:
     parts, record = split(texts_of(case.opened)), read_training(head)
     assert {part: getattr(record.units, part) for part in PARTS} == parts.units
-    tests = read_tests(head / TESTS)
-    for part in (STOP, TEST):
-        assert set(tests.unit[tests.part == part]) == set(parts.units[part])
+    assert set(results(head)) == {*parts.units[STOP], *parts.units[TEST]}
 
 
 def test_the_loss_falls_and_the_best_step_is_that_of_the_stop_part(case: Case, tmp_path: Path) -> None:
@@ -134,32 +142,31 @@ def test_the_loss_falls_and_the_best_step_is_that_of_the_stop_part(case: Case, t
     assert record.best_step in [look.step for look in looks]
 
 
-def test_a_head_is_scored_as_the_trainer_computes_it(head: Path, bench: TestBench) -> None:
-    """The logits of the trainer's forward, on states that it recorded, give the counts of the record of tests."""
-    draft = bench.loaded(head, 3)
-    tests = read_tests(head / TESTS)
-    features = Features(bench.target, draft.network.layers, bench.texts[TEST], head.parent, 512)
+def test_a_head_is_scored_as_the_trainer_computes_it(head: Path, case: Case, target: Model) -> None:
+    """The logits of the trainer's forward, on states that it recorded, are right where the run that tested it says so."""
+    draft, run = draft_in(head, case, target), Run.open(head / TESTED)
+    texts = {text.prompt.tobytes(): text for text in held_out(case).values()}
+    features = Features(target, draft.network.layers, list(texts.values()), head.parent, 512)
     features.fill(lambda _: None)
-    rows = tests.rows(tests.part == TEST)
-    for index, text in enumerate(bench.texts[TEST]):
-        (row,) = np.flatnonzero(rows.unit == text.unit)
-        batch = features.batch([index])
-        for depth, (drafted, logits) in enumerate(logits_by_depth(draft.network, batch, 3)):
-            top = draft.network.ids[logits.argmax(-1)]
-            assert int((top == batch.whole[drafted.row, drafted.at]).sum()) == rows.agree[row, depth]
-            assert len(top) == rows.starts[row, depth]
+    tested = {text.document: text for text in texts_of(run)}
+    for shard in run.shards:
+        for number, rows in run.positions("head", shard.index).to_pandas().groupby("document"):
+            batch = features.batch([list(texts).index(tested[int(number)].prompt.tobytes())])
+            for depth, (drafted, logits) in enumerate(logits_by_depth(draft.network, batch, 3), 1):
+                top = draft.network.ids[logits.argmax(-1)]
+                right = int((top == batch.whole[drafted.row, drafted.at]).sum())
+                logged = rows["draft_top"] == rows["token"] if depth == 1 else rows[f"agrees_{depth}"]
+                assert right == logged.fillna(False).sum()
 
 
-def test_the_files_hold_what_was_trained(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: TestBench
-) -> None:
+def test_the_files_hold_what_was_trained(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Model) -> None:
     """Read again by the loader of profiles, the logits are those of the network in the trainer, to the last bit."""
     kept: list[Trainer] = []
     run = Trainer.run
     monkeypatch.setattr(Trainer, "run", lambda self, *given: (kept.append(self), run(self, *given))[1])
     out = trained(case, tmp_path / "head")
     (trainer,) = kept
-    draft = bench.loaded(out, 3)
+    draft = draft_in(out, case, target)
     assert draft.network.reading == trainer.network.reading
     batch = trainer.stop.batch([0, 1])
     with torch.no_grad():
@@ -168,59 +175,44 @@ def test_the_files_hold_what_was_trained(
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_real_decoding_has_the_rounds_of_replay(head: Path, bench: TestBench, gamma: int, case: Case) -> None:
-    """Every round of every stop and test document, and the sums in the record."""
-    tests, draft, total = read_tests(head / TESTS), bench.loaded(head, 3), 0
-    for part in (STOP, TEST):
-        for text in bench.texts[part]:
-            engine = Speculation(bench.target, draft, parse_rule("strict"), gamma)
-            decoded = engine.decode(text.prompt, len(text.ids))
+def test_real_decoding_has_the_rounds_of_replay(head: Path, case: Case, target: Model) -> None:
+    """Every round of every stop and test document."""
+    draft, tested, total = draft_in(head, case, target), results(head), 0
+    for unit, text in held_out(case).items():
+        for gamma in (1, 2, 3):
+            decoded = Speculation(target, draft, parse_rule("strict"), gamma).decode(text.prompt, 20)
             assert decoded.ids.tolist() == text.ids.tolist()
-            (row,) = np.flatnonzero(tests.unit == text.unit)
-            assert len(decoded.drafted) == tests.rounds[row, gamma - 1]
-            if gamma == tests.depths:
-                reached = [int((decoded.accepted >= depth).sum()) for depth in range(1, gamma + 1)]
-                assert reached == tests.accepted[row].tolist()
+            counts = tested[unit].counts(gamma)
+            assert len(decoded.drafted) == counts.rounds[0]
+            reached = [int((decoded.accepted >= depth).sum()) for depth in range(1, gamma + 1)]
+            assert reached == counts.accepted[0].tolist()
             total += len(decoded.drafted)
-    assert total > 40
+    assert total > 120
 
 
-def test_rounds_of_a_profile_are_those_of_the_record(head: Path, case: Case, tmp_path: Path) -> None:
-    """The trained head as a draft of the next profile, on the same texts."""
+def test_rounds_of_a_profile_are_those_of_the_run_that_tested_it(head: Path, case: Case, tmp_path: Path) -> None:
+    """The trained head as a draft of the next profile, on the same prompts."""
     tree = yaml.safe_load(case.profile.read_text()) | {"drafts": {"own": {"kind": "eagle3", "model": str(head)}}}
     profile = case.profile.parent / "next.yaml"
     profile.write_text(yaml.safe_dump(tree))
     run = pipeline.profile(load_profile(profile, []), tmp_path / "next", Silent())
-    tests, size = read_tests(head / TESTS), read_training(head).size
+    size, table = read_training(head).size, run.documents()
     assert run.manifest.drafts["own"].trained == Trained(size.units, size.tokens, None)
-    texts = {text.document: text for text in texts_of(run)}
-    checked = 0
-    for shard in run.shards:
-        frame = run.positions("own", shard.index).to_pandas()
-        for number, rows in frame.groupby("document"):
-            found = np.flatnonzero(tests.unit == texts[int(number)].unit)
-            if not len(found):
-                continue
-            size, nothing = len(rows), np.zeros(len(rows), dtype=bool)
-            proposed = rows["proposed"].to_numpy().astype(np.int64)
-            ends = np.array([size])
-            trace = Trace(rows["accepted_run"].fillna(0).to_numpy(), proposed, np.array([0]), ends, ends, nothing)
-            for gamma in (1, 2, 3):
-                assert len(steps(trace, gamma).at) == tests.rounds[found[0], gamma - 1]
-                checked += 1
-    assert checked == 3 * len(tests.unit)
+    totals, _ = decoded_totals(run, "own", table, run.manifest.config)
+    units = list(map(unit_of, table["cluster"].to_pylist(), table["prompt_hash"].to_pylist()))
+    for unit, tested in results(head).items():
+        for name in ("accepted", "rounds_1", "rounds_2", "rounds_3"):
+            assert totals[name][units.index(unit)] == tested[name][0]
 
 
-def test_sampled_texts_have_rows_of_the_rule_that_the_decision_asks_for(sampled: Case, tmp_path: Path) -> None:
+def test_sampled_texts_are_tested_by_the_rule_that_the_decision_asks_for(sampled: Case, tmp_path: Path) -> None:
     out = trained(sampled, tmp_path / "head")
-    record, tests = read_training(out), read_tests(out / TESTS)
-    assert set(tests.rule) == {"lossless"}
-    assert set(tests.text) == {"sampled"}
-    assert record.uncertainty is not None
-    assert 0 < record.uncertainty < 1
-    assert (tests.rounds[:, 0] <= tests.tokens).all()
-    assert (np.diff(tests.rounds, axis=1) <= 1e-9).all()
+    run = Run.open(out / TESTED)
+    totals, rules = decoded_totals(run, "head", run.documents(), run.manifest.config)
+    assert set(rules) == {"lossless"}
+    assert set(run.documents()["continuation"].to_pylist()) == {"sampled"}
+    assert (totals["rounds_1"] <= totals["tokens"]).all()
+    assert "| sampled | lossless |" in (out / "README.md").read_text()
 
 
 class Killed(BaseException):
@@ -379,14 +371,15 @@ def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: P
     texts = texts_of(timed.opened)
     assert [text.time for text in texts] == sorted((text.time for text in texts if text.time), reverse=True)
     out = trained(timed, tmp_path / "head", split="time", steps=2)
-    record, tests = read_training(out), read_tests(out / TESTS)
+    record = read_training(out)
     asked = {text.unit: text.time for text in texts}
     times = {part: [asked[unit] for unit in getattr(record.units, part)] for part in PARTS}
     begins = {part: f"2026-03-{day}T06:00:00+00:00" for part, day in ((STOP, 25), (TEST, 28))}
     assert {part: min(each for each in times[part] if each).isoformat() for part in (STOP, TEST)} == begins
     assert max(each for each in times[TRAIN] if each) < min(each for each in times[STOP] if each)
     assert record.settings["begins"] == begins
-    assert set(tests.unit[tests.part == TEST]) == {text.unit for text in texts[:3]}
+    assert set(record.units.test) == {text.unit for text in texts[:3]}
+    assert set(results(out)) == {text.unit for text in texts[:6]}
     page = (out / "README.md").read_text()
     assert "| split | by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from 2026-03-25T06" in page
     for asked_for in ("random", "time"):
@@ -502,7 +495,7 @@ def test_a_curve_has_heads_of_nested_sizes_with_one_vocabulary(case: Case, tmp_p
     out = tmp_path / "curve"
     train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent())
     listed = yaml.safe_load((out / CURVE).read_text())
-    assert (out / listed["run"]).resolve() == case.run.resolve()
+    assert Run.open(out / listed["run"]).manifest.reused == str(case.run)
     folders = [out / each["head"] for each in listed["heads"]]
     assert len(folders) == 10
     records = [read_training(folder) for folder in folders]
@@ -528,12 +521,14 @@ def test_a_head_that_no_curve_lists_or_whose_record_cannot_be_read_has_none(head
     size, folder = read_training(head).size, tmp_path / "heads" / "mine"
     shutil.copytree(head, folder)
     other = tmp_path / "heads" / "other"
-    for content in ("heads: [{head: ./heads/other}]", "{", "a: 1"):
+    for content in ("run: a\nheads: [{draft: other, head: ./heads/other}]", "{", "a: 1"):
         (tmp_path / CURVE).write_text(content)
         assert trained_of(folder) == Trained(size.units, size.tokens, None)
-    (tmp_path / CURVE).write_text("heads: [{head: ./heads/other}]\nbeside: {tuned: {head: ./heads/../heads/mine}}")
+    (tmp_path / CURVE).write_text(
+        "run: a\nheads: [{draft: other, units: 3}]\nbeside: {tuned: {draft: mine, head: ./heads/../heads/mine}}"
+    )
     assert trained_of(folder) == Trained(size.units, size.tokens, None)  # it stands beside the curve
-    (tmp_path / CURVE).write_text("heads: [{head: ./heads/../heads/mine}]")
+    (tmp_path / CURVE).write_text("run: a\nheads: [{draft: mine, head: ./heads/../heads/mine}]")
     assert trained_of(folder) == Trained(size.units, size.tokens, str(tmp_path))
     (folder / TRAINING).write_text("{}")
     assert (trained_of(folder), trained_of(other), trained_of(Path("org/name"))) == (None, None, None)
