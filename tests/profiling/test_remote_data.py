@@ -10,7 +10,7 @@ import pytest
 from alphaprof.config.profile import SourceOptions, resolve
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
 from alphaprof.log.place import place_of
-from alphaprof.profiling.models.hub import require_data
+from alphaprof.profiling.models.hub import opened, require_data
 from alphaprof.profiling.texts.reading import rows
 from tests.log.test_place import Gate, gate, on_servers, said, server
 
@@ -80,7 +80,9 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(address: str) ->
 @on_servers
 def test_what_is_not_there_is_said(gate: Gate) -> None:
     assert "s3://bucket/data/none.jsonl does not exist\ncheck the names" in refused("s3://bucket/data/none.jsonl")
-    assert "there is no bucket elsewhere\ncreate it, or check the name" in refused("s3://elsewhere/prompts.jsonl")
+    assert "there is no bucket elsewhere (NoSuchBucket)\ncreate it, or check the name" in refused(
+        "s3://elsewhere/prompts.jsonl"
+    )
     assert "s3://bucket/data has no known format\ngive one file that ends with .jsonl" in refused("s3://bucket/data")
     assert "is no address of a file\nuse letters" in refused("s3://bucket/my prompts.jsonl")
 
@@ -91,7 +93,11 @@ def test_what_is_not_there_is_said(gate: Gate) -> None:
     [
         (403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", "AWS_ACCESS_KEY_ID"),
         (403, b"<Error><Code>AccessDenied</Code></Error>", "access is denied"),
-        (503, b"<Error><Code>SlowDown</Code></Error>", "the store failed, and asking again did not help"),
+        (
+            503,
+            b"<Error><Code>SlowDown</Code></Error>",
+            "the store failed or cannot be reached, and asking again did not help",
+        ),
     ],
 )
 def test_a_store_that_refuses_is_said(gate: Gate, tmp_path: Path, status: int, body: bytes, text: str) -> None:
@@ -105,6 +111,21 @@ def test_a_busy_store_is_asked_again(gate: Gate, tmp_path: Path) -> None:
     address = put(written(tmp_path, ".jsonl"))
     gate.faults = {"HEAD": [503], "GET": [503]}
     assert len(list(rows(source(address)))) == len(FRAME)
+
+
+def fetch_half(gate: Gate, address: str, to: Path) -> None:
+    """The store fails when the file is open."""
+    with opened(address) as file:
+        gate.always = 503
+        file.download(str(to))
+
+
+@on_servers
+def test_a_store_that_fails_while_it_is_read_is_said(gate: Gate, tmp_path: Path) -> None:
+    address = put(written(tmp_path, ".jsonl"))
+    with pytest.raises(DataUnreadable, match="the store failed or cannot be reached") as caught:
+        fetch_half(gate, address, tmp_path / "half")
+    said(caught.value)
 
 
 @on_servers

@@ -52,7 +52,9 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(gate: Gate, alone:
                 gate.always = 503
 
     options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
-    with pytest.raises((DiskFull, RunUnreadable), match="the store failed, and asking again did not help"):
+    with pytest.raises(
+        (DiskFull, RunUnreadable), match="the store failed or cannot be reached, and asking again did not help"
+    ):
         pipeline.profile(options, OUT, Failing())
     gate.always = None
     assert "commits/00000.json" in place_of(OUT).names("commits")

@@ -15,9 +15,7 @@ __all__ = ["Content", "LocalPlace", "ObjectPlace", "Place", "address_of", "is_re
 SCHEMES = tuple(KEYS)  # az://CONTAINER/..., in the account that the environment names
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)")  # what pathlib makes of a URI
-PREFIX = re.compile(
-    r"(?!.*(?:^|/)\.\.?(?:/|$))[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*", re.ASCII
-)  # both libraries agree on these
+PREFIX = re.compile(r"(?!.*(?:^|/)\.\.?(?:/|$))[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*", re.ASCII)
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

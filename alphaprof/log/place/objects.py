@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
 from alphaprof.log.place.protocol import Content, require_inside
 from alphaprof.version import install_line
 
-ENDPOINT = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?")
 PATIENCE = timedelta(seconds=90)  # how long a store that fails is asked again, with growing pauses
-ATTEMPTS = 8  # the same for what pyarrow reads: half a minute
 SILENCE = timedelta(minutes=5)  # the longest that one request may take, its content included
+CONFLICTS = 8  # how often `put_new` asks again when the store names a conflict and there is no object
 WRITER = "attempt"  # metadata of what `put_new` wrote: whose it is
 ASKING: set[int] = set()  # processes that have asked an object store; after a fork the child would wait for ever
 KEYS = {
@@ -32,22 +30,36 @@ KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 WHERE = {"s3": "AWS_REGION and AWS_ENDPOINT_URL", "gs": "the bucket's name", "az": "AZURE_STORAGE_ACCOUNT_NAME"}
-# What stores and libraries call the same failure, in small letters without underscores.
-UNKNOWN_KEYS = {
-    *("invalidaccesskeyid", "invalidclienttokenid", "signaturedoesnotmatch", "expiredtoken", "invalidtoken"),
-    *("invalidsignature", "missingauthenticationtoken", "unrecognizedclient", "authenticationfailed", "401"),
-}
-OTHER_REGION = {"permanentredirect", "authorizationheadermalformed", "301", "307"}
-NO_BUCKET = {"nosuchbucket", "containernotfound"}
-NAMED = re.compile(r"(?:<Code>|AWS Error (?!UNKNOWN\b))(?P<word>\w+)|(?:status code:|HTTP status) (?P<status>\d{3})\b")
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+OTHER_REGION = ("AuthorizationHeaderMalformed", "incorrectly configured region")
+NO_ACCESS = (
+    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "AccessDenied"),
+    *("code: 401", "code: 403"),
+    *("/latest/api/token", "/latest/meta-data/"),  # of a machine of Amazon's that lends credentials
+)
+FAILED = ("code: 5", "error sending request")
+# What the text of an error may hold, why it failed, and what to do: the first that fits. Errors of obstore have few classes,
+# and those of listings have one.
+CAUSES = (
+    (NO_BUCKET, "there is no bucket {bucket}", "create it, or check the name, {where}"),
+    (OTHER_REGION, "the bucket is in another region", "set AWS_REGION to the bucket's"),
+    (NO_ACCESS, "access is denied", "check {keys}, and that they may list, read, write and delete there"),
+    (
+        FAILED,
+        "the store failed or cannot be reached, and asking again did not help",
+        "check the network, and {where}; a profile goes on with --resume",
+    ),
+    (("",), "the store refused it", "check {where}, and the store's log; a profile goes on with --resume"),
+)
 
 
 @dataclass(frozen=True)
 class ObjectPlace:
     """A part of a bucket: of S3 or what speaks like it, of Google Cloud Storage, or of Azure (a container).
 
-    obstore writes, lists and removes, an object by one request; pyarrow reads parts of files. Both take
-    region, endpoint and keys from the environment. Raises `ExtraMissing`, and `OptionInvalid` where that holds nonsense.
+    obstore takes region, endpoint and keys from the environment. Raises `ExtraMissing`, and `OptionInvalid` where that holds
+    nonsense.
     """
 
     scheme: str
@@ -82,35 +94,30 @@ class ObjectPlace:
         self.remove(name)
 
     @property
-    def filesystem(self) -> Any:
+    def filesystem(self) -> fs.FileSystem:
         """Of the part of the bucket."""
-        from pyarrow import fs
-
-        return fs.SubTreeFileSystem("/".join(filter(None, (self.bucket, self.prefix))), self._reader)
+        return fs.PyFileSystem(_Files(self))
 
     def put(self, name: str, content: Content) -> None:
         """Write an object by one request. Raises `DiskFull`."""
-        import obstore
-
         with self._asking(name, DiskFull):
-            obstore.put(self._store, name, _view(content), use_multipart=False)
+            self._store.put(name, _view(content), use_multipart=False)
 
     def put_new(self, name: str, content: Content) -> bool:
         """Write an object unless the name exists. Raises `DiskFull`: whether it was written is not known then.
 
         A store that has written it may answer 503, and refuse it when it is asked again: metadata tell whose it is.
         """
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         writer = secrets.token_hex(16)
         with self._asking(name, DiskFull):
-            for _ in range(ATTEMPTS):
+            for _ in range(CONFLICTS):
                 try:
-                    obstore.put(self._store, name, _view(content), mode="create", attributes={WRITER: writer})
+                    self._store.put(name, _view(content), mode="create", attributes={WRITER: writer})
                 except AlreadyExistsError:
                     try:
-                        return bool(obstore.get(self._store, name).attributes.get(WRITER) == writer)
+                        return bool(self._store.get(name).attributes.get(WRITER) == writer)
                     except FileNotFoundError:  # 409: another request was busy with that name, and may have failed
                         continue
                 return True
@@ -118,69 +125,44 @@ class ObjectPlace:
 
     def read(self, name: str) -> bytes:
         """The content of an object. Raises `FileNotFoundError`, and `RunUnreadable`."""
-        import obstore
-
         with self._asking(name, RunUnreadable):
-            return bytes(obstore.get(self._store, name).bytes())
+            return bytes(self._store.get(name).bytes())
 
     def open(self, name: str) -> pa.NativeFile:
-        """An object to read any part of, each by a request. Raises `FileNotFoundError`, and `RunUnreadable`.
-
-        What fails later is an `OSError` of pyarrow's.
-        """
+        """An object to read any part of, each by a request. Raises `FileNotFoundError` and `RunUnreadable`, as reads do."""
         with self._asking(name, RunUnreadable):
-            return self._reader.open_input_file("/".join(filter(None, (self.bucket, self.prefix, name))))
+            size = self._store.head(name)["size"]
+        return pa.PythonFile(_Object(self, name, size), mode="r")
 
     def names(self, prefix: str) -> dict[str, int]:
         """Sizes of the objects below a folder. Raises `RunUnreadable`."""
-        import obstore
-
         folder = prefix.removesuffix("/")
         with self._asking(folder, RunUnreadable):
-            found = [item for items in obstore.list(self._store, folder or None) for item in items]
+            found = [item for items in self._store.list(folder or None) for item in items]
         return dict(sorted((item["path"], item["size"]) for item in found if not _hidden(item["path"])))
 
     def has(self, name: str) -> bool:
         """Whether there is an object of that name. Raises `RunUnreadable`."""
-        import obstore
-
-        with self._asking(name, RunUnreadable):
-            try:
-                obstore.head(self._store, name)
-            except FileNotFoundError:
-                return False
+        try:
+            with self._asking(name, RunUnreadable):
+                self._store.head(name)
+        except FileNotFoundError:
+            return False
         return True
 
     def remove(self, name: str) -> None:
         """Remove an object. Raises `DiskFull`."""
-        import obstore
+        with self._asking(name, DiskFull), contextlib.suppress(FileNotFoundError):
+            self._store.delete(name)
 
-        with self._asking(name, DiskFull, missing=True):
-            obstore.delete(self._store, name)
-
-    @cached_property
-    def _reader(self) -> Any:
-        """Of pyarrow; made when something is opened."""
-        from pyarrow import fs
-
-        seconds = PATIENCE.total_seconds()
-        if self.scheme == "gs":
-            return fs.GcsFileSystem(retry_time_limit=PATIENCE)
-        if self.scheme == "az":
-            name, key = (_variable(f"AZURE_STORAGE_ACCOUNT_{each}") for each in ("NAME", "KEY"))
-            return fs.AzureFileSystem(account_name=name, account_key=key)
-        options = {"region": _region(), "connect_timeout": 10, "request_timeout": seconds}
-        if endpoint := _endpoint():
-            scheme, _, host = endpoint.partition("://")
-            options |= {"scheme": scheme, "endpoint_override": host}
-        if key := _variable("AWS_ACCESS_KEY_ID"):
-            secret, token = _variable("AWS_SECRET_ACCESS_KEY"), _variable("AWS_SESSION_TOKEN")
-            options |= {"access_key": key, "secret_key": secret, "session_token": token}
-        return fs.S3FileSystem(**options, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS))
+    def range_of(self, name: str, start: int, end: int) -> bytes:
+        """The bytes of an object from `start` up to `end`. Raises `FileNotFoundError`, and `RunUnreadable`."""
+        with self._asking(name, RunUnreadable):
+            return bytes(self._store.get_range(name, start=start, end=end))
 
     @contextlib.contextmanager
-    def _asking(self, name: str, kind: type[AlphaprofError], missing: bool = False) -> Iterator[None]:
-        """Raise an error of a kind, or `FileNotFoundError` for a missing object that is to be read. `missing`: it may be."""
+    def _asking(self, name: str, kind: type[AlphaprofError]) -> Iterator[None]:
+        """Raise an error of a kind, or `FileNotFoundError` for a missing object that is to be read."""
         from obstore.exceptions import BaseError
 
         ASKING.add(os.getpid())
@@ -191,38 +173,59 @@ class ObjectPlace:
         try:
             yield
         except (BaseError, OSError) as error:
-            words = _words(error)
-            if isinstance(error, FileNotFoundError) and not words & NO_BUCKET and (missing or kind is RunUnreadable):
-                if missing:
-                    return
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.shown}/{name}") from None
-            reason, hint = self._why(error, words)
+            text = str(error)
+            if isinstance(error, FileNotFoundError):
+                if kind is RunUnreadable and not any(sign in text for sign in NO_BUCKET):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.shown}/{name}") from None
+                text = NO_BUCKET[0]  # an object is written wherever there is a bucket
             verb = f"cannot write {self.shown}" if kind is DiskFull else f"{self.shown} cannot be read"
+            reason, hint = self._why(text)
             raise kind(f"{verb}: {reason}", hint) from None
 
-    def _why(self, error: Exception, words: set[str]) -> tuple[str, str]:
+    def _why(self, text: str) -> tuple[str, str]:
         """What a store says against it, and what to do. Nothing of its text is repeated: it may hold keys."""
-        again = "a profile goes on with --resume"
-        code = "".join(f" ({word})" for word in sorted(_codes(error), key=str.isdigit)[:1])  # its own word, or the status
-        credentials = f"check {KEYS[self.scheme]}, and that they may list, read, write and delete there"
-        if words & NO_BUCKET or isinstance(error, FileNotFoundError):
-            return f"there is no bucket {self.bucket}", f"create it, or check the name, {WHERE[self.scheme]}"
-        if words & OTHER_REGION:
-            return f"the bucket is in another region than {_region()}{code}", "set AWS_REGION to the bucket's"
-        if words & UNKNOWN_KEYS:
-            return f"the store does not know these credentials{code}", credentials
-        if "403" in words or "accessdenied" in words:
-            return f"access is denied{code}", credentials
-        if "credentials" in words:
-            return "there are no credentials", f"set {KEYS[self.scheme]}"
-        if words & {"500", "502", "503", "504", "slowdown", "serviceunavailable", "internalfailure"}:
-            return f"the store failed, and asking again did not help{code}", f"wait, or let fewer processes write; {again}"
-        if "unreachable" in words:
-            return "the store cannot be reached", f"check the network, and {WHERE[self.scheme]}; {again}"
-        return (
-            f"the store refused it: {type(error).__name__}{code}",
-            f"check {WHERE[self.scheme]}, and the store's log; {again}",
-        )
+        sign, reason, hint = next((sign, reason, hint) for signs, reason, hint in CAUSES for sign in signs if sign in text)
+        code = f" ({sign})" if sign.isalpha() else ""
+        names = {"bucket": self.bucket, "where": WHERE[self.scheme], "keys": KEYS[self.scheme]}
+        return f"{reason.format(**names)}{code}", hint.format(**names)
+
+
+class _Object:
+    """An object as a file of Python's, of which every read is a request: readers of Parquet ask for the ranges they need."""
+
+    def __init__(self, place: ObjectPlace, name: str, size: int) -> None:
+        self.closed = False
+        self._place, self._name, self._size, self._at = place, name, size, 0
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, as many as there are."""
+        start, self._at = self._at, min(self._at + size, self._size)
+        return self._place.range_of(self._name, start, self._at) if start < self._at else b""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position, which is returned."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """The position."""
+        return self._at
+
+    def close(self) -> None:
+        """Nothing is open between two reads."""
+        self.closed = True
+
+
+class _Files(fs.FSSpecHandler):  # type: ignore[misc]
+    """The objects of a place as a filesystem of pyarrow's, whose readers of columns open files, and ask for nothing else."""
+
+    def get_type_name(self) -> str:
+        """How pyarrow's messages name it."""
+        return "object store"
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        """An object to read any part of."""
+        return self.fs.open(path)
 
 
 def _view(content: Content) -> memoryview:
@@ -234,44 +237,18 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _codes(error: Exception) -> list[str]:
-    """What an error of either library names: the store's own word for it, and the status of HTTP."""
-    return [found["word"] or found["status"] for found in NAMED.finditer(str(error).partition("\nDebug source")[0])]
-
-
-def _words(error: Exception) -> set[str]:
-    text = str(error)
-    words = {code.lower().replace("_", "") for code in _codes(error)}
-    if "HTTP error: " in text or "networkconnection" in words:
-        words.add("unreachable")
-    if "/latest/api/token" in text or "/latest/meta-data/" in text:  # asked of a machine of Amazon's that lends some
-        words.add("credentials")
-    return words
-
-
 def _store(scheme: str, bucket: str, prefix: str) -> Any:
     """What obstore makes of the environment; it looks for nothing yet."""
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, S3Store
 
-    endpoint = _endpoint() if scheme == "s3" else None
+    if scheme == "s3":
+        _require_sound_variables()
     options: dict[str, Any] = {
         "prefix": prefix or None,
-        "client_options": {
-            "timeout": SILENCE,
-            "connect_timeout": timedelta(seconds=10),
-            "allow_http": bool(endpoint and endpoint.startswith("http://")),
-        },
-        "retry_config": {
-            "max_retries": 1000,
-            "retry_timeout": PATIENCE,
-            "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
-        },
+        "client_options": {"timeout": SILENCE, "allow_http": True},  # an endpoint that says http:// means it
+        "retry_config": {"max_retries": 1000, "retry_timeout": PATIENCE},
     }
-    if scheme == "s3":
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            _variable(name)
-        options |= {"region": _region(), "conditional_put": "etag"} | ({"endpoint": endpoint} if endpoint else {})
     try:
         return {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[scheme](bucket, **options)
     except (BaseError, OSError, ValueError):
@@ -280,31 +257,10 @@ def _store(scheme: str, bucket: str, prefix: str) -> Any:
         ) from None
 
 
-def _region() -> str:
-    name = next((name for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if _variable(name)), None)
-    value = str(_variable(name)) if name else "us-east-1"
-    if not re.fullmatch("[A-Za-z0-9-]+", value):
-        raise OptionInvalid(f"{name} is not a region", "set it to the bucket's, us-east-1 for example")
-    return value
-
-
-def _endpoint() -> str | None:
-    """The address of a store other than Amazon's."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    name = next((name for name in names if _variable(name)), None)
-    if name is None:
-        return None
-    value = str(_variable(name)).rstrip("/")
-    if not ENDPOINT.fullmatch(value):
-        raise OptionInvalid(f"{name} is not the address of a store", "set it to http(s)://HOST:PORT, or unset it")
-    return value
-
-
-def _variable(name: str) -> str | None:
-    """A variable of the environment. obstore would panic at one with a space or a line break."""
-    value = os.environ.get(name)
-    if value and not re.fullmatch("[!-~]+", value):
-        raise OptionInvalid(
-            f"{name} holds a character that does not belong there", "set it again, without line breaks and spaces"
-        )
-    return value or None
+def _require_sound_variables() -> None:
+    """Raise `OptionInvalid` for variables at which obstore would panic."""
+    for name, value in os.environ.items():
+        if name.startswith("AWS_") and not (value.isascii() and value.isprintable()):
+            raise OptionInvalid(f"{name} holds a character that does not belong there", "set it again, without line breaks")
+        if value and name in ENDPOINTS and not value.startswith(("http://", "https://")):
+            raise OptionInvalid(f"{name} is not the address of a store", "set it to http(s)://HOST:PORT, or unset it")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 FILE = 1 << 32  # beyond the rows of any file
 FILES = 10  # files that a shuffle reads at a time
+CHUNK = 1 << 24  # bytes that one request fetches of a file in an object store
 
 
 def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
@@ -129,14 +130,11 @@ def _fetch(reference: str, to: Path) -> None:
     """Copy a file of an object store. Raises `DataUnreadable` and `DataEmpty`."""
     try:
         with opened(reference) as file:
-            file.download(str(to))
+            file.download(str(to), buffer_size=CHUNK)
         require_filled(to, reference)
     except OSError as error:
-        if error.errno is not None:  # of the disk; those of the store have none
-            hint = "free space there, or set TMPDIR to a folder with more"
-            raise DataUnreadable(f"{reference} cannot be copied to {to.parent}: {error.strerror}", hint) from None
-        hint = "try again; its log may say why"
-        raise DataUnreadable(f"{reference} cannot be read: the store failed while it was read", hint) from None
+        hint = "free space there, or set TMPDIR to a folder with more"
+        raise DataUnreadable(f"{reference} cannot be copied to {to.parent}: {error.strerror}", hint) from None
 
 
 def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
