@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 __version__ = "0.1.0"
 NAME = "alphaprof"
@@ -15,64 +17,48 @@ EXTRAS = ("profile", "gguf", "html", "multi-device", "remote", "cluster")  # for
 
 
 def install_line(extra: str) -> str:
-    """Returns the line that installs what is missing of an extra: the packages by name, wherever alphaprof came from.
+    """Return the line that installs what is missing of an extra: the packages by name, wherever alphaprof came from.
 
     alphaprof[extra] would make pip look for alphaprof itself, which a checkout, a wheel or a git URL does not answer.
     """
     return " ".join(["pip install", *(f"'{each}'" for each in missing(extra) or requirements(extra))])
 
 
-def missing(extra: str) -> list[str]:
-    """Returns the requirements of an extra that are not installed, or in another version than it needs."""
+def missing(extra: str) -> list[Requirement]:
+    """Return the requirements of an extra that are not installed, or in another version than it needs."""
     return [each for each in requirements(extra) if not _is_met(each)]
 
 
-def requirements(extra: str) -> list[str]:
-    """Returns the requirements of an extra as pip takes them, without alphaprof's own; bounds of a package are together."""
-    found: dict[str, str] = {}
-    for requirement in _declared().get(extra, []):
-        own = re.fullmatch(rf"{NAME}\[([\w-]+)\]", requirement)
-        for each in requirements(own[1]) if own else [requirement]:
-            name = package(each)
-            found[name] = found[name] + f",{each.removeprefix(name)}" if name in found else each
+def requirements(extra: str) -> list[Requirement]:
+    """Return the requirements of an extra without alphaprof's own; bounds of a package are together."""
+    found: dict[str, Requirement] = {}
+    for declared in _declared(extra):
+        own = declared.name == NAME
+        for each in [inner for name in declared.extras for inner in requirements(name)] if own else [declared]:
+            if each.name in found:
+                found[each.name].specifier &= each.specifier
+            else:
+                found[each.name] = each
     return list(found.values())
 
 
-def package(requirement: str) -> str:
-    """Returns the name of the package that a requirement is about."""
-    match = re.match(r"[\w.-]+", requirement)
-    return match[0] if match else requirement
+def _declared(extra: str) -> list[Requirement]:
+    """The requirements of an extra: of the installed package, or of a checkout that is not installed."""
+    from packaging.requirements import Requirement
 
-
-@cache
-def _declared() -> dict[str, list[str]]:
-    """The requirements by extra: of the installed package, or of a checkout that is not installed."""
-    found: dict[str, list[str]] = {}
     try:
-        lines = requires(NAME) or []
+        every = [Requirement(line) for line in requires(NAME) or []]
     except PackageNotFoundError:
-        project = Path(__file__).parent.parent / "pyproject.toml"
-        if not project.is_file():
-            return {}
-        declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-        return {extra: list(map(str, lines)) for extra, lines in declared.items()}
-    for line in lines:
-        requirement, _, marker = line.partition(";")
-        if match := re.search(r"""extra == ['"]([\w-]+)['"]""", marker):
-            found.setdefault(match[1], []).append(requirement.strip())
+        project = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+        return [Requirement(line) for line in tomllib.loads(project)["project"]["optional-dependencies"][extra]]
+    found = [each for each in every if each.marker is not None and each.marker.evaluate({"extra": extra})]
+    for each in found:
+        each.marker = None  # pip takes it without
     return found
 
 
-def _is_met(requirement: str) -> bool:
+def _is_met(requirement: Requirement) -> bool:
     try:
-        installed = _numbers(version_of(package(requirement)))
+        return requirement.specifier.contains(version_of(requirement.name), prereleases=True)
     except PackageNotFoundError:
         return False
-    bounds = re.findall(r"(>=|<)\s*([\d.]+)", requirement)
-    return all(installed >= _numbers(bound) if sign == ">=" else installed < _numbers(bound) for sign, bound in bounds)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(map(int, match[0].split("."))) if match else ()

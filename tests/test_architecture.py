@@ -42,6 +42,8 @@ HOMES = {
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
     "obstore": ("log/place/*",),
+    "packaging": ("version.py",),
+    "prometheus_client": ("commands/importing/counters.py",),
     "ray": ("profiling/run/on_ray.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.

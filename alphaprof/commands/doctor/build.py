@@ -14,7 +14,7 @@ from rich.text import Text
 
 from alphaprof.commands.doctor.facts import DeviceFacts, ExtraFacts
 from alphaprof.report.format import data_size, many, number, visible
-from alphaprof.version import EXTRAS, __version__, install_line, missing, package, requirements
+from alphaprof.version import EXTRAS, __version__, install_line, missing, requirements
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "numba", "pydantic", "typer", "rich")
 LABEL = 10  # columns of what stands before a line
@@ -54,7 +54,7 @@ def build_doctor() -> Doctor:
             devices, torch_threads, problem = measure.devices(), measure.threads(), None
         except Exception as error:  # a broken installation, a driver that does not fit: that is what is looked for
             problem = f"torch cannot be used: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    names = [*PACKAGES, *(package(each) for extra in EXTRAS for each in requirements(extra)), "triton"]
+    names = [*PACKAGES, *(each.name for extra in EXTRAS for each in requirements(extra)), "triton"]
     return Doctor(
         alphaprof=__version__,
         python=platform.python_version(),
@@ -101,5 +101,5 @@ def _version(name: str) -> str | None:
 
 
 def _extra(name: str) -> ExtraFacts:
-    lacking = tuple(missing(name))
+    lacking = tuple(map(str, missing(name)))
     return ExtraFacts(name, lacking, install_line(name) if lacking else None)
