@@ -1,34 +1,29 @@
-"""Counters on an engine's /metrics page: read strictly, what rose between two readings, and its text (rich)."""
+"""Counters on an engine's /metrics page: what rose between two readings, and its text (rich)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
 
-from alphaprof.commands.importing.lines import numbered_lines
 from alphaprof.commands.importing.vllm import MOST_DRAFTED
-from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, shown
+from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, cut, shown
 from alphaprof.render.tables import empty_table, plain
 from alphaprof.report import format as fmt
 from alphaprof.version import __version__
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 PREFIX = "vllm:spec_decode_num_"
 DRAFTS, DRAFTED, ACCEPTED = "drafts", "draft_tokens", "accepted_tokens"
 POSITION = "accepted_tokens_per_pos"
 COUNTERS = (DRAFTS, DRAFTED, ACCEPTED, POSITION)
-LONGEST_LINE = 2**16  # bytes
-MOST_SAMPLES = 100_000  # of these counters: 64 positions of more engines than anybody serves
 MOST_COUNT = 2**53  # counters are floats: whole numbers up to here
-NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\\"n])*)"[ \t]*(,[ \t]*)?')
-NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|Inf|inf)|NaN|nan")
-TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]  # name and labels of a counter
 SAVE = "curl -s SERVER/metrics"
@@ -44,59 +39,34 @@ class Page:
     created: dict[Key, float] = field(default_factory=dict)
 
 
-def _samples(path: Path) -> Iterator[tuple[str, str, Labels, float]]:
-    """Where each sample of a page stands, its name, labels and value. Raises `DataUnreadable` for a file that is no page."""
-    for number, line in numbered_lines(path, LONGEST_LINE, "save the page as it is", f"save the page: {SAVE}"):
-        where = f"{path}, line {number}"
-        try:
-            text = line.decode().strip(" \t\r\n")
-        except UnicodeDecodeError:
-            raise DataUnreadable(f"{where}: not UTF-8", "save the page as it is") from None
-        if text and not text.startswith("#"):
-            yield where, *_sample(where, text)
+def _samples(path: Path) -> list[Sample]:
+    """The samples of a page. Raises `DataUnreadable` for a file that is no page."""
+    from prometheus_client.parser import text_string_to_metric_families
 
-
-def _sample(where: str, text: str) -> tuple[str, Labels, float]:
-    problem = f"{where}: {shown(text)} is not a sample of a metrics page"
-    wrong = DataUnreadable(problem, f"save the page in Prometheus' text format: {SAVE}")
-    name = NAME.match(text)
-    if name is None:
-        raise wrong
-    place, labels = name.end(), {}
-    if text[place:].lstrip(" \t").startswith("{"):
-        place = text.index("{", place) + 1
-        while not text.startswith("}", place):
-            label = LABEL.match(text, place)
-            if label is None or label[1] in labels:
-                raise wrong
-            labels[label[1]] = re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], label[2])
-            place = label.end()
-            if not label[3] and not text.startswith("}", place):
-                raise wrong
-        place += 1
-    elif text[place : place + 1] not in (" ", "\t"):
-        raise wrong
-    words = text[place:].split()
-    if not 1 <= len(words) <= 2 or not NUMBER.fullmatch(words[0]) or not all(map(TIME.fullmatch, words[1:])):
-        raise wrong
-    return name[0], tuple(sorted(labels.items())), float(words[0])
+    try:
+        families = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", f"save the page: {SAVE}") from None
+    except (ValueError, IndexError) as error:  # the parser has no errors of its own
+        problem = f"{path} is not a metrics page: {shown(str(error))}"
+        raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
+    return [sample for family in families for sample in family.samples]
 
 
 def _page(path: Path) -> Page:
     """The counters of speculative decoding on a page. Raises `DataUnreadable`, and `ColumnMissing` where there are none."""
     page = Page(path)
-    for where, name, labels, value in _samples(path):
-        counter = name.removeprefix(PREFIX)
-        key = counter.removesuffix("_created").removesuffix("_total"), labels
-        if counter == name or key[0] not in COUNTERS:
+    for sample in _samples(path):
+        counter = sample.name.removeprefix(PREFIX)
+        key = counter.removesuffix("_created").removesuffix("_total"), tuple(sorted(sample.labels.items()))
+        if counter == sample.name or key[0] not in COUNTERS:
             continue
         place = page.created if counter.endswith("_created") else page.counts
-        if key in place or len(place) >= MOST_SAMPLES:
-            problem = "stands twice" if key in place else f"is one of more than {MOST_SAMPLES} samples"
-            raise DataUnreadable(f"{where}: {_named(key)} {problem}", "give one page of one server")
-        if place is page.counts and not (value.is_integer() and 0 <= value <= MOST_COUNT):
-            raise DataUnreadable(f"{where}: {_named(key)} is {value:g}, no count", "save the page as it is")
-        place[key] = value
+        if key in place:
+            raise DataUnreadable(f"{path}: {_named(key)} stands twice", "give one page of one server")
+        if place is page.counts and not (0 <= sample.value <= MOST_COUNT and sample.value == int(sample.value)):
+            raise DataUnreadable(f"{path}: {_named(key)} is {sample.value}, no count", "save the page as it is")
+        place[key] = sample.value
     if not page.counts:
         raise ColumnMissing(
             f"{path}: there is no {PREFIX}{DRAFTS}_total",

@@ -120,27 +120,24 @@ class LeftOut(Exception):
         self.reason, self.hint, self.settled, self.kind = reason, hint, settled, kind or reason
 
 
-def numbered_lines(path: Path, longest: int, divide: str, replace: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file and their numbers, from 1. Raises `DataUnreadable` for a line of more than `longest` bytes, with
-    the hint `divide`, and for a file that cannot be read, with the hint `replace`.
-    """
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file and their numbers, from 1. Raises `DataUnreadable`, for a line that is too long too."""
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
-                if len(line) > longest:
-                    size = f"{longest // 2**20} MiB" if longest >= 2**20 else f"{longest // 2**10} KiB"
-                    raise DataUnreadable(f"{path}, line {number}: longer than {size}", divide)
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+                if len(line) > LONGEST_LINE:
+                    problem = f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB"
+                    raise DataUnreadable(problem, "write one response per line")
                 yield number, line
     except OSError as error:
-        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", replace) from None
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a file of JSON lines") from None
 
 
 def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = False) -> Iterator[Line]:
     """The lines of a file that are not blank; `digest` gets the bytes of each line. `lists`: a line may be a list, which
     becomes the `response` of an object. Raises `DataUnreadable`.
     """
-    hints = "write one response per line", "give a file of JSON lines"
-    for number, text in numbered_lines(path, LONGEST_LINE, *hints):
+    for number, text in _numbered(path):
         digest(text)
         if text.strip():
             line = Line(path, number, {})
