@@ -6,9 +6,7 @@ import contextlib
 import errno
 import os
 import signal
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -170,74 +168,35 @@ def print_text(text: str, path: Path | None) -> None:
     if path is None:
         sys.stdout.write(text)
         return
-    from alphaprof.log.disk import synced
-
-    with _writing(path):
-        place = _replaced(path)
-        if place is None:
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-            return
-        number, name = tempfile.mkstemp(prefix=".alphaprof-", suffix=".tmp", dir=place.parent)
-        try:
-            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-                os.fchmod(number, stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
-                file.flush()
-                os.fsync(number)
-            try:
-                os.replace(name, place)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                place.write_text(text, encoding="utf-8", errors="backslashreplace")  # a single file that is mounted
-                return
-            synced(place.parent)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Raise `DiskFull` where a file cannot be written, and end quietly where it is a pipe whose reader has gone."""
+    target = path.resolve()  # a link stays one
+    temporary = target.with_name(f".alphaprof-{os.getpid()}.tmp")
     try:
-        yield
-    except BrokenPipeError:
-        raise SystemExit(READER_GONE) from None
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, target)
     except OSError as error:
-        raise DiskFull(
-            f"cannot write {cut(str(path))}: {error.strerror}", "choose another --out, in a directory that you may write"
-        ) from None
+        raise _unwritable(path, error.strerror) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
-def _replaced(path: Path) -> Path | None:
-    """The file that is replaced where a path is written, at the end of links; None for devices and pipes, which are written
-    straight into. Raises `OSError` for what may not be written.
-    """
-    exists = path.exists()
-    if exists and not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    system = path.parent.resolve().parts[1:2] == ("proc",) or path.parent.resolve() == Path("/dev")  # /dev/stdout
-    return None if system or (exists and not path.is_file()) else Path(os.path.realpath(path))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _unwritable(path: Path, reason: str | None) -> DiskFull:
+    return DiskFull(f"cannot write {cut(str(path))}: {reason}", "choose another --out, in a directory that you may write")
 
 
 def _place(path: Path | None) -> Path | None:
-    """The same path. Raises `DiskFull` where `print_text` could not write: better known before hours of work."""
-    if path is not None:
-        with _writing(path):
-            place = _replaced(path)
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if place is not None and not place.parent.is_dir():
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if place is not None and not os.access(place.parent, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)} in {place.parent}")
+    """Return where `print_text` writes; None for -. Raises `DiskFull` if it cannot: better known before hours of work."""
+    if path is None or str(path) == "-":
+        return None
+    try:
+        if not path.parent.is_dir():
+            raise _unwritable(path, f"there is no directory {cut(str(path.parent))}")
+        if path.exists() and not path.is_file():
+            raise _unwritable(path, "it is not a file (- is the standard output)")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise _unwritable(path, f"{os.strerror(errno.EACCES)} in {cut(str(path.parent))}")
+    except OSError as error:  # a name that is too long
+        raise _unwritable(path, error.strerror) from None
     return path
 
 
@@ -253,7 +212,7 @@ Undecided = Literal["pass", "fail"]
 SplitWay = Literal["random", "time"]
 SPLIT = Option("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")
 OutFile = Annotated[
-    Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")
+    Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output (-).")
 ]
 
 
