@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -293,15 +292,6 @@ def test_another_target_is_never_the_same_draft(tmp_path: Path) -> None:
     assert held(other, run)[0] == 12
 
 
-def test_without_a_position_log_equal_totals_show_no_equal_rows(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "old", **FEW)
-    copy = rerun(run, tmp_path / "new")
-    shutil.rmtree(copy.path / "positions")
-    code, found, _ = held(copy, run, *STRICTLY)
-    assert code == 11
-    assert f"{copy.path} has no position log to show it" in found["items"][0]["note"]
-
-
 def one_miss(frame: pd.DataFrame) -> None:
     """At the first accepted position of document 0 the draft proposes another token."""
     rows = frame.index[(frame["document"] == 0) & (frame["accept_strict"] == 1)][:1]
@@ -309,22 +299,10 @@ def one_miss(frame: pd.DataFrame) -> None:
     frame.loc[rows, "accept_strict"] = 0
 
 
-def other_miss(frame: pd.DataFrame) -> None:
-    """The same totals: at a rejected position it proposes another token that is wrong as well."""
-    rows = frame.index[(frame["document"] == 0) & (frame["accept_strict"] == 0)][:1]
-    frame.loc[rows, "draft_top"] = (frame.loc[rows, "draft_top"] + 1) % 1000
-
-
-def other_text(frame: pd.DataFrame) -> None:
-    """The same totals on another text."""
-    frame.loc[frame["document"] == 0, ["token", "target_top", "draft_top"]] += 1
-
-
-@pytest.mark.parametrize("change", [one_miss, other_miss, other_text])
-def test_one_row_that_differs_is_judged_by_bounds(change: Callable[[pd.DataFrame], None], tmp_path: Path) -> None:
+def test_one_row_that_differs_is_judged_by_bounds(tmp_path: Path) -> None:
     """Ten documents do not show a margin of 0.02, whether none of their positions differs or one."""
     run = run_of(tmp_path / "old", code=dataclasses.replace(CODE, documents=10))
-    other = rewritten(rerun(run, tmp_path / "new"), "small", change)
+    other = rewritten(rerun(run, tmp_path / "new"), "small", one_miss)
     alike = held(rerun(run, tmp_path / "other", fingerprint="0" * 64), run, *STRICTLY)[1]["items"][0]
     code, found, _ = held(other, run, *STRICTLY)
     (item,) = found["items"]
@@ -428,19 +406,6 @@ def test_a_rule_without_rounds_of_a_head_is_not_judged(tmp_path: Path) -> None:
     code, _, text = held(rerun(run, tmp_path / "new"), run, "--rule", "additive:0.3")
     assert code == 12
     assert "additive_0p3 is lossy: its rounds depart from the text that was measured" in text
-
-
-def one_deep_draft(frame: pd.DataFrame) -> None:
-    """A third draft is wrong where no round at gamma 1 reaches it."""
-    row = frame.index[(frame["document"] == 0) & (frame["agrees_3"] == True)][:1]  # noqa: E712  (nullable)
-    frame.loc[row, "agrees_3"] = False
-
-
-def test_rows_that_differ_at_a_depth_alone_are_not_the_same_draft(tmp_path: Path) -> None:
-    old = head_run(tmp_path / "old", domains={"code": dataclasses.replace(CODE, documents=2)})
-    assert held(rerun(old, tmp_path / "same"), old, "--gamma", "1")[1]["items"][0]["note"].startswith("the same draft")
-    new = rewritten(rerun(old, tmp_path / "new"), "head", one_deep_draft)
-    assert held(new, old, "--gamma", "1", *STRICTLY)[1]["items"][0]["note"] is None
 
 
 @pytest.mark.parametrize(("noise", "same"), [(1e-7, True), (1e-2, False)])

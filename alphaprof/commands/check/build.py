@@ -14,11 +14,10 @@ documents: it is judged by bounds like any other.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -32,7 +31,6 @@ from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, free_draft, spe
 from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
-from alphaprof.log.schema import deeper_names
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.decision import Mask
@@ -49,7 +47,6 @@ from alphaprof.stats.paired import differing, inverse_difference, share_differen
 from alphaprof.totals.pool import DocumentTotals, accepted_of, merged, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
-ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers; `agrees` too
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
 EVERY = ""  # the domain of a threshold that holds for every domain
@@ -292,15 +289,14 @@ def one_rule(inputs: ReportInputs) -> str:
 
 @dataclass(frozen=True)
 class PairedText:
-    """The paired documents of one domain and kind of text. `gamma`: that was served; None: alpha is known. `identical`:
-    both sides have the same rows; `doubt`: why they may be two drafts all the same.
+    """The paired documents of one domain and kind of text. `gamma`: that was served; None: alpha is known. `doubt`: why both
+    sides may be two drafts even if their totals are equal.
     """
 
     domain: str
     old: DocumentTotals
     new: DocumentTotals
     gamma: int | None
-    identical: bool = False
     doubt: str | None = None
 
     def why_not_judged(self, rule: str, drafts: Sequence[DraftFacts]) -> str | None:
@@ -325,7 +321,8 @@ class PairedText:
         """Whether one draft did the same twice."""
         return self.identical and self.doubt is None and not self.silent
 
-    def equal_totals(self) -> bool:
+    @cached_property
+    def identical(self) -> bool:
         """Whether each document has the same counts on both sides; those that are expectations, to six digits."""
         names = ["proposals", "accepted"]
         if self.gamma is not None:
@@ -383,10 +380,11 @@ def check_baseline(
     inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     (before, after), rows, unpaired = paired_pools(old, new, [chosen])
-    every = [PairedText(key[0], pool, after[key], gamma) for key, pool in before.items()]
+    doubt = _doubt(old, new)
+    every = [PairedText(key[0], pool, after[key], gamma, doubt) for key, pool in before.items()]
     reasons = [text.why_not_judged(chosen, drafts) for text in every]
     unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
-    texts = _compared(old, new, [text for text, reason in zip(every, reasons, strict=True) if not reason])
+    texts = [text for text, reason in zip(every, reasons, strict=True) if not reason]
     if not texts:
         raise _nothing_to_judge(old, unjudged)
     if len(texts) > 1:
@@ -419,8 +417,7 @@ def check_baseline(
 def _whole(texts: Sequence[PairedText]) -> PairedText:
     """All texts together: the traffic."""
     old, new = (merged([getattr(text, side) for text in texts]) for side in ("old", "new"))
-    identical = all(text.identical for text in texts)
-    return PairedText(WHOLE, old, new, texts[0].gamma, identical, texts[0].doubt)
+    return PairedText(WHOLE, old, new, texts[0].gamma, texts[0].doubt)
 
 
 def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
@@ -442,21 +439,8 @@ def _identical(*texts: PairedText) -> str:
     return f"identical on all {many(sum(len(text.old.cluster) for text in texts), 'document')}"
 
 
-def _compared(old: RunDraft, new: RunDraft, texts: Sequence[PairedText]) -> list[PairedText]:
-    """The texts with what is known of their rows. Logs are read only where totals are equal, and a shard at a time."""
-    doubt = _doubt(old, new)
-    identical = [text.equal_totals() for text in texts]
-    if any(identical) and not new.run.imported and old.run.has_log and new.run.has_log:
-        before, after = _row_digests(old), _row_digests(new)
-        identical = [
-            same and [before[row] for row in text.old["document"]] == [after[row] for row in text.new["document"]]
-            for text, same in zip(texts, identical, strict=True)
-        ]
-    return [replace(text, identical=same, doubt=doubt) for text, same in zip(texts, identical, strict=True)]
-
-
 def _doubt(old: RunDraft, new: RunDraft) -> str | None:
-    """Why two sides may be two drafts; None: it is the same one, of the same target, and its rows are there to show it."""
+    """Why two sides may be two drafts; None: it is the same one, of the same target."""
     # The same anyway: tokenizer and `draft_processing` of sides that can be compared, continuation settings of paired
     # documents; the parameters of a rule are in its id.
     if new.run.imported:
@@ -468,22 +452,7 @@ def _doubt(old: RunDraft, new: RunDraft) -> str | None:
             return f"another {name} ({', '.join(odd)})"
         if one.fingerprint.startswith(PARTIAL):
             return f"not all weights of the {name} could be read (device_map)"
-    missing = next((side for side in (old, new) if not side.run.has_log), None)
-    return None if missing is None else f"{missing.run.path} has no position log to show it"
-
-
-def _row_digests(side: RunDraft) -> dict[int, bytes]:
-    """What the log holds of each document's text and of what the draft proposed on it, as a digest, by document."""
-    digests: dict[int, bytes] = {}
-    names = (*ROWS, *deeper_names("agrees", side.run.manifest.drafts[side.draft].depths))
-    for shard in side.run.shards:
-        table = side.run.positions(side.draft, shard.index, ["document", *names])
-        numbers = table["document"].to_numpy()
-        rows = np.stack([table[name].cast(pa.int32()).fill_null(-1).to_numpy() for name in names], axis=1)
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
-            digests[int(numbers[start])] = hashlib.sha256(rows[start:stop].tobytes()).digest()
-    return digests
+    return None
 
 
 def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]:
