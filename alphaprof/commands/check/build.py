@@ -7,8 +7,8 @@ Few domains are large enough to be shown to lose nothing: a gate that asked that
 Alpha of imported runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per
 round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is
 named. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to
-take a bound from, and a gate that skipped it would pass the worst case. The same draft with identical rows has not
-changed: it passes, and nothing is estimated. Of another draft with identical rows nobody knows what it does on other
+take a bound from, and a gate that skipped it would pass the worst case. The same draft with equal totals has not
+changed: it passes, and nothing is estimated. Of another draft with equal totals nobody knows what it does on other
 documents: it is judged by bounds like any other.
 """
 
