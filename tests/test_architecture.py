@@ -33,7 +33,7 @@ HOMES = {
     "huggingface_hub": ("profiling/models/*",),
     "typer": ("cli/*",),
     "rich": ("render/*", "commands/*", "cli/*"),
-    "plotly": ("render/html/*",),
+    "plotly": ("render/html/*", "commands/curve/figure.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
     "pydantic": ("config/*",),

@@ -31,6 +31,11 @@ def reached(tokens: float | None, faster: float | None) -> str:
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
 
 
+def timed(report: Report) -> bool:
+    """Whether some result has a speedup: without step times none has."""
+    return any(item.speedup is not None for result in report.results for item in result.gammas)
+
+
 def any_engine(report: Report) -> str:
     """Where tokens per round hold: of a target in another dtype than the served one, not there."""
     served = report.traffic.served_dtype

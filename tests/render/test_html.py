@@ -7,9 +7,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from alphaprof.render.sections.contents import NAMES, SECTIONS
 from alphaprof.render.wording import of_all, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
+from tests.loops import each
 from tests.reporting import HOSTILE, as_terminal, reported
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -55,10 +59,18 @@ RECIPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _short_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _short_library() -> Iterator[None]:
     """Five megabytes of the library in every page would be most of the time here; the browser's tests have them."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
+        yield
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    """Return the report of a recipe and its page, by the recipe's name."""
+    return cache(lambda name: page_of(tmp_path_factory.mktemp("page"), RECIPES[name]))
 
 
 class Page(HTMLParser):
@@ -66,6 +78,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        self.source = text
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.words: list[str] = []
@@ -103,14 +116,17 @@ class Page(HTMLParser):
         return json.loads(found, parse_constant=pytest.fail)
 
 
+Pages = Callable[[str], tuple[Report, Page]]
+
+
 def page_of(path: Path, recipe: Recipe) -> tuple[Report, Page]:
     report = reported(path, recipe)
     return report, Page(render_html(report))
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
-    report, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_the_page_says_what_the_report_says(pages: Pages, name: str) -> None:
+    report, page = pages(name)
     assert report.traffic.reason in page.text
     assert all(note.message in page.text and note.remedy in page.text for note in report.notes)
     unmarked = page.text.replace("*", "").replace("~", "")
@@ -127,19 +143,19 @@ def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
         assert facts.fingerprint[:12] in page.text
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_page_holds_every_number_that_the_terminal_prints(tmp_path: Path, name: str) -> None:
-    report, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_the_page_holds_every_number_that_the_terminal_prints(pages: Pages, name: str) -> None:
+    report, page = pages(name)
     numbers = re.compile(r"(?<!\w)[<>]?[-+]?[0-9][0-9,]*(?:\.[0-9]+)?[x%]?")
     printed = set(numbers.findall(as_terminal(report, 400)))
     assert len(printed) > 30
     assert printed - set(numbers.findall(page.text)) == set()
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_page_holds_all_that_a_section_prints_and_no_table_twice(tmp_path: Path, name: str) -> None:
+@each("name", RECIPES)
+def test_the_page_holds_all_that_a_section_prints_and_no_table_twice(pages: Pages, name: str) -> None:
     """The glossary takes the place of the legend's lines; line breaks and gaps are the page's."""
-    report, page = page_of(tmp_path, RECIPES[name])
+    report, page = pages(name)
     titles = [str(about["aria-label"]) for tag, about in page.elements if tag == "table"]
     assert len(set(titles)) == len(titles)
     rows = ["".join(row.split()) for row in page.by_element["tr"]]
@@ -159,9 +175,9 @@ def test_the_page_holds_all_that_a_section_prints_and_no_table_twice(tmp_path: P
             assert "".join("".join([fmt.visible(first), *cut]).split()) in rows
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(tmp_path: Path, name: str) -> None:
-    report, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(pages: Pages, name: str) -> None:
+    report, page = pages(name)
     text, screen = first_screen_fragment(report), first_screen(report)
     fragment = Page(text)
     order = [screen.run, screen.verdict, *screen.about, *screen.route, screen.times, *screen.headings]
@@ -194,9 +210,9 @@ def test_hostile_names_are_text_in_the_first_screen(tmp_path: Path, name: str) -
     assert {char for char in fragments[1] if not char.isprintable()} == {"\n"}
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_contents_name_every_section_and_nothing_else(tmp_path: Path, name: str) -> None:
-    _, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_the_contents_name_every_section_and_nothing_else(pages: Pages, name: str) -> None:
+    _, page = pages(name)
     sections = [about["id"] for tag, about in page.elements if tag == "section"]
     start = next(place for place, (_, about) in enumerate(page.elements) if about.get("id") == "contents")
     stop = next(place for place, (tag, _) in enumerate(page.elements) if tag == "main")
@@ -214,9 +230,9 @@ def test_a_section_is_there_where_the_report_has_something_to_say(tmp_path: Path
     assert not {"times", "requests", "rules", "certificates", "wiring", "documents", "load"} & sections
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_figure_says_what_to_see(tmp_path: Path, name: str) -> None:
-    _, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_every_figure_says_what_to_see(pages: Pages, name: str) -> None:
+    _, page = pages(name)
     identified = {str(about["id"]): tag for tag, about in page.elements if "id" in about}
     assert len(identified) == sum("id" in about for _, about in page.elements)  # no id twice
     plots = [about for tag, about in page.elements if "data-figure" in about]
@@ -229,9 +245,9 @@ def test_every_figure_says_what_to_see(tmp_path: Path, name: str) -> None:
     assert all(len(" ".join(text.split())) > 100 for text in said)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_headings_skip_no_level(tmp_path: Path, name: str) -> None:
-    _, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_headings_skip_no_level(pages: Pages, name: str) -> None:
+    _, page = pages(name)
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
@@ -240,81 +256,65 @@ def test_headings_skip_no_level(tmp_path: Path, name: str) -> None:
     assert all(about.get("aria-label") for about in tables)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_figures_are_what_the_plotting_library_knows(tmp_path: Path, name: str) -> None:
-    from plotly.graph_objects import Figure
-
-    _, page = page_of(tmp_path, RECIPES[name])
-    figures = page.figures()
+def test_a_run_of_everything_has_every_figure(pages: Pages) -> None:
+    _, page = pages("certificates")
+    assert list(page.figures()) == ["acceptance", "speedups", "depths", "difficulty"]
     shown = [about["data-figure"] for tag, about in page.elements if tag == "div" and "data-figure" in about]
-    assert shown == list(figures)
-    for figure in figures.values():
-        Figure(data=[{key: value for key, value in trace.items() if key != "visible"} for trace in figure["data"]],
-               layout=figure["layout"])  # fmt: skip
+    assert shown == list(page.figures())
 
 
-def test_a_run_of_everything_has_every_figure(tmp_path: Path) -> None:
-    _, page = page_of(tmp_path, RECIPES["certificates"])
-    assert list(page.figures()) == [
-        "acceptance",
-        "speedups",
-        "depths",
-        "bursts",
-        "causes",
-        "certified",
-        "difficulty",
-        "steps",
-    ]
-
-
-def test_points_of_the_speedup_figure_are_the_reports(tmp_path: Path) -> None:
-    report, page = page_of(tmp_path, RECIPES["greedy"])
-    lines = [trace for trace in page.figures()["speedups"]["data"] if trace["mode"] == "lines+markers"]
+def test_points_of_the_speedup_figure_are_the_reports(pages: Pages) -> None:
+    report, page = pages("greedy")
+    figure = page.figures()["speedups"]
+    lines = [trace for trace in figure["data"] if trace["mode"] == "lines+markers"]
+    grounds = [trace for trace in figure["data"] if trace.get("fill") == "toself"]
     timed = [result for result in report.results if any(item.speedup for item in result.gammas)]
-    assert len(lines) == len(timed)
+    assert len(lines) == len(grounds) == len(timed)
     for result in timed:
-        expected = [item.speedup.value for item in result.gammas if item.speedup is not None]
+        known = [item.speedup for item in result.gammas if item.speedup is not None]
         place = list(dict.fromkeys(item.domain for item in timed)).index(result.domain)
-        axis, about = "x" if place == 0 else f"x{place + 1}", {"draft": result.draft, "rule": result.rule}
-        (line,) = [trace for trace in lines if trace["meta"] == about and trace["xaxis"] == axis]
-        assert line["y"] == expected
+        where = ("x" if place == 0 else f"x{place + 1}", {"draft": result.draft, "rule": result.rule})
+        (line,) = [trace for trace in lines if (trace["xaxis"], trace["meta"]) == where]
+        assert line["y"] == [item.value for item in known]
+        (ground,) = [trace for trace in grounds if (trace["xaxis"], trace["meta"]) == where]
+        assert ground["y"] == [*(item.high for item in known), *(item.low for item in reversed(known))]
+    levels = [(shape["xref"], shape["y0"]) for shape in figure["layout"]["shapes"]]
+    panels = {trace["xaxis"] for trace in lines}
+    assert sorted(levels) == sorted((f"{panel} domain", y) for panel in panels for y in (1.0, report.traffic.min_speedup))
 
 
-def points(figure: Any, about: dict[str, str] | None = None) -> list[tuple[Any, Any]]:
-    """Points of a figure's curves and marks, without the grounds of intervals."""
-    marked = [trace for trace in figure["data"] if "markers" in trace.get("mode", "")]
-    chosen = [trace for trace in marked if about is None or trace.get("meta") == about]
+def points(figure: Any, dash: str | None = None) -> list[tuple[Any, Any]]:
+    """Points of a figure's curves and marks, without the grounds of intervals; with a `dash` of such lines alone."""
+    marked = [trace for trace in figure["data"] if "markers" in trace["mode"]]
+    chosen = [trace for trace in marked if dash is None or trace["line"]["dash"] == dash]
     return [pair for trace in chosen for pair in zip(trace["x"], trace["y"], strict=True)]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_figures_hold_every_number_of_the_report_and_no_other(tmp_path: Path, name: str) -> None:
-    report, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_figures_hold_every_number_of_the_report_and_no_other(pages: Pages, name: str) -> None:
+    report, page = pages(name)
     figures, results = page.figures(), report.results
     assert sorted(x for x, _ in points(figures["acceptance"])) == sorted(item.alpha.value for item in results if item.alpha)
     places = [y for _, y in points(figures["acceptance"])]
     assert len(set(places)) == len(places)  # none lies on another
-    told = [(item.place, item.accepted.value) for item in report.difficulty if item.accepted is not None]
-    assert sorted(points(figures["difficulty"])) == sorted(told)
-    rounds = [item for item in results if item.gammas]
-    lasts = [max(item.gammas, key=lambda found: found.gamma) for item in rounds]
-    deep = [pair for last in lasts for values in (last.conditional, last.marginal) for pair in enumerate(values, 1)]
-    assert sorted(map(str, points(figures.get("depths", {"data": []})))) == sorted(map(str, deep))
-    bursty = [item.burstiness.value for item in rounds if item.burstiness is not None]
-    shown = figures.get("bursts", {"data": []})["data"]
-    assert sorted(x for trace in shown if "xaxis" not in trace for x in trace["x"]) == sorted(bursty)
-    if report.times is not None:
-        (target,) = [trace for trace in figures["steps"]["data"] if "meta" not in trace]
-        assert dict(zip(target["x"], target["y"], strict=True)) == report.times.target_ms
-    if report.certificates is not None:
-        deciles = [item for item in report.difficulty if item.axis == "margin" and item.certified is not None]
-        both = [(item.place, share.value) for item in deciles for share in (item.certified, item.accepted) if share]
-        assert sorted(points(figures["certified"])) == sorted(both)
+    bars = [(bar["error_x"]["arrayminus"], bar["error_x"]["array"]) for bar in figures["acceptance"]["data"]]
+    ends = [item.alpha for item in results if item.alpha]
+    finite = [(end.value - end.low, end.high - end.value) for end in ends if math.isfinite(end.high - end.low)]
+    assert sorted((low, high) for (low,), (high,) in bars if low + high) == sorted(pair for pair in finite if sum(pair))
+    tenths = [item for item in report.difficulty if item.axis == "margin"]
+    accepted = [(item.place, item.accepted.value) for item in tenths if item.accepted is not None]
+    assert sorted(points(figures["difficulty"], "solid")) == sorted(accepted)
+    certified = [(item.place, item.certified.value) for item in tenths if item.certified is not None]
+    assert sorted(points(figures["difficulty"], "dot")) == sorted(certified)
+    lasts = [max(item.gammas, key=lambda found: found.gamma) for item in results if item.gammas]
+    for dash, values in (("solid", [last.conditional for last in lasts]), ("dot", [last.marginal for last in lasts])):
+        deep = [pair for shares in values for pair in enumerate(shares, 1)]
+        assert sorted(map(str, points(figures.get("depths", {"data": []}), dash))) == sorted(map(str, deep))
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_no_curve_goes_through_two_texts(tmp_path: Path, name: str) -> None:
-    _, page = page_of(tmp_path, RECIPES[name])
+@each("name", RECIPES)
+def test_no_curve_goes_through_two_texts(pages: Pages, name: str) -> None:
+    _, page = pages(name)
     for figure in page.figures().values():
         for trace in figure["data"]:
             if "lines" in trace.get("mode", "") and "fill" not in trace:
@@ -349,46 +349,35 @@ def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_pat
     assert "no position log" in Page(render_html(report)).text
 
 
-def test_bars_of_the_causes_are_the_reports(tmp_path: Path) -> None:
-    report, page = page_of(tmp_path, RECIPES["greedy"])
-    every = page.figures()["causes"]["data"]
-    bars = [bar for bar in every if "draft" in bar["meta"]]
-    told = {(bar["meta"]["draft"], bar["meta"]["rule"], bar["name"]): sorted(bar["x"]) for bar in bars}
-    expected: dict[tuple[str, str, str], list[float]] = {}
-    judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
-    for item in [item for item in report.causes if (item.draft, item.rule) in judged]:
-        for cause in item.causes:
-            expected.setdefault((item.draft, item.rule, cause.name), []).append(cause.share.value)
-    assert told == {key: sorted(values) for key, values in expected.items()}
-    assert sorted(bar["name"] for bar in every if bar not in bars) == sorted({name for _, _, name in expected})  # the legend
-
-
-def test_a_remedy_that_names_a_folder_is_no_markup(tmp_path: Path) -> None:
+def test_a_remedy_that_names_a_folder_is_no_markup(pages: Pages) -> None:
     """The folder of a head's curve comes from the manifest of a run, which may be anybody's."""
-    report, _ = page_of(tmp_path, RECIPES["greedy"])
-    named = [dataclasses.replace(cause, remedy="alphaprof curve '/x/<a href=//evil>'") for cause in report.causes[0].causes]
-    causes = (dataclasses.replace(report.causes[0], causes=tuple(named)), *report.causes[1:])
-    told = str(Page(render_html(dataclasses.replace(report, causes=causes))).figures()["causes"]["data"])
-    assert "evil" in told
-    assert "<a" not in told
+    report, _ = pages("greedy")
+    remedy = "alphaprof curve '/x/<a href=//evil>'"
+    causes = tuple(
+        dataclasses.replace(item, causes=tuple(dataclasses.replace(cause, remedy=remedy) for cause in item.causes))
+        for item in report.causes
+    )
+    page = Page(render_html(dataclasses.replace(report, causes=causes)))
+    assert remedy in page.text
+    assert "//evil" not in {about.get("href") for _, about in page.elements}
 
 
-def test_every_number_is_one_click_from_its_meaning(tmp_path: Path) -> None:
-    _, page = page_of(tmp_path, RECIPES["certificates"])
+def test_every_number_is_one_click_from_its_meaning(pages: Pages) -> None:
+    _, page = pages("certificates")
     anchors = {about["id"] for _, about in page.elements if about.get("id")}
     links = {str(about["href"])[1:] for tag, about in page.elements if tag == "a"}
     assert links <= anchors
     unused = {"term-round", "term-coverage", "term-concurrency", "term-first"}  # with prompt lookup, concurrencies, heads
+    unused |= {"term-certified", "term-cost"}  # the sections that speak of them have lines, and no heading of that name
     assert {anchor for anchor in anchors if str(anchor).startswith("term-")} - links <= unused
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_nothing_comes_from_anywhere_else(tmp_path: Path, name: str) -> None:
-    text = render_html(reported(tmp_path, RECIPES[name]))
-    page = Page(text)
+@each("name", RECIPES)
+def test_nothing_comes_from_anywhere_else(pages: Pages, name: str) -> None:
+    _, page = pages(name)
     addresses = [value for _, about in page.elements for key, value in about.items() if key in ("src", "href", "action")]
     assert [value for value in addresses if value and not value.startswith(("#", "data:,"))] == []
-    assert "url(" not in next(iter(re.findall(r"<style>(.*?)</style>", text, re.DOTALL)))
+    assert "url(" not in next(iter(re.findall(r"<style>(.*?)</style>", page.source, re.DOTALL)))
 
 
 def test_no_script_may_run_but_the_two_of_the_page(tmp_path: Path) -> None:
@@ -402,21 +391,25 @@ def test_no_script_may_run_but_the_two_of_the_page(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for _, about in page.elements for key in about)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_hostile_names_change_nothing_but_their_own_text(tmp_path: Path, name: str) -> None:
-    plain = Page(render_html(reported(tmp_path / "plain", Recipe(domains={"name": Domain()}))))
-    text = render_html(reported(tmp_path / "odd", Recipe(domains={HOSTILE[name]: Domain()})))
-    page = Page(text)
+    _, plain = page_of(tmp_path / name / "plain", Recipe(domains={"name": Domain()}))
+    _, page = page_of(tmp_path / name / "odd", Recipe(domains={HOSTILE[name]: Domain()}))
     skeleton = [(tag, sorted(about)) for tag, about in page.elements]
     assert skeleton == [(tag, sorted(about)) for tag, about in plain.elements]
     assert all(char.isprintable() or char == "\n" for _, script in page.scripts[:1] for char in script)
     assert fmt.visible(fmt.short(HOSTILE[name])).split() == [
         word for word in fmt.visible(fmt.short(HOSTILE[name])).split() if word in page.text
     ]
-    titles = [note["text"] for note in page.figures()["speedups"]["layout"]["annotations"]]
-    assert titles == [f"<b>{label(fmt.short(HOSTILE[name]))}</b>"]
-    assert "\u202e" not in text
-    assert "\x1b" not in text
+    figures, shown = page.figures(), label(fmt.short(HOSTILE[name]))
+    assert [note["text"] for note in figures["speedups"]["layout"]["annotations"]] == [f"<b>{shown}</b>"]
+    assert figures["acceptance"]["layout"]["yaxis"]["ticktext"] == [shown]
+    hover = [
+        text for key in ("acceptance", "speedups", "depths") for bar in figures[key]["data"] for text in bar.get("text", ())
+    ]
+    assert {text.split("</b>")[0] for text in hover} == {f"<b>{shown}"}
+    assert "\u202e" not in page.source
+    assert "\x1b" not in page.source
 
 
 def test_labels_show_markup_as_it_is() -> None:

@@ -92,10 +92,10 @@ def test_pages_call_alpha_of_a_head_accept_at_1_and_show_its_coverage(tmp_path: 
 
 
 def test_html_shows_depths_of_a_head_and_how_its_files_were_read(report: Report) -> None:
-    page = render_html(report)
-    figures = json.loads(page[page.index('id="figures">') + 13 :].split("</script>")[0])
+    page, figures = render_html(report), figures_of(report)
     assert any("head" in str(trace.get("text")) for trace in figures["depths"]["data"])
-    assert not any("head" in str(trace.get("text")) for trace in figures["certified"]["data"])
+    certain = [trace["meta"]["draft"] for trace in figures["difficulty"]["data"] if trace["line"].get("dash") == "dot"]
+    assert set(certain) == {"small"}  # the head's divergences are infinite
     assert "layers 1, 2, 4 (sglang): 0.730 accepted at depth 1, +0.220 (standard error 0.010)" in page
     assert "KL(p‖q)" in page
     assert "head cannot propose some tokens" in page
@@ -163,18 +163,11 @@ def figures_of(report: Report) -> dict[str, Any]:
     return figures
 
 
-def test_figures_tell_a_head_from_other_drafts(tmp_path: Path, report: Report) -> None:
-    """Its first steps of a round stand beside later ones; what is of depth 1 says so; bursts are none of its."""
-    figures = figures_of(timed(report))
-    assert {trace["meta"]["draft"] for trace in figures["bursts"]["data"]} == {"small"}
-    for trace in figures["acceptance"]["data"]:
+def test_the_figure_of_acceptance_calls_that_of_a_head_accept_at_1(report: Report) -> None:
+    traces = figures_of(report)["acceptance"]["data"]
+    assert {trace["meta"]["draft"] for trace in traces} == {"small", "head"}
+    for trace in traces:
         assert ("accept@1" in trace["text"][0]) == (trace["meta"]["draft"] == "head")
-    hover = [(bar["meta"].get("draft"), text) for bar in figures["causes"]["data"] for text in bar["text"]]
-    assert {draft for draft, text in hover if "at most" in text} == {"small"}
-    assert {draft for draft, text in hover if "with it" in text} == {"small", "head"}
-    (drawn,) = [trace for trace in figures["steps"]["data"] if "first step" in trace["name"]]
-    assert dict(zip(drawn["x"], drawn["y"], strict=True)) == FIRST_MS
-    assert {trace["name"] for trace in figures["steps"]["data"]} > {"head, a later step", "small, one step"}
 
 
 def test_causes_of_heads_promise_no_limit(tmp_path: Path, report: Report) -> None:

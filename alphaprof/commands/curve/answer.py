@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.commands.curve.figure import curve_figure
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow
 from alphaprof.render.html.plain_page import plain_page
+from alphaprof.render.html.templates import require_html
 from alphaprof.render.markdown import escaped, escaped_sentence, row
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
@@ -86,8 +86,11 @@ class CurveReport:
 
     def html(self) -> str:
         """The same as a page with the figure of the curve. Raises `ExtraMissing` without the packages that draw it."""
+        require_html()
+        from alphaprof.commands.curve.figure import curve_figure
+
         lines, below = answer_lines(self), [*self.notes, *definitions(self)]
-        figures = [(curve_figure(self.points, self.beside, self.forecast, self.gamma), *CAPTION)]
+        figures = {"curve": (curve_figure(self.points, self.beside, self.forecast, self.gamma), *CAPTION)}
         return plain_page("Learning curve", self.alphaprof, lines, figures, list(tables(self)), below)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaprof.render.wording import FEW, uncertified, without_mean_divergence
-from alphaprof.report import format as fmt
+from alphaprof.render.wording import FEW, timed
 from alphaprof.report.build import Report
 
 # By name of the section; those that are not here need none.
@@ -52,17 +51,45 @@ class Caption:
     word: str
 
 
-SPEEDUPS = Caption(
-    "gammas",
-    "Speedup against γ",
-    "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
-    "tokens are kept, and falls once checking them costs more than they bring. Serve with the γ at its top; below the "
-    "dashed line the draft slows decoding down.",
-    "Shaded: intervals; an open point without one: too few documents. Dashed: 1x; dotted: the speedup that is wanted. "
-    "Large points: the γ that was chosen; where half of the documents chose it, another can look better on all of "
-    "them.",
-    "speedup",
-)
+CAPTIONS = {
+    "acceptance": Caption(
+        "drafts",
+        "Acceptance by domain",
+        "Acceptance (α) is the share of proposed tokens that the target keeps: the further right a point, the more "
+        "often the draft is right. Where the bars of two drafts overlap, they may be equally good.",
+        "Bars: intervals over documents. Hollow: that rule would write another text.",
+        "alpha",
+    ),
+    "speedups": Caption(
+        "gammas",
+        "Speedup against γ",
+        "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
+        "tokens are kept, and falls once checking them costs more than they bring. Serve with the γ at its top; below the "
+        "dashed line the draft slows decoding down.",
+        "Shaded: intervals; an open point without one: too few documents. Dashed: 1x; dotted: the speedup that is wanted. "
+        "Large points: the γ that was chosen; where half of the documents chose it, another can look better on all of "
+        "them.",
+        "speedup",
+    ),
+    "depths": Caption(
+        "gammas",
+        "Acceptance by depth",
+        "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
+        "that were right all the way: where it nears 0, a larger γ brings nothing.",
+        f"At the largest γ. Solid: kept of the drafts that were reached; dotted: of all rounds. Open: fewer than {FEW} "
+        "drafts.",
+        "depth",
+    ),
+    "difficulty": Caption(
+        "difficulty",
+        "Where the draft is right",
+        "From left to right the target gets surer of its next token. A draft that is low even where the target is sure is a "
+        "poor match for it. One that is low only where the target is unsure is about as good as a draft can be.",
+        "Solid: share of the drafts that were kept, shaded: its interval. Dotted, where the log holds certificates: share "
+        "that the rule could not reject; what lies between was right, but not certain to be.",
+        "margin",
+    ),
+}
 LENGTHS = Caption(
     "gammas",
     "Tokens per round against γ",
@@ -72,91 +99,8 @@ LENGTHS = Caption(
     "Shaded: intervals; an open point without one: too few documents.",
     "tokens",
 )
-DEPTHS = Caption(
-    "gammas",
-    "Acceptance by depth",
-    "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
-    "that were right all the way: where it nears 0, a larger γ brings nothing.",
-    f"At the largest γ. Solid: kept of the drafts that were reached; dotted: of all rounds. Open: fewer than {FEW} drafts.",
-    "depth",
-)
-CAUSES = Caption(
-    "causes",
-    "Losses by cause",
-    "Each bar is the share of positions that the draft lost, split by cause: the longest piece is where work on the "
-    "draft could bring most.",
-    "Under the rules of the verdict. Under the pointer: the remedy of a cause, and what it could bring.",
-    "causes",
-)
-DIFFICULTY = Caption(
-    "difficulty",
-    "Where the draft is right",
-    "A draft that is low even where the target is sure is a poor match for it. One that is low only where the target "
-    "is unsure is about as good as a draft can be.",
-    "From left to right the target gets surer (margin), or less sure (entropy). Height: share of the drafts that were kept.",
-    "margin",
-)
-STEPS = Caption(
-    "times",
-    "Time of a step",
-    "Where the target's line is flat, checking several tokens takes no longer than decoding one, and speculation is "
-    "cheap. The lower a draft's lines lie below it, the cheaper its proposals.",
-    "Solid: one step of the target by the number of tokens in it. Dashed: one step of a draft, or one search.",
-    "cost",
-)
 
 
 def captions(report: Report) -> dict[str, Caption]:
-    """Returns the caption of every figure, by its name."""
-    timed = any(item.speedup is not None for result in report.results for item in result.gammas)
-    heads = any(facts.by_depth for facts in report.run.draft_models.values())
-    nothing = uncertified(report)
-    left_out = [f"Not shown: {said}." for draft, said in without_mean_divergence(report).items() if draft in nothing]
-    return {
-        "acceptance": _acceptance(report, heads),
-        "speedups": SPEEDUPS if timed else LENGTHS,
-        "depths": DEPTHS,
-        "bursts": _bursts(heads),
-        "causes": CAUSES,
-        "certified": _certified(" ".join(left_out)),
-        "difficulty": DIFFICULTY,
-        "steps": STEPS,
-    }
-
-
-def _acceptance(report: Report, heads: bool) -> Caption:
-    marks = f"Bars: {fmt.level(report.confidence)} intervals over documents. Hollow: that rule would write another text."
-    also = " Of draft heads: accept@1, of a first draft at every position." if heads else ""
-    return Caption(
-        "drafts",
-        "Acceptance by domain",
-        "Acceptance (α) is the share of proposed tokens that the target keeps: the further right a point, the more "
-        "often the draft is right. Where the bars of two drafts overlap, they may be equally good.",
-        marks + also,
-        "alpha",
-    )
-
-
-def _bursts(heads: bool) -> Caption:
-    also = " Draft heads are left out: their acceptance depends on the depth in the round." if heads else ""
-    return Caption(
-        "gammas",
-        "Do accepted tokens come in bursts?",
-        "Right of 0 in the left panel, the draft is right for a while and then wrong for a while. The textbook formula "
-        "takes positions for independent, so it promises too many tokens per round there (right panel); this report "
-        "does not use it.",
-        "Error above 0: too high. A draft that does not always propose something has no point there." + also,
-        "burstiness",
-    )
-
-
-def _certified(left_out: str) -> Caption:
-    marks = f"Solid: certain to be accepted. Dotted: accepted. {left_out}".rstrip()
-    return Caption(
-        "certificates",
-        "What was certain",
-        "The solid line is the share of positions where the rule could not reject the draft. What lies between it and "
-        "the dotted line was right, but not certain to be.",
-        marks,
-        "certified",
-    )
+    """Return the caption of every figure, by its name."""
+    return CAPTIONS if timed(report) else CAPTIONS | {"speedups": LENGTHS}

@@ -15,13 +15,13 @@
 
   // Panels in which nothing is shown lose their axes, titles and lines; a figure of such panels says so instead.
   function panels(plot, data, layout, visible) {
-    const used = new Set(data.filter((trace, place) => visible[place] && !trace.meta?.legend).map((trace) => trace.xaxis || "x"));
+    const used = new Set(data.filter((trace, place) => visible[place]).map((trace) => trace.xaxis || "x"));
     const changes = {};
     for (const key of Object.keys(layout)) {
       const number = /^xaxis(\d*)$/.exec(key);
       if (number) changes[`xaxis${number[1]}.visible`] = changes[`yaxis${number[1]}.visible`] = used.has("x" + number[1]);
     }
-    (layout.annotations || []).forEach((title, place) => { changes[`annotations[${place}].visible`] = used.has(title.name); });
+    (layout.annotations || []).forEach((title, place) => { changes[`annotations[${place}].visible`] = used.has(place ? `x${place + 1}` : "x"); });
     (layout.shapes || []).forEach((line, place) => { changes[`shapes[${place}].visible`] = used.has(line.xref.split(" ")[0]); });
     plot.closest(".figure").querySelector(".empty").hidden = used.size > 0;
     return changes;

@@ -10,7 +10,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from alphaprof.render.html import figures
 from alphaprof.render.html.captions import INTRODUCTIONS, captions
 from alphaprof.render.html.first_screen import first_screen_html
 from alphaprof.render.html.templates import filled_page, require_html
@@ -26,8 +25,10 @@ def render_html(report: Report) -> str:
     require_html()
     from markupsafe import Markup
 
-    style = figures.Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
-    drawn = [figure for draw in figures.FIGURES if (figure := draw(report, style)) and figure.traces]
+    from alphaprof.render.html.figures import FIGURES, Style
+
+    style = Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
+    drawn = {name: figure for name, draw in FIGURES.items() if (figure := draw(report, style)).data}
     words = captions(report)
     values = {
         "report": report,
@@ -39,7 +40,7 @@ def render_html(report: Report) -> str:
         "figures": drawn,
         "captions": words,
         "introductions": INTRODUCTIONS,
-        "sections": _parts(report, {words[figure.name].section for figure in drawn}),
+        "sections": _parts(report, {words[name].section for name in drawn}),
         "profile": _pretty(report.run.profile),
         "environment": _pretty(report.run.environment),
         "judged": list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),

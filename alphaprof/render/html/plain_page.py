@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from alphaprof.render.html.figures import Figure
-from alphaprof.render.html.templates import filled_page, require_html
+from alphaprof.render.html.templates import filled_page
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 Titled = tuple[str, str, Sequence[str], Sequence[Sequence[str]]]  # a table: its name in a word, title, heading and rows
 
@@ -14,15 +17,13 @@ def plain_page(
     title: str,
     version: str,
     lines: Sequence[str],
-    figures: Sequence[tuple[Figure, str, str]],
+    figures: Mapping[str, tuple[Figure, str, str]],
     tables: Sequence[Titled],
     below: Sequence[str],
 ) -> str:
-    """The page: the first of the `lines` is the outcome; `figures` with their headings and captions; what stands `below`.
-    Raises `ExtraMissing` where the plotting library or the template language is not installed.
+    """Return the page: the first of the `lines` is the outcome; `figures` with their headings and captions; what stands
+    `below`.
     """
-    require_html()
     words = {"lines": lines, "figures": figures, "tables": tables, "below": below}
-    return filled_page(
-        "plain.html.j2", [figure for figure, _, _ in figures], outcome=lines[0], title=title, version=version, **words
-    )
+    drawn = {name: figure for name, (figure, _, _) in figures.items()}
+    return filled_page("plain.html.j2", drawn, outcome=lines[0], title=title, version=version, **words)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ExtraMissing
-from alphaprof.render.html.figures import Figure
 from alphaprof.report import format as fmt
 from alphaprof.version import install_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from plotly.graph_objects import Figure
 
 VERDICTS = ("GO", "NO-GO", "UNDECIDED")
 # What the glossary calls the headings of tables.
@@ -68,7 +68,7 @@ def require_html() -> None:
         raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", install_line("html"))
 
 
-def filled_page(name: str, drawn: Sequence[Figure], **values: Any) -> str:
+def filled_page(name: str, drawn: Mapping[str, Figure], **values: Any) -> str:
     """Returns a whole page, which extends base.html.j2: with style and scripts, whose digests its content security policy
     names, and the figures that are `drawn` as data that are not executed. `values`: `outcome`, `title`, `version` and what
     the template `name` asks for.
@@ -80,7 +80,7 @@ def filled_page(name: str, drawn: Sequence[Figure], **values: Any) -> str:
         raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
     digests = [hashlib.sha256(text.encode()) for text in (plotly, script)]
     frame = {
-        "data": _embedded({figure.name: {"data": figure.traces, "layout": figure.layout} for figure in drawn}),
+        "data": _embedded({key: figure.to_plotly_json() for key, figure in drawn.items()}),
         "css": resource("page.css") + resource("first_screen.css"),
         "script": script,
         "plotly": plotly,
