@@ -294,13 +294,12 @@ def points(figure: Any, dash: str | None = None) -> list[tuple[Any, Any]]:
 def test_figures_hold_every_number_of_the_report_and_no_other(pages: Pages, name: str) -> None:
     report, page = pages(name)
     figures, results = page.figures(), report.results
-    assert sorted(x for x, _ in points(figures["acceptance"])) == sorted(item.alpha.value for item in results if item.alpha)
+    marks = [(mark["x"], mark["error_x"]["arrayminus"], mark["error_x"]["array"]) for mark in figures["acceptance"]["data"]]
+    alphas = [(item.alpha.value, item.alpha.low, item.alpha.high) for item in results if item.alpha]
+    ends = [(value, value - low, high - value) for value, low, high in alphas]
+    assert sorted(marks) == sorted(tuple([end if math.isfinite(end) else 0.0] for end in known) for known in ends)
     places = [y for _, y in points(figures["acceptance"])]
     assert len(set(places)) == len(places)  # none lies on another
-    bars = [(bar["error_x"]["arrayminus"], bar["error_x"]["array"]) for bar in figures["acceptance"]["data"]]
-    ends = [item.alpha for item in results if item.alpha]
-    finite = [(end.value - end.low, end.high - end.value) for end in ends if math.isfinite(end.high - end.low)]
-    assert sorted((low, high) for (low,), (high,) in bars if low + high) == sorted(pair for pair in finite if sum(pair))
     tenths = [item for item in report.difficulty if item.axis == "margin"]
     accepted = [(item.place, item.accepted.value) for item in tenths if item.accepted is not None]
     assert sorted(points(figures["difficulty"], "solid")) == sorted(accepted)

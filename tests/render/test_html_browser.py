@@ -289,9 +289,3 @@ def test_what_scrolls_can_be_scrolled_by_keys_and_has_a_name(fresh: Any) -> None
 def test_long_names_leave_the_page_as_wide_as_a_phone(fresh: Any) -> None:
     fresh.set_viewport_size({"width": 400, "height": 800})
     assert fresh.evaluate("document.documentElement.scrollWidth") <= 400
-
-
-@pytest.mark.slow
-def test_the_page_is_no_wider_than_a_phone(page: Any) -> None:
-    page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390

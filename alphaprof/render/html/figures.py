@@ -120,7 +120,7 @@ def panels(titles: Collection[str], x: str, y: str, **axis: Any) -> Figure:
     gaps = {"horizontal_spacing": 0.07, "vertical_spacing": 76 / height}
     figure = make_subplots(rows, columns, subplot_titles=names, **gaps)
     figure.update_layout(template=TEMPLATE, height=height)
-    figure.update_annotations(font_size=12 if all(len(title) <= 26 for title in titles) else 9)
+    figure.update_annotations(font_size=12 if all(len(title) * columns <= 84 for title in titles) else 9)
     figure.update_xaxes(title_text=x, dtick=1)
     figure.update_yaxes(**axis)
     return figure.update_yaxes(title_text=y, col=1)
@@ -240,7 +240,7 @@ def difficulty(report: Report, style: Style) -> Figure:
     """
     nothing = uncertified(report)
     kinds = by_kind([item for item in report.difficulty if item.axis == "margin"])
-    titles = [f"target's margin, p₁ − p₂{kind}" for kind in kinds]
+    titles = [f"target's margin{kind}" for kind in kinds]
     figure = panels(titles, "tenths of the positions, lowest first", "accepted", range=[0, 1.02])
     for panel, items in enumerate(kinds.values()):
         for draft, rule in dict.fromkeys((item.draft, item.rule) for item in items):
