@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, tokens_per_round
 from alphaprof.totals.replay import Trace, replay, run_lengths
+from tests.loops import each
 
 gammas = st.integers(1, 12)
 shares = st.floats(0.01, 0.99)
@@ -38,12 +37,12 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "burstiness", "expected"), BY_HAND.values(), ids=list(BY_HAND))
+@each(("alpha", "gamma", "burstiness", "expected"), BY_HAND.values(), ids=list(BY_HAND))
 def test_tokens_per_round_by_hand(alpha: float, gamma: int, burstiness: float, expected: float) -> None:
     assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize(
+@each(
     ("alpha", "gamma", "burstiness", "expected"),
     [
         (0.8, 4, 0.0, 3.36),
@@ -71,16 +70,6 @@ def test_the_form_without_singularities_is_the_textbook_form_where_that_is_defin
     assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(expected, rel=1e-9)
 
 
-@given(shares, gammas)
-def test_independence_is_the_sum_of_powers(alpha: float, gamma: int) -> None:
-    assert tokens_per_round(alpha, gamma) == pytest.approx(sum(alpha**i for i in range(gamma + 1)), rel=1e-14)
-
-
-@given(shares, gammas)
-def test_total_burstiness_is_the_harmonic_mean_of_two_regimes(alpha: float, gamma: int) -> None:
-    assert tokens_per_round(alpha, gamma, 1.0) == pytest.approx(1 / (alpha / (gamma + 1) + (1 - alpha)), rel=1e-12)
-
-
 def bits(alpha: float, burstiness: float, documents: int, length: int, seed: int) -> np.ndarray:
     """Accept bits of stationary chains, [documents, length]; the transition chances are those of the definition:
     P(right after right) - P(right after wrong) = burstiness, and alpha in equilibrium.
@@ -93,9 +82,7 @@ def bits(alpha: float, burstiness: float, documents: int, length: int, seed: int
     return np.array(found).T
 
 
-@pytest.mark.parametrize(
-    ("alpha", "burstiness"), [(0.8, 0.0), (0.8, 0.6), (0.8, -0.2), (0.35, 0.3), (0.5, 0.95), (0.3, -0.4), (0.5, -0.9)]
-)
+@each(("alpha", "burstiness"), [(0.8, 0.0), (0.8, 0.6), (0.8, -0.2), (0.35, 0.3), (0.5, 0.95), (0.3, -0.4), (0.5, -0.9)])
 def test_the_formula_is_what_replay_counts_on_simulated_chains(alpha: float, burstiness: float) -> None:
     documents, length = 500, 2000
     drawn = bits(alpha, burstiness, documents, length, seed=3)
@@ -108,21 +95,6 @@ def test_the_formula_is_what_replay_counts_on_simulated_chains(alpha: float, bur
         counted = replay(trace, gamma)
         simulated = counted.tokens.sum() / counted.rounds.sum()
         assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(simulated, rel=0.01)
-
-
-@given(st.floats(0.1, 0.95), st.integers(1, 6), st.data())
-def test_tokens_per_round_fall_with_burstiness(alpha: float, gamma: int, data: st.DataObject) -> None:
-    least = formulas.least_burstiness(alpha)
-    low = data.draw(st.floats(least, 0.9))
-    high = data.draw(st.floats(low + 0.05, 1.0))
-    assert tokens_per_round(alpha, gamma, high) < tokens_per_round(alpha, gamma, low)
-
-
-@given(chains(), gammas)
-def test_tokens_per_round_rise_with_gamma_and_stay_within_a_round(chain: tuple[float, float], gamma: int) -> None:
-    shorter, longer = (float(tokens_per_round(chain[0], length, chain[1])) for length in (gamma, gamma + 1))
-    assert 1 < shorter <= gamma + 1
-    assert shorter <= longer + 1e-12
 
 
 def test_arrays_give_what_their_elements_give() -> None:
@@ -154,13 +126,7 @@ def test_the_alpha_of_a_rate_is_found_at_the_very_bound_of_burstiness() -> None:
         assert formulas.alpha_of_rate(rate, 1, least) == pytest.approx(alpha, abs=1e-7)
 
 
-@pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_rates_at_the_ends_belong_to_drafts_that_are_never_and_always_right(rate: float) -> None:
-    for burstiness in (0.0, 0.5, 1.0):
-        assert formulas.alpha_of_rate(rate, 4, burstiness) == pytest.approx(rate, abs=1e-15)
-
-
-@pytest.mark.parametrize(("rate", "burstiness"), [(0.9, -0.5), (0.05, -0.5), (1.2, 0.0)])
+@each(("rate", "burstiness"), [(0.9, -0.5), (0.05, -0.5), (1.2, 0.0)])
 def test_rates_that_no_text_has_are_refused(rate: float, burstiness: float) -> None:
     with pytest.raises(ValueError, match="no text of burstiness"):
         formulas.alpha_of_rate(rate, 4, burstiness)
@@ -181,12 +147,6 @@ def test_at_the_break_even_alpha_the_speedup_is_1(
         assert formulas.speedup(found, gamma, cost, burstiness) == pytest.approx(1, abs=1e-6)
 
 
-def test_one_draft_pays_where_alpha_exceeds_its_cost() -> None:
-    assert formulas.break_even_alpha(1, RoundCost(0.3)) == pytest.approx(0.3)
-    assert formulas.break_even_alpha(1, RoundCost(1.1)) is None
-    assert formulas.break_even_alpha(1, RoundCost(0.1, verify=0.8)) == 0
-
-
 def test_the_cost_of_a_round_by_hand() -> None:
     cost = RoundCost(draft=0.1, verify=1.05, verify_slope=0.02, overhead=0.03)
     assert cost.verification(4) == pytest.approx(1.13)
@@ -194,22 +154,10 @@ def test_the_cost_of_a_round_by_hand() -> None:
     assert formulas.speedup(0.8, 4, cost) == pytest.approx(3.3616 / 1.56)
 
 
-@pytest.mark.parametrize(("alpha", "least"), [(0.8, -0.25), (0.2, -0.25), (0.5, -1.0), (0.0, 0.0), (1.0, 0.0)])
+@each(("alpha", "least"), [(0.8, -0.25), (0.2, -0.25), (0.5, -1.0), (0.0, 0.0), (1.0, 0.0)])
 def test_the_least_burstiness_by_hand(alpha: float, least: float) -> None:
     assert formulas.least_burstiness(alpha) == pytest.approx(least)
     formulas.check_chain(alpha, least)
     formulas.check_chain(alpha, 1.0)
     with pytest.raises(ValueError, match="burstiness lies between"):
         formulas.check_chain(alpha, least - 0.001)
-
-
-@given(st.floats(-1, -0.01))
-def test_feasible_alphas_are_those_that_have_this_least_burstiness(burstiness: float) -> None:
-    for alpha in formulas.feasible_alphas(burstiness):
-        assert formulas.least_burstiness(alpha) == pytest.approx(burstiness)
-
-
-@pytest.mark.parametrize(("alpha", "burstiness"), [(-0.1, 0), (1.1, 0), (math.nan, 0), (0.5, 1.1), (0.5, math.nan)])
-def test_values_that_no_text_has_are_refused(alpha: float, burstiness: float) -> None:
-    with pytest.raises(ValueError, match=r"alpha is a probability|burstiness lies between"):
-        formulas.check_chain(alpha, burstiness)

@@ -31,17 +31,6 @@ def test_one_gate_by_hand() -> None:
     assert (one.low, one.high) == pytest.approx((2 - 1.6449, 2 + 1.6449), abs=1e-4)
 
 
-def test_holm_by_hand() -> None:
-    """Three gates: 5 % / 3 asks for 2.128, then 5 % / 2 for 1.960, then 5 % for 1.645."""
-    assert [item.outcome for item in judge([gate(-2.0), gate(3.0), gate(3.0)], CONFIDENCE)] == ["undecided", "pass", "pass"]
-    assert [item.outcome for item in judge([gate(-2.0), gate(-2.2), gate(3.0)], CONFIDENCE)] == ["fail", "fail", "pass"]
-    last = judge([gate(-1.7), gate(-2.0), gate(-2.2)], CONFIDENCE)
-    assert [item.outcome for item in last] == ["fail", "fail", "fail"]
-    assert last[0].high == pytest.approx(-1.7 + 1.6449, abs=1e-4)
-    alone = judge([gate(-1.7), gate(-1.9), gate(-2.0)], CONFIDENCE)
-    assert [item.outcome for item in alone] == ["undecided"] * 3
-
-
 @given(st.lists(st.floats(-4, 4), min_size=1, max_size=6))
 def test_failures_are_those_of_holms_step_down_by_p_values(values: list[float]) -> None:
     """An implementation of its own: ordered p-values against 5 % / (m - k)."""

@@ -29,6 +29,7 @@ from alphaprof.stats.learning import (
     tokens_of_miss,
 )
 from scripts.research.forecast_coverage import FLOOR, SIZES, Outcome, family, outcomes, plateau, shifted, sigmoid, step
+from tests.loops import each
 
 CURVES = 200
 
@@ -53,20 +54,7 @@ def test_noise_by_hand() -> None:
     assert (found.freedom, found.last_gain) == (1, pytest.approx(0.1))
 
 
-def test_sizes_come_in_any_order() -> None:
-    units = np.linspace(-0.01, 0.01, 9)
-    heads = [(size, [Measured(0.5 + 1 / size, units), Measured(0.51 + 1 / size, units)]) for size in (40, 10, 20)]
-    assert LearningCurve.of(heads, 0.0).sizes.tolist() == [10, 20, 40]
-
-
-@pytest.mark.parametrize(("repeats", "units"), [(1, 40), (2, 4)])
-def test_unknown_noise_is_an_error(repeats: int, units: int) -> None:
-    heads = [(size, [Measured(0.5, np.zeros(units))] * repeats) for size in (10, 20, 40)]
-    with pytest.raises(ValueError, match="noise is not known"):
-        LearningCurve.of(heads, 0.0)
-
-
-@pytest.mark.parametrize(("e", "a", "b"), [(0.0, 0.6, 0.1), (0.3, 0.3, 0.3), (0.1, 0.4, 0.6), (0.5, 0.05, 0.2)])
+@each(("e", "a", "b"), [(0.0, 0.6, 0.1), (0.3, 0.3, 0.3), (0.1, 0.4, 0.6), (0.5, 0.05, 0.2)])
 def test_without_noise_the_band_holds_the_truth_and_is_narrow(e: float, a: float, b: float) -> None:
     found = scenarios(curve(law(e, a, b), sd=1e-4), 4 * SIZES[-1], 0.95)
     truth = e + a * 4**-b
@@ -147,11 +135,6 @@ def test_what_bends_otherwise_fits_no_curve() -> None:
     assert fits(curve(law(0.3, 0.3, 0.3), 1e-4))
     assert fits(curve(law(0.0, 0.5, 0.1), 1e-4))
     assert not fits(curve(law(0.0, 0.5, 0.1), 1e-4, floor=0.4))  # it would have to end at the floor
-
-
-def test_three_sizes_can_contradict_the_family() -> None:
-    assert not fits(curve([0.80, 0.79, 0.70], 0.003, sizes=(100, 200, 400)))
-    assert fits(curve([0.80, 0.74, 0.70], 0.003, sizes=(100, 200, 400)))
 
 
 @given(st.floats(0.0, 1.0), st.integers(1, 8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from alphaprof.costs.speedup import Speedup
-from alphaprof.stats.estimate import ratio
 from alphaprof.stats.sequential import (
     BOLDEST,
-    POINTS,
     Bounds,
     Sequential,
     decide_sequentially,
@@ -25,6 +22,7 @@ from alphaprof.stats.sequential import (
     rejections,
     thresholds_between,
 )
+from tests.loops import each
 from tests.synthetic import drawn_alphas, simulated_rounds
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +81,7 @@ def test_bets_are_never_negative_and_risk_nine_tenths_of_the_wealth_at_most() ->
     assert math.exp(bold[-1] - bold[-2]) == pytest.approx(1 - BOLDEST)
 
 
-@pytest.mark.parametrize(("least", "largest"), [(-1.0, 1.0), (-1.0, 3.0), (-3.0, 1.0), (-0.1, 2.0)])
+@each(("least", "largest"), [(-1.0, 1.0), (-1.0, 3.0), (-3.0, 1.0), (-0.1, 2.0)])
 def test_wealth_stays_what_it_was_on_average_where_there_is_nothing_to_win(least: float, largest: float) -> None:
     """All sequences of ten gains, each at one of both ends, with mean 0: exactly 1; with a lower mean less."""
     sequences = np.array(list(itertools.product([least, largest], repeat=10)))
@@ -121,38 +119,13 @@ def test_bounds_are_those_of_every_document() -> None:
         assert (least[0], largest[0]) == pytest.approx((gain.min(), gain.max()))
 
 
-@pytest.mark.parametrize(
-    ("threshold", "verdict"), [(0.6, "GO"), (1 / 1.5, "GO"), (0.7, "UNDECIDED"), (4.0, "NO-GO"), (5.0, "NO-GO")]
-)
-@pytest.mark.parametrize("size", [0, 1, 2])
+@each(("threshold", "verdict"), [(0.6, "GO"), (1 / 1.5, "GO"), (0.7, "UNDECIDED"), (4.0, "NO-GO"), (5.0, "NO-GO")])
+@each("size", [0, 1, 2])
 def test_what_bounds_say_needs_no_document(threshold: float, verdict: str, size: int) -> None:
     found = decide_sequentially(*alike(size, 1.0), 1.0, BOUNDS, threshold, CONFIDENCE)
     assert (found.verdict, found.documents) == (verdict, size if verdict == "UNDECIDED" else 0)
     expected = {"GO": (threshold, math.inf), "NO-GO": (0.0, threshold), "UNDECIDED": (0.0, math.inf)}
     assert (found.low, found.high) == expected[verdict]
-
-
-def test_timing_can_undo_what_bounds_say() -> None:
-    assert decide_sequentially(*alike(0, 1.0), 1.0, BOUNDS, 0.66, CONFIDENCE, 0.001).verdict == "GO"
-    assert decide_sequentially(*alike(0, 1.0), 1.0, BOUNDS, 0.66, CONFIDENCE, 0.01).verdict == "UNDECIDED"
-    assert decide_sequentially(*alike(0, 1.0), 1.0, BOUNDS, 4.12, CONFIDENCE, 0.01).verdict == "NO-GO"
-    assert decide_sequentially(*alike(0, 1.0), 1.0, BOUNDS, 4.12, CONFIDENCE, 0.02).verdict == "UNDECIDED"
-
-
-def test_every_round_of_one_kind_and_cost_leaves_nothing_open() -> None:
-    """best = worst: the speedup is known to be 2, which reaches 2."""
-    known = Bounds(0.5, 0.5, 100.0)
-    for threshold, verdict in ((1.9, "GO"), (2.0, "GO"), (2.1, "NO-GO")):
-        assert decide_sequentially(*alike(3, 0.5), 1.0, known, threshold, CONFIDENCE).verdict == verdict
-
-
-@pytest.mark.parametrize(("relative", "verdict"), [(0.5, "GO"), (1.2, "NO-GO")])
-def test_documents_that_agree_are_sure_after_some_and_not_after_two(relative: float, verdict: str) -> None:
-    found = decide_sequentially(*alike(400, relative), 1.0, BOUNDS, 1.1, CONFIDENCE)
-    assert found.verdict == verdict
-    assert 5 < found.documents < 100
-    before = decide_sequentially(*alike(found.documents - 1, relative), 1.0, BOUNDS, 1.1, CONFIDENCE)
-    assert (before.verdict, before.documents) == ("UNDECIDED", found.documents - 1)
 
 
 def test_documents_without_tokens_say_nothing() -> None:
@@ -161,38 +134,14 @@ def test_documents_without_tokens_say_nothing() -> None:
     assert nothing.verdict == "UNDECIDED"
 
 
-@pytest.mark.parametrize(
-    ("base", "spent", "weight"),
-    [(101.0, 50.0, 1.0), (50.0, 10.0, 1.0), (50.0, 76.0, 1.0), (60.0, 40.0, 2.0), (50.0, 40.0, -1.0), (50.0, math.nan, 1.0)],
-    ids=["too long", "too fast", "too slow", "too heavy", "negative weight", "nan"],
-)
-def test_documents_outside_their_bounds_are_refused(base: float, spent: float, weight: float) -> None:
-    with pytest.raises(ValueError, match="document 1 lies outside"):
-        decide_sequentially(np.array([50.0, base]), np.array([40.0, spent]), np.array([1, weight]), BOUNDS, 1.1, CONFIDENCE)
-
-
-@pytest.mark.parametrize("bounds", [(0.0, 1.0, 1.0), (1.0, 0.5, 1.0), (0.5, 1.0, 0.0), (0.5, math.inf, 1.0)])
-def test_bounds_that_nothing_meets_are_refused(bounds: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="0 < best <= worst"):
-        Bounds(*bounds)
-
-
-@pytest.mark.parametrize(("threshold", "confidence", "timing"), [(0.0, 0.95, 0.0), (1.1, 1.0, 0.0), (1.1, 0.95, -0.1)])
-def test_questions_without_an_answer_are_refused(threshold: float, confidence: float, timing: float) -> None:
-    with pytest.raises(ValueError, match="threshold must be above 0"):
-        decide_sequentially(*alike(2, 1.0), 1.0, BOUNDS, threshold, confidence, timing)
-    with pytest.raises(ValueError, match="a value for each document"):
-        decide_sequentially(np.ones(2), np.ones(3), 1.0, BOUNDS, 1.1, CONFIDENCE)
-
-
 def sample(rng: np.random.Generator, size: int) -> tuple[Array, Array]:
     """Documents inside BOUNDS, of any length; mean time per token 0.625, so a speedup of 1.6."""
     base = rng.integers(1, 101, size).astype(float)
     return base, base * (0.25 + 1.25 * rng.beta(1.5, 3.5, size))
 
 
-@pytest.mark.parametrize("threshold", [1.2, 1.55, 2.1])
-@pytest.mark.parametrize("timing", [0.0, 0.03])
+@each("threshold", [1.2, 1.55, 2.1])
+@each("timing", [0.0, 0.03])
 def test_a_verdict_stands_where_its_bets_have_won(threshold: float, timing: float) -> None:
     """Bets against thresholds moved away by step times; no later document matters; the sequence holds the verdict."""
     rng = np.random.default_rng(5)
@@ -212,25 +161,6 @@ def test_a_verdict_stands_where_its_bets_have_won(threshold: float, timing: floa
         assert first != "GO" or cut == found
 
 
-def test_uncertain_step_times_cost_documents_and_width() -> None:
-    base, spent = sample(np.random.default_rng(6), 400)
-    sure, unsure = (decide_sequentially(base, spent, 1.0, BOUNDS, 1.2, CONFIDENCE, timing) for timing in (0.0, 0.05))
-    assert (sure.verdict, unsure.verdict) == ("GO", "GO")
-    assert sure.documents < unsure.documents
-    hopeless = decide_sequentially(base, spent, 1.0, BOUNDS, 1.2, CONFIDENCE, 0.5)
-    assert hopeless.verdict == "UNDECIDED"
-    asked = decide_sequentially(base, spent, 1.0, BOUNDS, 1.6, CONFIDENCE)
-    wider = decide_sequentially(base, spent, 1.0, BOUNDS, 1.6, CONFIDENCE, 0.05)
-    assert wider.low < asked.low < 1.6 < asked.high < wider.high
-
-
-def test_only_the_proportion_of_weights_matters() -> None:
-    base, spent = sample(np.random.default_rng(7), 100)
-    weight = np.tile([1.0, 0.25], 50)
-    found = decide_sequentially(base, spent, weight, BOUNDS, 1.3, CONFIDENCE)
-    assert decide_sequentially(base, spent, 8 * weight, replace(BOUNDS, reach=800.0), 1.3, CONFIDENCE) == found
-
-
 def test_weights_say_which_documents_count() -> None:
     """Half of the documents are at 2, half at 1; weighted 3 : 1 the speedup is 4 / (3 / 2 + 1) = 1.6, not 4 / 3."""
     base, spent = np.full(2000, 25.0), np.tile([12.5, 25.0], 1000)
@@ -240,17 +170,7 @@ def test_weights_say_which_documents_count() -> None:
     assert (plain.verdict, weighted.verdict) == ("NO-GO", "GO")
 
 
-def test_thresholds_of_a_sequence_lie_between_what_bounds_allow() -> None:
-    grid = thresholds_between(BOUNDS, 1.1)
-    assert len(grid) == POINTS + 1
-    assert 1.1 in grid
-    assert (np.diff(grid) > 0).all()
-    assert 1 / 1.5 < grid[0] < 0.68
-    assert 3.95 < grid[-1] < 4
-    assert thresholds_between(Bounds(0.5, 0.5, 1.0), 3.0).tolist() == [3.0]
-
-
-@pytest.mark.parametrize(("side", "odds"), [("above", 0.1), ("below", 0.9)])
+@each(("side", "odds"), [("above", 0.1), ("below", 0.9)])
 def test_a_bound_passes_no_threshold_that_was_not_rejected(side: Literal["above", "below"], odds: float) -> None:
     """At 10 % confidence luck rejects a threshold ahead of an easier one: that is no verdict while that one is open."""
     rng, grid, jumps = np.random.default_rng(1), thresholds_between(BOUNDS, 1.1), 0
@@ -313,7 +233,7 @@ def test_uncertain_step_times_are_paid_for() -> None:
     assert hidden > 0.3
 
 
-@pytest.mark.parametrize("freedom", [5, 19, math.inf])
+@each("freedom", [5, 19, math.inf])
 def test_step_times_of_few_rounds_move_thresholds_further(freedom: float) -> None:
     """By t bounds at a tenth of the error: as if times were that much slower for GO, without the part that is paid."""
     base, spent = sample(np.random.default_rng(14), 300)
@@ -323,12 +243,6 @@ def test_step_times_of_few_rounds_move_thresholds_further(freedom: float) -> Non
     grid = thresholds_between(wide, 1.6)
     above = np.maximum.accumulate(rejections(base, spent, wide, grid * shift, 0.9 * ERROR, "above"))
     assert found.low == pytest.approx(float(grid[above <= found.documents][-1]))
-
-
-def test_step_times_without_bounds_decide_nothing() -> None:
-    base, spent = sample(np.random.default_rng(14), 300)
-    found = decide_sequentially(base, spent, 1.0, BOUNDS, 1.0, CONFIDENCE, math.inf, 0)
-    assert found == Sequential("UNDECIDED", 300, 0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -370,14 +284,3 @@ def test_power_is_about_what_theory_promises(corpus: Corpus, margin: float, verd
     found = corpus.verdicts(np.random.default_rng(11), 1.83 / margin)
     assert [one.verdict for one in found].count(verdict) >= 40
     assert least <= np.median([one.documents for one in found]) <= most
-
-
-def test_stopping_at_will_takes_several_times_the_documents_of_one_look(corpus: Corpus) -> None:
-    """Beside the fixed number at which half of the intervals are clear of the threshold."""
-    error = ratio(corpus.rounds, corpus.base)
-    spread = error.stderr / error.value * math.sqrt(len(corpus.base))  # of one document
-    for margin in (1.10, 1.30):
-        one = Speedup(1.83, spread / math.sqrt(2), 0.0, 1, 2)
-        fixed = next(n for n in range(5, 10_000) if one.at(n).bounds(1 - CONFIDENCE)[0] >= 1.83 / margin)
-        found = corpus.verdicts(np.random.default_rng(12), 1.83 / margin)
-        assert 2 < np.median([one.documents for one in found]) / fixed < 10

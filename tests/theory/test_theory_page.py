@@ -15,10 +15,11 @@ from scipy.special import entr, rel_entr
 
 from alphaprof.report.sections.certificates import SLACK
 from alphaprof.report.sections.predictability import certain_runs
-from alphaprof.rules import RULES, BoundRule
+from alphaprof.rules import BoundRule
 from alphaprof.stats import sequential
 from alphaprof.theory import bounds, trees
 from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Target, certify, draft_width
+from tests.loops import each
 from tests.reference import MultiDraft, threshold
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +182,7 @@ def of_verdicts_at_any_time() -> Iterator[str]:
 PARTS = (of_thresholds, of_margins, of_many_positions, of_lossless, of_trees, of_verdicts_at_any_time)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@each("part", PARTS)
 def test_worked_numbers_are_what_the_library_computes(part: Callable[[], Iterator[str]]) -> None:
     assert [text for text in part() if text not in PAGE] == []
 
@@ -206,17 +207,3 @@ def test_functions_named_in_the_page_exist() -> None:
         if not hasattr(importlib.import_module(f"alphaprof.{modules[item[0]].parent.name}.{item[0]}"), item[1])
     ]
     assert missing == []
-
-
-def test_every_rule_is_in_the_page() -> None:
-    notation, margins = (TEXT.split("\n## ")[part] for part in (1, 3))
-    assert set(re.findall(r"^\| `([a-z_]+)", notation, re.MULTILINE)) == set(ACCEPTED)
-    assert [name for name in RULES if f"`{name}" not in notation] == []
-    rows = "".join(line for line in margins.splitlines() if line.startswith("| `"))
-    assert set(re.findall(r"`([a-z_]+)[:`]", rows)) == set(bounds.BEST_REJECTED)
-
-
-def test_links_within_the_page_lead_to_its_parts() -> None:
-    headings = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]*)\)", PAGE)) <= anchors

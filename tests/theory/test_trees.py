@@ -34,7 +34,6 @@ from tests.reference import MultiDraft, accepted_lengths
 Array = np.ndarray[Any, Any]
 READY = 256  # `proposed` of a draft that is always ready
 OPTIMISERS = (tree_by_heap, tree_by_program, optimal_tree)
-both = pytest.mark.parametrize("build", [tree_by_heap, tree_by_program])
 
 
 def bounds(lengths: list[int]) -> tuple[Array, Array]:
@@ -55,12 +54,6 @@ def random_paths(rng: np.random.Generator, nodes: int, width: int) -> set[NodePa
 # Trees.
 
 
-def test_a_chain_by_hand() -> None:
-    tree = Tree.chain(3)
-    assert tree.paths == ((1,), (1, 1), (1, 1, 1))
-    assert (tree.nodes, tree.depth, tree.width) == (3, 3, 1)
-
-
 def test_a_full_tree_by_hand() -> None:
     tree = Tree.full(2, 2)
     assert tree.paths == ((1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2))
@@ -77,29 +70,9 @@ def test_a_tree_without_nodes_is_plain_decoding() -> None:
     assert expected_tokens(tree, np.array([0.5])) == 1
 
 
-def test_a_tree_does_not_depend_on_the_order_of_its_paths() -> None:
-    paths = [(2, 1), (1, 1, 3), (2,), (1, 1), (1,), (1, 1, 1)]
-    trees = {Tree.from_paths(order) for order in itertools.permutations(paths)}
-    assert [tree.paths for tree in trees] == [((1,), (2,), (1, 1), (2, 1), (1, 1, 1), (1, 1, 3))]
-    (tree,) = trees
-    assert (tree.nodes, tree.depth, tree.width) == (6, 3, 3)
-
-
 def test_lists_that_count_from_zero_are_read_as_such() -> None:
     """As Medusa and EAGLE write them."""
     assert Tree.from_paths([[0], [0, 0], [1], [0, 1]], top=0) == Tree.from_paths([(1,), (1, 1), (2,), (1, 2)])
-
-
-def test_ranks_are_whole_numbers_of_any_integer_type() -> None:
-    arrays: list[Any] = [np.array([1]), np.array([1, 2], dtype=np.int16)]
-    assert Tree.from_paths(arrays).paths == ((1,), (1, 2))
-    with pytest.raises(TypeError):
-        Tree.from_paths([(1.5,)])  # type: ignore[list-item]
-
-
-def test_children_by_hand() -> None:
-    tree = Tree.from_paths([(1,), (3,), (1, 2)])  # nodes 1, 2, 3
-    assert tree.children.tolist() == [[0, 1, 0, 2, 0], [0, 0, 3, 0, 0], [0] * 5, [0] * 5]
 
 
 # Replay.
@@ -168,24 +141,6 @@ def test_rounds_of_a_heads_tree_are_those_of_a_walk_down_the_tree(seed: int) -> 
     found = replay_tree(ranks, *bounds(lengths.tolist()), tree)
     assert found.rounds.tolist() == rounds
     assert found.accepted.tolist() == accepted.tolist()
-
-
-@pytest.mark.parametrize("nothing", [0, -1, -7, math.nan])
-def test_no_proposal_has_many_names(nothing: float) -> None:
-    ranks = np.random.default_rng(1).integers(0, 4, 200)
-    named = np.where(ranks == 0, nothing, ranks)
-    for tree in (Tree.full(2, 3), Tree.chain(2)):
-        assert_equal(replay_tree(named, *bounds([150, 50]), tree), replay_tree(ranks, *bounds([150, 50]), tree))
-    assert rank_shares(named, 3).tolist() == rank_shares(ranks, 3).tolist()
-
-
-def test_some_documents_alone_have_the_rounds_they_have_among_all() -> None:
-    rng = np.random.default_rng(2)
-    ranks, (start, stop) = rng.integers(0, 4, 120), bounds([30, 1, 20, 40, 9, 20])
-    tree, chosen = Tree.from_paths(random_paths(rng, 12, 3)), np.array([1, 3, 4])
-    every, some = replay_tree(ranks, start, stop, tree), replay_tree(ranks, start[chosen], stop[chosen], tree)
-    for item in fields(Rounds):
-        assert getattr(some, item.name).tolist() == getattr(every, item.name)[chosen].tolist(), item.name
 
 
 @dataclass(frozen=True)
@@ -302,30 +257,6 @@ def test_a_full_tree_is_replay_of_ranks_within_its_width(given_documents: list[l
         assert Tree.chain(depth) == Tree.full(1, depth)
 
 
-@given(documents, st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
-def test_every_round_is_counted_once(given_documents: list[list[int]], seed: int) -> None:
-    """By accepted length; and a round emits what it accepted and one more, but for what the end cuts off."""
-    rng = np.random.default_rng(seed)
-    ranks = np.array(list(itertools.chain(*given_documents)))
-    tree = Tree.from_paths(random_paths(rng, int(rng.integers(1, 20)), 4))
-    found = replay_tree(ranks, *bounds([len(document) for document in given_documents]), tree)
-    lengths = accepted_lengths(found)
-    assert (lengths >= 0).all()
-    assert lengths.sum(1).tolist() == found.rounds.tolist()
-    missing = found.rounds + lengths @ np.arange(tree.depth + 1) - found.tokens
-    assert set(missing.tolist()) <= {0, 1}
-
-
-def test_a_larger_tree_may_need_more_rounds() -> None:
-    """Unlike a longer chain: what it accepts more may end where no long path begins."""
-    small = Tree.from_paths([(1,), (1, 2), (1, 2, 2), (1, 2, 2, 2)])
-    large = Tree.from_paths([*small.paths, (3,)])
-    ranks, (start, stop) = np.array([1, 3, 1, 2, 2, 2]), bounds([6])
-    assert (path_lengths(ranks, stop, large) >= path_lengths(ranks, stop, small)).all()
-    assert [replay_tree(ranks, start, stop, tree).rounds.tolist() for tree in (small, large)] == [[2], [4]]
-
-
 # The model.
 
 
@@ -359,41 +290,6 @@ def test_expected_tokens_is_the_mean_over_every_sequence_of_independent_ranks() 
         chances = np.append(1 - shares.sum(), shares)[every].prod(1)
         lengths = path_lengths(every.ravel(), np.arange(size, every.size + 1, size), tree)[::size]
         assert expected_tokens(tree, shares) == pytest.approx(float(chances @ (lengths + 1)), abs=1e-12)
-
-
-TREES = {"chain": Tree.chain(5), "full": Tree.full(2, 3), "best": optimal_tree(np.array([0.55, 0.15, 0.1]), 20)}
-
-
-def tokens_per_round(ranks: Array, tree: Tree) -> tuple[float, float]:
-    """Of documents [documents, positions] by replay, and its standard error over documents."""
-    stop = np.arange(1, len(ranks) + 1) * ranks.shape[1]
-    found = replay_tree(ranks.ravel(), stop - ranks.shape[1], stop, tree)
-    ratio = float(found.tokens.sum() / found.rounds.sum())
-    off = found.tokens - ratio * found.rounds
-    return ratio, math.sqrt(len(off) * float(off.var(ddof=1))) / float(found.rounds.sum())
-
-
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_replay_of_independent_ranks_agrees_with_the_model_within_its_error(tree: Tree) -> None:
-    ranks = np.random.default_rng(4).choice(5, size=(40, 8000), p=[0.1, 0.55, 0.15, 0.1, 0.1])
-    found, error = tokens_per_round(ranks, tree)
-    assert error < 0.005
-    assert abs(found - expected_tokens(tree, rank_shares(ranks.ravel(), 3))) < 4 * error
-
-
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-@pytest.mark.parametrize(("stay", "sign"), [(0.97, -1), (0.03, +1)], ids=["stretches", "alternation"])
-def test_the_model_flatters_text_with_stretches_and_wrongs_text_that_alternates(tree: Tree, stay: float, sign: int) -> None:
-    """Easy and hard positions, equally many: in stretches it takes more rounds than the model says, alternating fewer."""
-    rng = np.random.default_rng(5)
-    changes = rng.random((40, 2000)) > stay
-    hard = (np.cumsum(changes, axis=1) + rng.integers(0, 2, (40, 1))) % 2 == 1
-    easy, poor = (rng.choice(4, size=hard.shape, p=law) for law in ([0.02, 0.9, 0.05, 0.03], [0.6, 0.2, 0.1, 0.1]))
-    ranks = np.where(hard, poor, easy)
-    found, error = tokens_per_round(ranks, tree)
-    off = sign * (found - expected_tokens(tree, rank_shares(ranks.ravel(), 3)))
-    assert off > 5 * error
-    assert off > 0.01 * found
 
 
 # The best tree.
@@ -442,7 +338,7 @@ def assert_within(tree: Tree, width: int, nodes: int, depth: int | None) -> None
 LIMITS = [(nodes, depth) for nodes in range(6) for depth in (None, 0, 1, 2, 3)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@each("ranks", [1, 2, 3])
 def test_the_best_of_all_trees_is_found_where_shares_fall(ranks: int) -> None:
     """By the heap and by the program, among trees that may leave ranks out."""
     rng = np.random.default_rng(ranks)
@@ -456,7 +352,7 @@ def test_the_best_of_all_trees_is_found_where_shares_fall(ranks: int) -> None:
                 assert expected_tokens(tree, shares) == pytest.approx(best, abs=1e-12)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@each("ranks", [2, 3])
 def test_the_best_of_all_trees_without_gaps_is_found_for_any_shares(ranks: int) -> None:
     """By the program, which the choice between the two takes where shares rise."""
     rng = np.random.default_rng(10 + ranks)
@@ -471,55 +367,11 @@ def test_the_best_of_all_trees_without_gaps_is_found_for_any_shares(ranks: int) 
                 assert expected_tokens(tree, shares) == pytest.approx(best, abs=1e-12)
 
 
-@pytest.mark.parametrize("depth", [None, 1, 2, 4])
-def test_heap_and_program_agree_on_large_trees(depth: int | None) -> None:
-    rng = np.random.default_rng(6)
-    for ranks, nodes in itertools.product((1, 2, 5, 9), (7, 30, 64)):
-        shares = np.sort(random_shares(rng, ranks))[::-1]
-        heap, program = (build(shares, nodes, depth) for build in (tree_by_heap, tree_by_program))
-        assert expected_tokens(heap, shares) == pytest.approx(expected_tokens(program, shares), abs=1e-12)
-        assert heap.nodes == program.nodes
-
-
-def grown_greedily(shares: Array, nodes: int) -> frozenset[NodePath]:
-    """The next best child or sibling, again and again: what a heap does whether shares fall or not."""
-    tree = frozenset[NodePath]()
-    for _ in range(nodes):
-        near = {(*path, 1) for path in [(), *tree]} | {(*path[:-1], path[-1] + 1) for path in tree}
-        open_paths = [path for path in near - tree if path[-1] <= len(shares)]
-        tree |= {max(open_paths, key=lambda path: float(np.prod([shares[rank - 1] for rank in path])))}
-    return tree
-
-
-def test_the_program_is_never_worse_than_greedy_growth_and_often_better() -> None:
-    rng, better = np.random.default_rng(7), 0
-    for _ in range(60):
-        shares, nodes = random_shares(rng, int(rng.integers(2, 6))), int(rng.integers(1, 25))
-        gain = expected_tokens(tree_by_program(shares, nodes), shares) - value(grown_greedily(shares, nodes), shares)
-        assert gain > -1e-12
-        better += gain > 1e-3
-    assert better > 15
-
-
 def test_the_program_reaches_over_a_bad_rank_to_a_good_one() -> None:
     shares = np.array([0.0, 0.8])
     assert tree_by_program(shares, 2).paths == ((1,), (2,))
     assert optimal_tree(shares, 4).paths == ((1,), (2,), (2, 1), (2, 2))
     assert optimal_tree(np.array([0.3, 0.6]), 1).paths == ((1,),)
-
-
-@both
-def test_nothing_is_added_that_is_never_accepted(build: Any) -> None:
-    shares = np.array([0.5, 0.25, 0.0])
-    assert build(np.zeros(3), 5).nodes == 0
-    assert build(shares, 50, 1).paths == ((1,), (2,))
-    assert build(shares, 50, 2) == Tree.full(2, 2)
-
-
-@both
-def test_a_certain_draft_gets_a_chain(build: Any) -> None:
-    assert build(np.array([1.0, 0.0]), 30) == Tree.chain(30)
-    assert build(np.array([1.0]), 30, 4) == Tree.chain(4)
 
 
 # Several draws from the draft.
@@ -577,7 +429,7 @@ def laws() -> list[tuple[Law, Law]]:
     return [(even, even), (first, second), (first, even), (even, first), *drawn]
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_draws_are_kept_as_in_every_outcome_of_the_process(width: int) -> None:
     """Which child, given the token; whether any; and the law of the token is the target's own."""
     for p, q in laws():
@@ -605,21 +457,6 @@ def random_pairs(rng: np.random.Generator, positions: int, vocabulary: int) -> t
     return p, 0.5 * p + 0.5 * rng.dirichlet(np.full(vocabulary, 0.3), positions)
 
 
-def test_many_positions_at_once_are_each_position_alone() -> None:
-    rng = np.random.default_rng(11)
-    p, q = random_pairs(rng, 7, 20)
-    tokens = rng.integers(0, 20, 7)
-    every = MultiDraft.of(p, q, 3)
-    assert every.targets.shape == (7, 4, 20)
-    assert every.targets.sum(-1) == pytest.approx(np.ones((7, 4)), abs=1e-12)
-    for index in range(7):
-        one = MultiDraft.of(p[index], q[index], 3)
-        assert every.beta[index].tolist() == one.beta.tolist()
-        assert every.reached[index].tolist() == one.reached.tolist()
-        assert every.total[index] == one.total
-        assert every.emitted(tokens)[index].tolist() == one.emitted(int(tokens[index])).tolist()
-
-
 def test_one_draw_is_the_lossless_rule() -> None:
     """sum min(p, q), and min(1, q / p) at the emitted token."""
     rng = np.random.default_rng(12)
@@ -633,65 +470,4 @@ def test_one_draw_is_the_lossless_rule() -> None:
     assert found.emitted(tokens)[:, 0] == pytest.approx(lossless_emitted(columns), abs=1e-12)
 
 
-def test_more_draws_keep_more_and_a_perfect_draft_is_kept_at_once() -> None:
-    p, q = random_pairs(np.random.default_rng(13), 30, 12)
-    totals = np.array([MultiDraft.of(p, q, width).total for width in (1, 2, 3, 6)])
-    assert (np.diff(totals, axis=0) > 0).all()
-    perfect = MultiDraft.of(p, p, 3)
-    assert perfect.total.tolist() == [1.0] * 30
-    assert perfect.beta == pytest.approx(np.ones((30, 3)), abs=1e-12)
-    assert perfect.emitted(p.argmax(1)) == pytest.approx(np.tile([1.0, 0.0, 0.0], (30, 1)), abs=1e-12)
-
-
-def test_single_precision_is_made_to_sum_to_one() -> None:
-    p, q = (law.astype(np.float32) * np.float32(1 + 3e-5) for law in random_pairs(np.random.default_rng(14), 20, 50))
-    found = MultiDraft.of(p, q, 4)
-    assert found.targets.dtype == np.float64
-    assert found.targets.sum(-1) == pytest.approx(np.ones((20, 5)), abs=1e-12)
-    assert found.beta[:, 0] == pytest.approx(1 - found.reached[:, 1], abs=1e-12)
-
-
 # Errors.
-
-SHARES = np.array([0.5, 0.3])
-LAW = np.array([0.5, 0.5])
-MISTAKES: dict[str, tuple[Any, str]] = {
-    "a parent is missing": (lambda: Tree.from_paths([(1,), (1, 2, 1)]), r"path \(1, 2, 1\) needs its parent \(1, 2\)"),
-    "named as it was given": (lambda: Tree.from_paths([[0, 1]], top=0), r"path \(0, 1\) needs its parent \(0,\)"),
-    "rank 0": (lambda: Tree.from_paths([(0,)]), r"path \(0,\) is not a node: ranks count from 1"),
-    "a negative rank": (
-        lambda: Tree.from_paths([(0,), (0, -1)], top=0),
-        r"path \(0, -1\) is not a node: ranks count from 0",
-    ),
-    "the root": (lambda: Tree.from_paths([(), (1,)]), r"path \(\) is not a node"),
-    "twice": (lambda: Tree.from_paths([(1,), [1]]), r"path \(1,\) is there twice"),
-    "gamma": (lambda: Tree.chain(-1), "depth is -1"),
-    "width": (lambda: Tree.full(0, 2), "width is 0; it must be at least 1"),
-    "no positions": (lambda: rank_shares(np.array([], dtype=int), 2), "number of positions is 0"),
-    "an unknown rank": (lambda: expected_tokens(Tree.full(3, 1), SHARES), "rank 3; shares are known for ranks 1 to 2"),
-    "shares above 1": (lambda: expected_tokens(Tree.chain(1), np.array([0.7, 0.4])), "at most 1 in sum"),
-    "a negative share": (lambda: optimal_tree(np.array([0.5, -0.1]), 3), "none below 0"),
-    "an undefined share": (lambda: optimal_tree(np.array([0.5, math.nan]), 3), "none below 0"),
-    "no shares": (lambda: optimal_tree(np.array([]), 3), "at least one"),
-    "shares by document": (lambda: optimal_tree(SHARES[None], 3), "shares are probabilities"),
-    "rising shares": (lambda: tree_by_heap(SHARES[::-1], 3), "shares increase with rank"),
-    "p is no law": (lambda: MultiDraft.of(2 * LAW, LAW, 1), "p is no probability distribution"),
-    "q lacks a part": (lambda: MultiDraft.of(LAW, LAW / 2, 1), "q is no probability distribution"),
-    "q is negative": (lambda: MultiDraft.of(LAW, np.array([1.5, -0.5]), 1), "q is no probability distribution"),
-    "q is undefined": (lambda: MultiDraft.of(LAW, np.array([math.nan, 1.0]), 1), "q is no probability distribution"),
-    "two vocabularies": (lambda: MultiDraft.of(LAW, np.array([1.0]), 1), r"p has shape \(2,\) and q \(1,\)"),
-}
-
-
-@each(("mistake", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named(mistake: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        mistake()
-
-
-@pytest.mark.parametrize("build", OPTIMISERS)
-def test_negative_limits_are_named(build: Any) -> None:
-    with pytest.raises(ValueError, match="nodes is -1; it must be at least 0"):
-        build(SHARES, -1)
-    with pytest.raises(ValueError, match="depth is -2; it must be at least 0"):
-        build(SHARES, 3, -2)
