@@ -14,16 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.rules import (
-    DEFAULT_RULES,
-    GREEDY,
     NOT_MODELLED,
     RULES,
     SAMPLED,
     BoundRule,
     Parameter,
-    default_rule,
     parse_rule,
-    rules_of,
 )
 from tests.loops import each
 from tests.reference import MultiDraft
@@ -183,10 +179,6 @@ ALL = list(every_rule())
 by_id = each("rule", ALL, ids=lambda rule: rule.id)
 
 
-def test_every_rule_has_its_formula_here() -> None:
-    assert set(DIRECT) == set(RULES)
-
-
 @by_id
 def test_acceptance_from_columns_is_that_of_the_whole_distributions(rule: BoundRule) -> None:
     found = rule.accept(columns(POSITIONS))
@@ -204,7 +196,7 @@ def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: Boun
     assert rule.accept(stored).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(
+@each(
     ("specification", "accepts"),
     [
         ("strict", [0, 0, 0, 0, 1]),
@@ -242,7 +234,7 @@ def test_strict_compares_with_the_emitted_token_on_greedy_text_and_with_the_top_
     assert parse_rule("strict").accept(both).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("size", range(2, 12))
+@each("size", range(2, 12))
 def test_typical_never_rejects_a_top_token_for_rounding(size: int) -> None:
     """On a flat distribution every token is exactly at the threshold exp(-H) = 1 / V."""
     p = np.full(size, 1 / size)
@@ -286,22 +278,6 @@ def test_a_relaxed_parameter_never_accepts_less(name: str, index: int, data: Any
     assert (less <= more + 1e-12).all()  # multi_draft adds up shares: 1e-16 is rounding
 
 
-@pytest.mark.parametrize(
-    ("name", "index"), [(name, index) for name, rule in RULES.items() for index in range(len(rule.parameters))]
-)
-def test_every_parameter_matters_in_the_direction_it_says(name: str, index: int) -> None:
-    """From the tight to the loose end, the others as loose as they get, something more is accepted."""
-    parameters = RULES[name].parameters
-    loose = [item.high if item.relaxes > 0 else item.low for item in parameters]
-    if name == "typical":
-        loose = [1.0, 1.0]  # it accepts above the lesser of two thresholds: each matters where the other is high
-        loose[index] = 0.0
-    tight = list(loose)
-    tight[index] = parameters[index].low if parameters[index].relaxes > 0 else parameters[index].high
-    log = columns(POSITIONS)
-    assert parse_rule({name: tight}).accept(log).sum() < parse_rule({name: loose}).accept(log).sum()
-
-
 @pytest.mark.parametrize("name", LOSSY)
 @given(st.data())
 def test_a_lossy_rule_accepts_wherever_strict_does(name: str, data: Any) -> None:
@@ -310,31 +286,10 @@ def test_a_lossy_rule_accepts_wherever_strict_does(name: str, data: Any) -> None
     assert (rule.accept(log) >= parse_rule("strict").accept(log)).all()
 
 
-@pytest.mark.parametrize("name", RULES)
-@given(st.data())
-def test_acceptance_lies_in_0_to_1(name: str, data: Any) -> None:
-    rule = parse_rule({name: [data.draw(a_value(parameter)) for parameter in RULES[name].parameters]})
-    log = columns(data.draw(st.lists(positions(), min_size=1, max_size=3)))
-    for found in (rule.accept(log), rule.emitted(log)):
-        assert found is None or (found.shape == log["token"].shape and (found >= 0).all() and (found <= 1 + 1e-12).all())
-
-
-@by_id
-def test_a_draft_that_is_the_target_is_always_accepted(rule: BoundRule) -> None:
-    """But for rules that compare with one drawn token: then as often as the token is the top one, or in the tree."""
-    same = [dataclasses.replace(one, raw_q=one.raw_p, q=one.p) for one in POSITIONS]
-    expected: Any = 1.0
-    if rule.name == "one_hot":
-        expected = np.array([one.p.max() for one in POSITIONS])
-    if rule.name == "tree":
-        expected = np.array([float(one.token in ranking(one.raw_p)[: rule.arguments["width"]]) for one in POSITIONS])
-    assert rule.accept(columns(same)) == pytest.approx(expected, abs=1e-12)
-
-
 DRAWN = [rule for rule in ALL if not rule.rule.lossy and rule.rule.policies == (SAMPLED,)]
 
 
-@pytest.mark.parametrize("rule", DRAWN, ids=lambda rule: rule.id)
+@each("rule", DRAWN, ids=lambda rule: rule.id)
 def test_what_happens_to_drawn_tokens_is_on_average_the_acceptance(rule: BoundRule) -> None:
     """E[a_t] = beta_t, x_t drawn from p: summed over the whole vocabulary."""
     for one in POSITIONS:
@@ -369,32 +324,11 @@ def test_one_draw_is_the_lossless_rule(drawn: list[Position]) -> None:
     assert one.emitted(log) == pytest.approx(lossless.emitted(log), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", LOSSY)
-def test_a_lossy_rule_tells_nothing_about_the_emitted_token(name: str) -> None:
-    rule = parse_rule({name: [item.high for item in RULES[name].parameters]})
-    assert rule.emitted(columns(POSITIONS)) is None
-    assert rule.rule.lossy
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_rules_without_loss_need_their_own_text(name: str) -> None:
-    """Strict rounds are defined on greedy text, drawn ones on sampled text; only a rule that keeps any text has both."""
-    expected = {"strict": (GREEDY,), "lossless": (SAMPLED,), "one_hot": (SAMPLED,), "multi_draft": (SAMPLED,)}
-    assert RULES[name].policies == expected.get(name, (GREEDY, SAMPLED))
-
-
 def without_distribution(log: dict[str, Array]) -> dict[str, Array]:
     """Columns of a draft that only names a token, as they come from a log."""
     nothing = np.full(len(log["token"]), np.nan)
     unknown = ["overlap", "draft_token_prob", *(name for name in log if "multi_draft" in name)]
     return log | dict.fromkeys(unknown, nothing) | {"draft_rank_of_token": np.full(len(nothing), -1)}
-
-
-@pytest.mark.parametrize("name", ["strict", "lossless", "one_hot", "tree_1", "tree_4", "multi_draft_1", "multi_draft_4"])
-def test_a_draft_without_a_distribution_has_its_proposal_emitted_or_not(name: str) -> None:
-    emitted = parse_rule(name).emitted(without_distribution(columns(POSITIONS)))
-    assert emitted is not None
-    assert emitted.tolist() == [float(one.proposal == one.token) for one in POSITIONS]
 
 
 @each("rule", [rule for rule in ALL if rule.name != "tree"], ids=lambda rule: rule.id)
@@ -427,10 +361,6 @@ def test_an_id_is_read_back_and_safe_in_sql(rule: BoundRule) -> None:
     assert parse_rule(rule) is rule
 
 
-def test_ids_of_different_rules_differ() -> None:
-    assert len({rule.id for rule in ALL}) == len(set(ALL))
-
-
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_any_value_survives_its_id(epsilon: float, delta: float) -> None:
     rule = parse_rule({"typical": {"epsilon": epsilon, "delta": delta}})
@@ -444,58 +374,26 @@ def test_any_value_survives_its_id(epsilon: float, delta: float) -> None:
         ("strict", "strict"),
         ("one_hot", "one_hot"),
         ({"lossless": []}, "lossless"),
-        ({"lossless": {}}, "lossless"),
         ("additive:0.1", "additive_0p1"),
         ("additive_0p1", "additive_0p1"),
-        ("additive_0.1", "additive_0p1"),
         ({"additive": 0.1}, "additive_0p1"),
-        ({"additive": [0.1]}, "additive_0p1"),
         ({"additive": {"epsilon": 0.1}}, "additive_0p1"),
-        ("additive:1e-05", "additive_0p00001"),
         ({"additive": 1e-05}, "additive_0p00001"),
-        ("additive:1", "additive_1"),
         ({"additive": 1.0}, "additive_1"),
-        ({"additive": 0}, "additive_0"),
         ("additive:-0.0", "additive_0"),
-        ("multiplicative:.5", "multiplicative_0p5"),
         ("typical:0.09,0.3", "typical_0p09_0p3"),
         ("typical: 0.09, 0.3", "typical_0p09_0p3"),
-        ("typical_0p09_0p3", "typical_0p09_0p3"),
         ({"typical": {"delta": 0.3, "epsilon": 0.09}}, "typical_0p09_0p3"),
-        ({"top_m": 3}, "top_m_3"),
         ({"top_m": 3.0}, "top_m_3"),
-        ("top_m:3", "top_m_3"),
         ("top_m_1000000", "top_m_1000000"),
-        ("trtllm:10,0.6", "trtllm_10_0p6"),
-        ("tree:2", "tree_2"),
-        ("multi_draft:4", "multi_draft_4"),
-        ("multi_draft_64", "multi_draft_64"),
-        ({"multi_draft": 4}, "multi_draft_4"),
-        ({"multi_draft": {"width": 4.0}}, "multi_draft_4"),
     ],
 )
 def test_every_spelling_of_a_rule(specification: object, expected: str) -> None:
     assert parse_rule(specification).id == expected
 
 
-def test_values_come_in_the_order_of_the_parameters() -> None:
-    rule = parse_rule({"trtllm": {"delta": 0.6, "k": 10}})
-    assert rule == BoundRule("trtllm", (10, 0.6))
-    assert rule.arguments == {"k": 10, "delta": 0.6}
-
-
-def test_default_rules_are_written_as_their_ids() -> None:
-    assert tuple(rule.id for rule in rules_of(list(DEFAULT_RULES))) == DEFAULT_RULES
-
-
-@pytest.mark.parametrize(("policy", "expected"), [(GREEDY, "strict"), (SAMPLED, "one_hot")])
-def test_default_rule_is_what_engines_do(policy: str, expected: str) -> None:
-    assert default_rule(policy) == expected
-    assert RULES[expected].policies == (policy,)
-
-
-UNKNOWN = ["medusa", "", "Strict", "stric", "additives_0p1", "medusa:0.1", "additive:x", "additive_x", "additive:"]
-NO_RULE = [3, None, True, ["strict"], {}, {3: 1}, {"medusa": 0.1}, {"strict": {}, "lossless": {}}]
+UNKNOWN = ["medusa", "", "Strict", "additives_0p1", "additive:x"]
+NO_RULE = [3, ["strict"], {}, {"medusa": 0.1}, {"strict": {}, "lossless": {}}]
 OTHERS = [form for name in NOT_MODELLED for form in (name, f"{name}:0.5", {name: 0.5})]
 
 
@@ -507,27 +405,22 @@ def test_what_is_no_rule_is_told_what_is(specification: object) -> None:
     assert "typical:epsilon,delta" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", NOT_MODELLED)
+@each("name", NOT_MODELLED)
 def test_rules_of_engines_that_are_not_modelled_are_known_by_name(name: str) -> None:
     assert name not in RULES
     with pytest.raises(ValueError, match=f"'{name}' is not modelled"):
         parse_rule(name)
 
 
-@pytest.mark.parametrize(
+@each(
     ("specification", "says"),
     [
         ("additive", "write additive:epsilon"),
         ("typical:0.1", "write typical:epsilon,delta"),
-        ("typical_0p1", "write typical:epsilon,delta"),
         ("typical:0.1,0.2,0.3", "not 3: write typical:epsilon,delta"),
-        ({"typical": 0.1}, "write typical:epsilon,delta"),
         ("strict:1", "strict has 0 parameters, not 1"),
-        ("one_hot_1", "one_hot has 0 parameters, not 1"),
-        ({"typical": {"epsilon": 0.1}}, "has the parameters epsilon, delta"),
         ({"typical": {"epsilon": 0.1, "delta": 0.1, "gamma": 1}}, "has the parameters epsilon, delta"),
         ({"additive": {"eps": 0.1}}, r"has the parameters epsilon \(not eps\)"),
-        ({"strict": {"epsilon": 0.1}}, "has the parameters none"),
     ],
     ids=str,
 )
@@ -536,21 +429,12 @@ def test_missing_and_extra_parameters_are_named(specification: object, says: str
         parse_rule(specification)
 
 
-WRONG = [None, True, False, "x", "0_1", [0.1], float("nan"), float("inf"), -float("inf")]
-
-
-@pytest.mark.parametrize(
-    ("name", "index"), [(name, index) for name, rule in RULES.items() for index in range(len(rule.parameters))]
-)
-def test_values_that_a_parameter_cannot_have_are_refused(name: str, index: int) -> None:
-    parameters = RULES[name].parameters
-    one = parameters[index]
-    below, above = np.nextafter(one.low, -np.inf), np.nextafter(one.high, np.inf)
-    fractions = [1.5, 2.0000001] if one.whole else []
-    for wrong in [*WRONG, one.low - 1, one.high + 1, below, above, 10**400, *fractions]:
-        given_values = [item.high for item in parameters]
-        given_values[index] = wrong
-        with pytest.raises(ValueError, match=f"{name}: {one.name} (is not a number|must be)|is not a number"):
-            parse_rule({name: given_values})
-    for end in (one.low, one.high):
-        assert parse_rule({name: [end if item is one else item.high for item in parameters]}).arguments[one.name] == end
+def test_values_that_a_parameter_cannot_have_are_refused() -> None:
+    for name, rule in RULES.items():
+        highest = {item.name: item.high for item in rule.parameters}
+        for one in rule.parameters:
+            for wrong in ["x", float("nan"), one.low - 1, one.high + 1, *([1.5] if one.whole else [])]:
+                with pytest.raises(ValueError, match=f"{name}: {one.name} (is not a number|must be)|is not a number; known"):
+                    parse_rule({name: highest | {one.name: wrong}})
+            for end in (one.low, one.high):
+                assert parse_rule({name: highest | {one.name: end}}).arguments[one.name] == end
