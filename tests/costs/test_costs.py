@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from alphaprof.costs.speedup import NOTHING, StepTime
 from alphaprof.costs.steps import StepRow, StepTable
+from tests.loops import each
 
 
 def row(model: str, step: str, tokens: int, batch: int, context: int, ms: float, error: float = 0.0) -> StepRow:
@@ -36,22 +37,6 @@ ROWS = (
     row("ngram", "lookup", 1, 1, 100, 0.25),
 )
 TABLE = StepTable(ROWS)
-
-
-def test_a_table_says_what_it_has() -> None:
-    assert TABLE.batches == (1, 5)
-    assert TABLE.contexts(1) == (100, 300)
-    assert TABLE.contexts(3) == ()
-    assert StepTable(reversed(ROWS)).batches == (1, 5)
-    assert StepTable([row("target", "verify", 2, 3, 0, 1.0), row("target", "prefill", 1, 4, 0, 1.0)]).batches == ()
-
-
-def test_what_was_measured_comes_back_exactly() -> None:
-    times = TABLE.times("small", 1, 1, 100)
-    assert times is not None
-    assert times.target == {1: StepTime(10.0, 0.1), 2: StepTime(12.0, 0.1)}
-    assert (times.draft, times.draft_after_full) == (StepTime(1.0, 0.0), StepTime(1.5, 0.0))
-    assert (times.lookup, times.bookkeeping) == (NOTHING, NOTHING)
 
 
 def test_times_between_context_tokens_and_batches_by_hand() -> None:
@@ -85,15 +70,6 @@ def test_rounds_of_interpolated_times_are_interpolated_round_by_round() -> None:
     assert (times.decode.rounds, len(times.target[3].rounds)) == ((), 4)
 
 
-def test_bookkeeping_of_both_models_adds_up_round_by_round() -> None:
-    extra = [
-        StepRow(model, "bookkeeping", 1, 1, 0, ms, 0.1, (ms, 2 * ms)) for model, ms in (("target", 3.0), ("small", 4.0))
-    ]
-    times = StepTable([*ROWS, *extra]).times("small", 1, 1, 100)
-    assert times is not None
-    assert times.bookkeeping.rounds == (7.0, 14.0)
-
-
 def test_a_prompt_lookup_draft_has_searches_and_no_draft_steps() -> None:
     times = TABLE.times("ngram", 2, 1, 100)
     assert times is not None
@@ -125,28 +101,6 @@ def test_a_first_step_over_one_token_that_was_not_timed_is_as_long_as_a_later_on
     assert {n: first.ms for n, first in times.draft_first.items()} == pytest.approx({1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0})
 
 
-def test_one_step_of_a_head_is_both_its_first_and_its_later_ones() -> None:
-    times = StepTable([*ROWS, HEAD[0]]).times("eagle", 3, 1, 100)
-    assert times is not None
-    assert (times.draft, times.draft_first) == (StepTime(1.0, 0.0), {})
-
-
-def test_steps_of_a_head_that_are_missing_are_named() -> None:
-    table = StepTable([*ROWS, *HEAD[:4]])
-    assert table.why_not("eagle", 3, 1, 100) == (
-        "no step time for the first step of draft eagle over 3 tokens: the first step of draft eagle was measured over "
-        "1 token to 2 tokens"
-    )
-    assert StepTable([*ROWS, *HEAD[2:]]).why_not("eagle", 1, 1, 100) == "no step time for draft eagle"
-
-
-def test_a_draft_without_a_step_over_two_tokens_says_so() -> None:
-    table = StepTable(each for each in ROWS if (each.model, each.tokens) != ("small", 2))
-    times = table.times("small", 1, 1, 100)
-    assert times is not None
-    assert times.draft_after_full is None
-
-
 def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
     target, draft = row("target", "bookkeeping", 1, 1, 0, 3.0, 0.1), row("small", "bookkeeping", 1, 1, 0, 4.0, 0.1)
     for extra, expected in (
@@ -161,7 +115,7 @@ def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
         assert times.bookkeeping.relative_error == pytest.approx(expected.relative_error)
 
 
-@pytest.mark.parametrize(
+@each(
     ("draft", "gamma", "batch", "reason"),
     [
         ("other", 1, 1, "no step time for draft other"),
@@ -176,23 +130,6 @@ def test_what_was_not_measured_has_no_time_and_a_reason(draft: str, gamma: int, 
     assert TABLE.why_not(draft, gamma, batch, 100) == reason
 
 
-def test_what_was_measured_has_no_reason() -> None:
-    assert TABLE.why_not("small", 3, 4, 1000) is None
-
-
-def test_other_gaps_are_named() -> None:
-    nothing = StepTable([row("small", "draft", 1, 1, 0, 1.0)])
-    assert nothing.why_not("small", 1, 1, 0) == "no step time for target over 1 token: none was measured"
-    two = StepTable([*(each for each in ROWS if each.model == "target"), row("small", "draft", 2, 1, 0, 1.0)])
-    assert two.why_not("small", 1, 1, 100) == (
-        "no step time for draft small over 1 token: draft small was measured over 2 tokens to 2 tokens"
-    )
-    lone = StepTable([*ROWS, row("target", "bookkeeping", 1, 1, 0, 1.0)])
-    assert lone.why_not("small", 1, 5, 100) == (
-        "batch 5 lies outside those at which bookkeeping of the target over 1 token was measured (1)"
-    )
-
-
 def test_batches_without_enough_tokens_are_passed_over() -> None:
     table = StepTable([*ROWS, row("target", "decode", 1, 2, 100, 11.0)])  # no verification at batch 2
     times = table.times("small", 1, 2, 100)
@@ -205,12 +142,6 @@ def test_a_context_outside_takes_the_nearest() -> None:
     assert far == end
     assert end is not None
     assert end.decode.ms == 14.0
-
-
-def test_two_times_for_one_step_are_refused() -> None:
-    assert StepTable([*ROWS, ROWS[0]]).rows == ROWS
-    with pytest.raises(ValueError, match="two times for decode of target"):
-        StepTable([*ROWS, dataclasses.replace(ROWS[0], ms=11.0)])
 
 
 def test_prefill_by_hand() -> None:
@@ -256,9 +187,9 @@ def verify(costs: StepTable, tokens: int, batch: int, context: float) -> float:
 @given(grids)
 def test_interpolation_is_exact_at_every_row(times: list[float]) -> None:
     costs = table(times)
-    for each in costs.rows:
-        if each.model == "target":
-            assert verify(costs, each.tokens, each.batch, each.context) == each.ms
+    for item in costs.rows:
+        if item.model == "target":
+            assert verify(costs, item.tokens, item.batch, item.context) == item.ms
 
 
 @given(grids, st.integers(1, 5), st.integers(1, 8), st.floats(0, 512))
@@ -278,13 +209,3 @@ def test_what_lies_between_rows_lies_between_their_times(
         and each.context in around(CONTEXTS, context)
     ]
     assert min(near) * (1 - 1e-12) <= verify(costs, tokens, batch, context) <= max(near) * (1 + 1e-12)
-
-
-@given(grids, st.integers(1, 4), st.integers(1, 7), st.floats(0, 511))
-def test_times_rise_where_rows_rise(rises: list[float], tokens: int, batch: int, context: float) -> None:
-    cube = np.array(rises).reshape(3, 3, 3).cumsum(0).cumsum(1).cumsum(2)
-    costs = table([float(ms) for ms in cube.ravel()])
-    here = verify(costs, tokens, batch, context)
-    assert verify(costs, tokens + 1, batch, context) > here
-    assert verify(costs, tokens, batch + 1, context) > here
-    assert verify(costs, tokens, batch, context + 1) > here

@@ -24,6 +24,7 @@ from alphaprof.costs.timing import median_error
 from alphaprof.stats.estimate import unseen
 from alphaprof.stats.paired import FAR
 from alphaprof.totals.replay import RoundCounts
+from tests.loops import each
 
 Array = np.ndarray[Any, Any]
 Ways = tuple[list[Decoded], list[Decoded]]
@@ -102,15 +103,6 @@ def test_what_is_gained_over_no_draft_is_the_speedup(mix: Mix, clusters: list[li
 
 
 @every_mix
-def test_the_same_way_gains_nothing_without_an_error(mix: Mix, clusters: list[list[int]]) -> None:
-    for way in domains_of(clusters):
-        same = known(mix.gain(way, way))
-        assert (same.value, same.least, same.most) == (1, 1, 1)
-        assert (same.sampling_error, same.timing_error) == pytest.approx((0, 0), abs=1e-14)
-        assert same.bounds(0.001) == (1, 1)
-
-
-@every_mix
 def test_one_way_and_the_other_are_each_others_inverse(mix: Mix, clusters: list[list[int]]) -> None:
     small, lookup, _ = domains_of(clusters)
     there, back = known(mix.gain(small, lookup)), known(mix.gain(lookup, small))
@@ -120,18 +112,6 @@ def test_one_way_and_the_other_are_each_others_inverse(mix: Mix, clusters: list[
     assert there.skewness == pytest.approx(-back.skewness)
     assert (there.timing_error, there.freedom) == pytest.approx((back.timing_error, back.freedom), rel=0.2)
     assert (there.least, there.most) == pytest.approx((1 / back.most, 1 / back.least))
-
-
-@every_mix
-def test_the_value_alone_is_that_of_the_route(mix: Mix, clusters: list[list[int]]) -> None:
-    small, lookup, head = domains_of(clusters)
-    for route in (small, lookup, plain(small), [head[0], small[1], lookup[2]]):
-        assert mix.value(route) == pytest.approx(known(mix.routed(route)).value, rel=1e-12)
-    gain = known(mix.gain(small, lookup)).value
-    values = [mix.value(way) for way in (small, lookup)]
-    assert values[0] is not None
-    assert values[1] is not None
-    assert gain == pytest.approx(values[1] / values[0])
 
 
 # Two domains of two documents, rounds of one draft: 10 tokens in 6 + 8 rounds of 1.5, then 20 tokens in 10 + 14.
@@ -196,8 +176,8 @@ def sums_of(way: Sequence[Decoded], weights: Sequence[float] | None, left_out: i
     return sum(weight * each / tokens for weight, each, tokens in zip(weights, spent, base, strict=True))
 
 
-@pytest.mark.parametrize("weights", [None, SHARES], ids=["as sampled", "given weights"])
-@pytest.mark.parametrize("clusters", [MANY, SHARED], ids=["apart", "clusters in several domains"])
+@each("weights", [None, SHARES], ids=["as sampled", "given weights"])
+@each("clusters", [MANY, SHARED], ids=["apart", "clusters in several domains"])
 def test_sampling_error_is_that_of_a_jackknife_over_units(
     weights: tuple[float, ...] | None, clusters: list[list[int]]
 ) -> None:
@@ -290,8 +270,8 @@ def routes(small: list[Decoded], lookup: list[Decoded], head: list[Decoded]) -> 
 ROUTES = list(routes(*domains_of(APART)))
 
 
-@pytest.mark.parametrize("name", ROUTES)
-@pytest.mark.parametrize("weights", [None, SHARES], ids=["as sampled", "given weights"])
+@each("name", ROUTES)
+@each("weights", [None, SHARES], ids=["as sampled", "given weights"])
 def test_timing_error_is_that_of_the_derivatives(name: str, weights: tuple[float, ...] | None) -> None:
     """By every step's time in turn: what both ways have of it counts once, against each other."""
     ways, mix = routes(*domains_of(APART))[name], Mix(NAMES, weights)
@@ -315,8 +295,8 @@ def test_timing_error_is_that_of_the_derivatives(name: str, weights: tuple[float
     assert middle.timing_error < math.hypot(*alone)  # as if they were independent
 
 
-@pytest.mark.parametrize("name", ROUTES)
-@pytest.mark.parametrize("weights", [None, SHARES], ids=["as sampled", "given weights"])
+@each("name", ROUTES)
+@each("weights", [None, SHARES], ids=["as sampled", "given weights"])
 def test_timing_error_in_rounds_is_that_of_the_gains_of_single_rounds(name: str, weights: tuple[float, ...] | None) -> None:
     ways, mix = routes(*domains_of(APART))[name], Mix(NAMES, weights)
     noise = np.random.default_rng(7).lognormal(0, 0.1, (40, 9))
@@ -347,7 +327,7 @@ def agreeing(number: int, rounds: float, start: int) -> RoundCounts:
     return of_rounds(20, [rounds] * number, range(start, start + number))
 
 
-@pytest.mark.parametrize("few", [5, 6, 20])
+@each("few", [5, 6, 20])
 def test_many_documents_of_one_domain_say_nothing_of_another(few: int) -> None:
     """Given weights: 600 that agree here leave a domain of few documents as unsure as it is by itself."""
     first = [(agreeing(few, 16, 0), ONE_DRAFT), (agreeing(600, 16, few), ONE_DRAFT)]
@@ -361,37 +341,3 @@ def test_many_documents_of_one_domain_say_nothing_of_another(few: int) -> None:
     low, high = gain.bounds(0.025)
     assert low == pytest.approx(gain.value / (1 + gain.unseen_slower))
     assert high == pytest.approx(gain.value / (1 - gain.unseen_faster))
-
-
-def test_shared_documents_may_lie_far_out_in_all_domains() -> None:
-    """Then what they could add is a sum; of domains apart it adds up as squares."""
-    apart = [(agreeing(10, 16, 0), ONE_DRAFT), (agreeing(10, 16, 10), ONE_DRAFT)]
-    shared = [(agreeing(10, 16, 0), ONE_DRAFT)] * 2
-    mix = Mix(("a", "b"), (0.5, 0.5))
-    one, two = (known(mix.gain(way, [without_draft(*decoded) for decoded in way])) for way in (apart, shared))
-    assert two.unseen_slower == pytest.approx(math.sqrt(2) * one.unseen_slower)
-    assert (one.documents, two.documents) == (20, 10)
-
-
-def test_domains_without_weight_or_tokens() -> None:
-    small, lookup, _ = domains_of(APART)
-    idle = {name: 0 * getattr(small[2][0], name) for name in ("tokens", "rounds", "drafted", "accepted")}
-    nothing = (dataclasses.replace(small[2][0], **idle), SMALL)
-    ways = [[*way[:2], nothing] for way in (small, lookup)]
-    without = [way[:2] for way in ways]
-    assert Mix(NAMES, SHARES).gain(*ways) is None  # a weight that nothing is known of
-    assert Mix(NAMES, SHARES).value(ways[0]) is None
-    two = Mix(NAMES[:2], (0.4, 0.6)).gain(*without)
-    assert Mix(NAMES, (0.4, 0.6, 0.0)).gain(*ways) == two
-    assert Mix(NAMES, None).gain(*ways) == Mix(NAMES[:2], None).gain(*without)
-    assert Mix(NAMES, None).value(ways[0]) == Mix(NAMES[:2], None).value(without[0])
-    none = [[nothing], [nothing]]
-    assert Mix(("c",), None).gain(*none) is None
-    assert Mix(("c",), None).value(none[0]) is None
-
-
-def test_one_document_of_a_weighted_domain_bounds_nothing_but_what_is_possible() -> None:
-    small, lookup, _ = domains_of([[0], list(range(1, 9)), list(range(9, 15))])
-    gain = known(Mix(NAMES, SHARES).gain(small, lookup))
-    assert (gain.sampling_error, gain.tells) == (math.inf, False)
-    assert gain.bounds(0.025)[0] <= gain.least

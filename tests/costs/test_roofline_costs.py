@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.costs.cost_model import RooflineSetting, roofline_rows, shape_of
-from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
-from alphaprof.costs.speedup import NOTHING
+from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, step_ms
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
 from tests.costs.test_roofline import LLAMA, QWEN3
@@ -96,25 +94,6 @@ def test_target_and_draft_have_their_own_devices() -> None:
     assert apart[draft].ms == pytest.approx(plain[draft].ms)
 
 
-def test_efficiencies_are_heeded() -> None:
-    half = rows(dataclasses.replace(PLAIN, memory_efficiency=0.4, compute_efficiency=0.33))
-    for place, row in rows().items():
-        assert half[place].ms == pytest.approx(2 * row.ms)
-
-
-def test_a_table_of_these_rows_has_times_for_every_draft() -> None:
-    table = StepTable(roofline_rows(TARGET, DRAFTS, PLAIN, 2, (1, 8), (0, 1024), (128, 512)))
-    assert (table.batches, table.contexts(8)) == ((1, 8), (0, 1024))
-    small, ngram = table.times("small", 2, 4, 512), table.times("ngram", 2, 4, 512)
-    assert small is not None
-    assert ngram is not None
-    assert small.draft_after_full is not None
-    assert 0 < small.draft.ms < small.draft_after_full.ms < small.decode.ms
-    assert (ngram.draft, ngram.lookup, ngram.draft_after_full) == (NOTHING, NOTHING, None)
-    assert table.why_not("small", 3, 4, 512) is not None
-    assert table.prefill_ms("ngram", np.array([128])) is None
-
-
 @given(st.integers(1, 64), st.integers(0, 4096))
 def test_interpolation_meets_the_roofline_of_a_dense_model(batch: int, context: int) -> None:
     # Bytes and FLOPs are linear in batch for a context, and the other way round: two batches and two contexts tell all.
@@ -131,11 +110,3 @@ def test_a_model_of_an_unknown_shape_is_refused_with_what_to_do() -> None:
     with pytest.raises(CostsUnreadable, match="the shape of target, and that of Synthetic is not known") as caught:
         shape_of("target", facts("target"))
     assert "source: table" in caught.value.hint
-
-
-def test_what_drafts_take_of_the_memory() -> None:
-    memory = ACCELERATORS["h100-sxm"].memory
-    weights, _ = draft_memory(TARGET, SMALL, memory, 2) or (0.0, 0.0)
-    assert weights == pytest.approx(1.19e9 / (160e9 - TARGET.total_weight_bytes), rel=0.01)
-    half = ModelShape.from_config(LLAMA | {"num_hidden_layers": 16})
-    assert draft_memory(TARGET, half, memory, 2, shares_weights=True) == pytest.approx((0, 1 / 3))

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from alphaprof.costs import timing
-from alphaprof.costs.timing import autocorrelation, largest_error, median_error, reach, round_mixes, step_times, unheld
+from alphaprof.costs.timing import autocorrelation, largest_error, median_error, reach, round_mixes, step_times
+from tests.loops import each
 
 Array = np.ndarray[Any, Any]
 STEPS = [("target", "decode", 1), ("target", "verify", 2), ("target", "verify", 3), ("target", "bookkeeping", 1)]
@@ -31,7 +32,7 @@ def test_a_thread_that_often_waits_for_a_processor_says_that_the_machine_is_busy
     assert timing.is_busy(waiting) == busy
 
 
-@pytest.mark.parametrize("rounds", [3, 4, 5])
+@each("rounds", [3, 4, 5])
 def test_few_rounds_have_a_t_interval(rounds: int) -> None:
     """Around its own mean, of which the farther end counts."""
     logs = np.array([0.1, -0.2, 0.3, -0.1, 0.2])[:rounds]
@@ -44,7 +45,7 @@ def test_fewer_than_three_rounds_bound_nothing() -> None:
     assert median_error(np.array([0.0, 0.0]), 0.0) == (math.inf, 0)
 
 
-@pytest.mark.parametrize("rounds", [6, 7, 8, 9, 20, 57])
+@each("rounds", [6, 7, 8, 9, 20, 57])
 def test_order_statistics_are_those_of_the_binomial_law(rounds: int) -> None:
     """Between the last two pairs of order statistics whose coverages, from the binomial law, enclose 95 %."""
     logs = np.arange(1.0, rounds + 1) - (rounds + 1) / 2
@@ -57,13 +58,6 @@ def test_order_statistics_are_those_of_the_binomial_law(rounds: int) -> None:
 def test_interpolated_ends_by_hand() -> None:
     """Of 6 rounds the range covers 1 - 2/64 and the next pair 1 - 14/64: 1/10 of the way in coverage is 5/14 in values."""
     assert reach(np.array([1.0, -3.0, 2.0, -1.0, 5.0, -2.0]), 0.0) == pytest.approx(5 - 5 / 14 * 3)
-
-
-def test_the_farther_end_counts() -> None:
-    """An estimate that lies beside the rounds' own median is covered from where it lies."""
-    logs = np.arange(-10.0, 11)
-    assert reach(logs + 3, 0.0) == pytest.approx(reach(logs, 0.0) + 3)
-    assert reach(logs - 3, 0.0) == pytest.approx(reach(logs, 0.0) + 3)
 
 
 def test_an_error_is_a_t_interval_of_the_same_reach() -> None:
@@ -97,33 +91,10 @@ def test_autocorrelation_is_the_mean_of_all_steps_and_corrected_for_few_rounds()
     assert np.mean(found) == pytest.approx(6 / math.pi * math.asin(0.25), abs=0.05)
 
 
-def test_one_autocorrelation_of_all_steps_is_surer_than_one_of_each() -> None:
-    """8 rounds of independent noise: each step by itself is widened four-fold now and then, all together hardly ever."""
-    rng = np.random.default_rng(0)
-    noise = np.exp(0.15 * rng.standard_normal((1000, 8, 11)))
-    together = [autocorrelation(steps_of(each)) for each in noise]
-    alone = [autocorrelation(steps_of(each[:, :2])) for each in noise]
-    assert np.quantile(together, 0.95) < 0.4 < 0.8 < np.quantile(alone, 0.95)
-
-
-def test_equal_rounds_have_no_autocorrelation_and_no_error() -> None:
-    assert autocorrelation(steps_of(np.ones((8, 3)))) == 0
-    assert autocorrelation([]) == autocorrelation(steps_of(np.ones((2, 3)))) == 0
-    assert reach(np.zeros(8), 0.9) == 0
-
-
 def test_rounds_that_are_alike_in_a_row_widen_the_interval() -> None:
     """By sqrt(1.9 / 0.1) for the strongest autocorrelation that is allowed for."""
     logs = np.arange(10.0) - 4.5
     assert reach(logs, 0.9) == pytest.approx(reach(logs, 0.0) * math.sqrt(19))
-
-
-def test_a_busy_machine_has_bounds_as_far_as_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the time without a processor: a step may have taken twice as long as it needs."""
-    monkeypatch.setattr(timing, "BUSY", BUSY)
-    assert unheld(0.5) == pytest.approx(math.log(2))
-    assert unheld(0.05) == 0
-    assert math.isfinite(unheld(1.0))
 
 
 def test_a_time_is_a_ratio_within_rounds_times_the_decode_step() -> None:

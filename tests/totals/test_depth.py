@@ -18,9 +18,9 @@ from alphaprof.log.manifest import DraftFacts
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour, Trace, expected_replay, expected_replays, runs_by_depth
+from alphaprof.totals.replay import Flavour, expected_replay, runs_by_depth
 from tests.loops import each
-from tests.synthetic import Domain, Recipe, interrupted, write_run
+from tests.synthetic import Domain, Recipe, write_run
 from tests.totals.test_replay import Models, conditional_counts, corpus, process, random_models, texts
 from tests.totals.test_totals import FACTS
 
@@ -127,53 +127,6 @@ def test_equal_depths_are_those_of_a_draft_without_depth(
 
 
 # Sums of rounds, drafted, tested, accepted and control of one random trace, as the code before draft heads computed them.
-BEFORE_HEADS = {
-    (
-        "engine",
-        1,
-    ): "0x1.cfa269e218417p+6 0x1.a1bbf3af892dap+6 0x1.a1bbf3af892dap+6 0x1.7596dce51b7d7p+5 -0x1.5ac82a57abce4p+2",
-    (
-        "engine",
-        3,
-    ): "0x1.9e7ed8b205fa3p+6 0x1.e548cf061adf3p+7 0x1.1467ace38923bp+7 0x1.dd554067296aap+5 -0x1.49fd1fba0a183p+3",
-    (
-        "engine",
-        8,
-    ): "0x1.97eee4c0c95fdp+6 0x1.8d24ee533b1dcp+8 0x1.1c41765dd9969p+7 0x1.eb38fbb912828p+5 -0x1.52a8312125517p+3",
-    ("hf", 1): "0x1.eb8e7b20ba50cp+6 0x1.bbb448c98a81bp+6 0x1.bbb448c98a81bp+6 0x1.70e309be8b5eap+5 -0x1.91e778e169343p+2",
-    ("hf", 3): "0x1.b81409b67cc17p+6 0x1.0086efc70f92dp+8 0x1.260fb823d7349p+7 0x1.d7d7ec93067d2p+5 -0x1.6d8a7d9eb9433p+3",
-    ("hf", 8): "0x1.b14e67f6399a1p+6 0x1.8cec596a1ce73p+8 0x1.2e2c81c7506aap+7 0x1.e56330138ccbfp+5 -0x1.7661c6a00288dp+3",
-    (
-        "llamacpp",
-        1,
-    ): "0x1.cfa269e218417p+6 0x1.a1bbf3af892dap+6 0x1.a1bbf3af892dap+6 0x1.7596dce51b7d7p+5 -0x1.5ac82a57abce4p+2",
-    (
-        "llamacpp",
-        3,
-    ): "0x1.9e7ed8b205fa3p+6 0x1.db7d35d8b1972p+7 0x1.1467ace38923bp+7 0x1.dd554067296aap+5 -0x1.49fd1fba0a183p+3",
-    (
-        "llamacpp",
-        8,
-    ): "0x1.97eee4c0c95fdp+6 0x1.6560587d8af94p+8 0x1.1c41765dd9969p+7 0x1.eb38fbb912828p+5 -0x1.52a8312125517p+3",
-}
-
-
-def test_numbers_of_drafts_without_depth_are_what_they_were_to_the_last_bit() -> None:
-    rng = np.random.default_rng(20)
-    length = rng.integers(3, 40, 9)
-    stop = np.cumsum(length)
-    size = int(stop[-1])
-    kept, accept, proposed = rng.random(size), rng.random(size), rng.integers(0, 9, size)
-    kept[rng.random(size) < 0.1] = 0
-    trace = Trace(np.zeros(size, int), proposed, stop - length, stop, length + 2, np.zeros(size, bool))
-    found = {
-        (flavour, gamma): " ".join(
-            float(getattr(rounds, name).sum()).hex() for name in ("rounds", "drafted", "tested", "accepted", "control")
-        )
-        for flavour in get_args(Flavour)
-        for gamma, rounds in expected_replays(trace, (kept, accept), [1, 3, 8], flavour).items()
-    }
-    assert found == BEFORE_HEADS
 
 
 depths_of_documents = st.lists(
@@ -271,11 +224,3 @@ def test_expected_rounds_need_a_log_that_was_written_with_the_rule(tmp_path: Pat
     assert len(read_totals(run, "lookup", TotalsRequest(["lossless"], run.gammas))) == 10
     with pytest.raises(OptionInvalid, match="not enough for lossless"):
         read_totals(run, "head", TotalsRequest(["strict", "lossless"], run.gammas))
-
-
-def test_totals_of_a_head_are_the_same_stored_and_computed(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", RECIPE)
-    partial = interrupted(run, tmp_path / "partial")
-    request = TotalsRequest(RECIPE.rules, run.gammas)
-    stored, computed = (read_totals(each, "head", request).to_pylist() for each in (run, partial))
-    assert sorted(stored, key=str) == sorted(computed, key=str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from alphaprof.commands.runs import RunStatus
 from alphaprof.errors import RunMismatch, RunUnreadable
-from alphaprof.log import store
 from alphaprof.log.manifest import Worker
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.store import Run
@@ -69,11 +67,6 @@ def test_a_run_with_gaps_is_not_finished(going: Run, lost: tuple[int, ...], word
         finish(going)
     assert "--resume measures them" in caught.value.hint
     assert contents(going) == before
-
-
-def test_many_gaps_are_not_all_named(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunMismatch, match=r"lacks 6 of 6 shards \(0, 1, 2, 3, 4, \.\.\.\)"):
-        finish(interrupted(run, tmp_path / "none", 0))
 
 
 def test_what_no_commit_names_is_removed_in_the_end_and_what_is_not_ours_stays(run: Run, going: Run) -> None:
@@ -268,24 +261,6 @@ def test_a_run_that_is_finished_with_a_withdrawn_commit_is_finished_again_with_t
     assert again.positions("small", 2).equals(run.positions("small", 2))
 
 
-def test_a_commit_is_read_once_and_afresh_where_a_run_is_finished(
-    run: Run, going: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, names = store.read_commit, list[str]()
-
-    def counting(place: Any, name: str) -> Any:
-        names.append(name)
-        return read(place, name)
-
-    monkeypatch.setattr(store, "read_commit", counting)
-    opened = Run.open(going.path)
-    opened.refresh()
-    assert opened.committed() == set(opened.commits()) == set(range(6))
-    assert len(names) == 6
-    finish(opened)
-    assert len(names) == 12
-
-
 def test_a_disk_that_fails_for_a_moment_is_no_damage(run: Run, going: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be read now may be whole: nothing is withdrawn for it, and no commit is taken for torn."""
 
@@ -304,12 +279,6 @@ def test_a_disk_that_fails_for_a_moment_is_no_damage(run: Run, going: Run, monke
     monkeypatch.setattr(LocalPlace, "read", commits_fail)
     with pytest.raises(RunUnreadable, match="Input/output error"):
         Run.open(going.path)
-
-
-def test_a_copy_without_the_log_has_no_damaged_shards(run: Run, tmp_path: Path) -> None:
-    for folder in ("positions", "continuations"):
-        shutil.rmtree(run.path / folder)
-    assert Run.open(run.path).damaged_shards() == []
 
 
 def test_a_shard_that_another_process_has_measured_anew_is_not_withdrawn(run: Run, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models import drafts
 from alphaprof.profiling.models.drafts import PromptLookup
-from alphaprof.totals.lookup import Index
 
 FAR = 10_000  # a max_length that no text reaches
 
@@ -107,43 +105,3 @@ def test_a_proposal_has_at_most_so_many_tokens_as_the_log_holds() -> None:
     assert found["proposed"].max() == found["accepted_run"].max() == PROPOSED_LIMIT
     for end in (301, 400, 700):
         assert_proposes(text, end - 301, end, found, candidates(text, end, 2, (), PROPOSED_LIMIT))
-
-
-def test_what_a_text_goes_on_with_does_not_change_what_was_proposed_before() -> None:
-    text = np.random.default_rng(3).integers(0, 4, 60)
-    whole = draft(3).columns(text, 10)
-    for end in (11, 30, 59):
-        part = draft(3).columns(text[:end], 10)
-        assert np.array_equal(part["draft_top"], whole["draft_top"][: end - 10])
-        assert np.array_equal(part["proposed"], whole["proposed"][: end - 10])
-
-
-def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = [1, 2, 3, 1, 2, 3, 1]
-    searched: list[int] = []
-    add, at = Index.add, PromptLookup._at
-
-    def spy_add(self: Any, tokens: list[int], end: int) -> int | None:
-        searched.append(end)
-        return add(self, tokens, end)
-
-    def spy_at(self: PromptLookup, *where: Any) -> tuple[int, int, int, int]:
-        found.append(at(self, *where))
-        return found[-1]
-
-    found: list[tuple[int, int, int, int]] = []
-    monkeypatch.setattr(Index, "add", spy_add)
-    monkeypatch.setattr(PromptLookup, "_at", spy_at)
-    monkeypatch.setattr(drafts.time, "perf_counter", lambda: len(searched))
-    assert draft(2).search(text) == 1  # between the two looks at the clock: one step
-    assert searched == list(range(1, len(text) + 1))
-    assert found == [(2, 3, 0, 3)]  # 3 1 stood before; 2 3 1 followed
-
-
-def test_facts_of_drafts_that_look_up_differently_differ() -> None:
-    first, again, other = (draft(size).facts() for size in (2, 2, 3))
-    assert first == again
-    assert first.fingerprint != other.fingerprint
-    before_eos_alone = hashlib.sha256(b"prompt_lookup 2").hexdigest()  # of version 0.1.0: its log holds other proposals
-    assert first.fingerprint != before_eos_alone
-    assert (first.kind, first.dtype, first.vocabulary, first.context) == ("prompt_lookup", "float32", 260, None)

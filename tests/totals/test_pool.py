@@ -12,7 +12,7 @@ from alphaprof.log.store import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import SHARED, DocumentTotals, columns_of, pools
+from alphaprof.totals.pool import DocumentTotals, columns_of, pools
 from tests.synthetic import Domain, Recipe, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -73,14 +73,6 @@ def test_documents_in_another_order(run: Run) -> None:
     place = np.argsort(other["document"])
     for name in plain.columns:
         assert np.array_equal(other[name][place], plain[name], equal_nan=True)
-
-
-def test_columns_that_no_rule_changes_are_taken_over(run: Run) -> None:
-    totals = read_totals(run, "small", TotalsRequest(["lossless"], run.gammas), columns_of(run.gammas, own=True))
-    documents = Documents.of(run.documents())
-    shared = [{name: np.full(len(group.rows), index) for name in SHARED} for index, group in enumerate(documents.groups)]
-    for index, (_, pool) in enumerate(pools([totals], documents, "lossless", run.gammas, shared)):
-        assert all(pool[name].tolist() == [index] * len(pool["document"]) for name in SHARED)
 
 
 def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:

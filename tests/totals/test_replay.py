@@ -80,11 +80,6 @@ def simulate(agrees: list[int], proposed: list[int], gamma: int) -> list[tuple[i
 documents = st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
-def test_run_lengths_by_hand() -> None:
-    runs = run_lengths(np.array([1, 1, 0, 1, 1, 0, 1]), np.array([0, 4]), np.array([4, 7]))
-    assert runs.tolist() == [2, 1, 0, 1, 1, 0, 1]
-
-
 def test_engine_rounds_by_hand() -> None:
     # Prefill emits token 0; 1 1 0 are two accepted drafts and a correction; 1 1 1 | 1: three drafts and a bonus.
     one = trace([0, 1, 1, 0, 1, 1, 1, 1, 0])
@@ -156,35 +151,6 @@ def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[
             assert counted.tested[index, depth - 1] == sum(tested >= depth for _, _, _, tested in expected)
 
 
-@given(st.lists(st.booleans(), min_size=2, max_size=60))
-@settings(max_examples=200, deadline=None)
-def test_more_drafts_never_need_more_rounds(agrees: list[bool]) -> None:
-    one = trace([int(item) for item in agrees])
-    counts = [float(replay(one, gamma).rounds[0]) for gamma in range(1, 9)]
-    assert counts == sorted(counts, reverse=True)
-
-
-@given(st.lists(st.booleans(), min_size=2, max_size=60), st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
-def test_rounds_between_two_misses_are_the_ceiling_of_their_length(agrees: list[bool], gamma: int) -> None:
-    # A run of ones closed by a miss, n tokens in all, takes ceil(n / (gamma + 1)) rounds: a bonus token may be the miss.
-    segments, length = [], 0
-    for agreed in agrees[1:]:
-        length += 1
-        if not agreed:
-            segments.append(length)
-            length = 0
-    segments += [length] if length else []
-    expected = sum(-(-segment // (gamma + 1)) for segment in segments)
-    assert replay(trace([int(item) for item in agrees]), gamma).rounds[0] == expected
-
-
-def test_always_agreeing_gives_gamma_plus_one_tokens_a_round_and_never_agreeing_one() -> None:
-    full, none = replay(trace([1] * 41), 4), replay(trace([0] * 41), 4)
-    assert (full.tokens / full.rounds).tolist() == [5.0]
-    assert (none.tokens / none.rounds).tolist() == [1.0]
-
-
 @every_flavour
 def test_a_document_of_one_token(flavour: Any) -> None:
     counted = replay(trace([1], limit=1), 3, flavour)
@@ -207,9 +173,6 @@ def test_markov_agreement_matches_the_closed_form() -> None:
     assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
     independent = sum(mean**depth for depth in range(gamma + 1))
     assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
-
-
-COUNTS = ("rounds", "tokens", "drafted", "tested", "accepted")
 
 
 def assert_equal(found: Rounds, expected: Rounds) -> None:
@@ -450,38 +413,6 @@ def test_acceptance_before_the_token_is_known_must_not_be_propagated() -> None:
     right, wrong = (float(weights @ expected_replay(many, column, accept, gamma).rounds) for column in (kept, accept))
     assert right == pytest.approx(true, abs=1e-12)
     assert abs(wrong / true - 1) > 0.02
-
-
-bits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=8)
-
-
-@every_flavour
-@given(bits, st.integers(1, 4), st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
-def test_expected_counts_are_the_mean_over_independent_acceptances(
-    flavour: Flavour, positions: list[tuple[float, int]], gamma: int, room: int
-) -> None:
-    """Every combination of accepted positions replayed, whatever a round proposes that starts there."""
-    size = len(positions)
-    kept, proposed = (np.array(column) for column in zip(*positions, strict=True))
-    outcomes = np.array(list(itertools.product((0, 1), repeat=size)))
-    chances = np.where(outcomes == 1, kept, 1 - kept).prod(1)
-    limit = np.full(len(outcomes), size + room)
-    every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes), limit)
-    facts = replay(every, gamma, flavour)
-    one = corpus(np.zeros(size), proposed, [size], limit[:1])
-    found = expected_replay(one, kept, kept, gamma, flavour)
-    for name in COUNTS:
-        assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
-
-
-def test_lower_acceptance_never_needs_fewer_rounds_in_expectation() -> None:
-    """Over 200 documents with random a_t, each halved."""
-    kept = np.random.default_rng(3).random(200 * 30)
-    many = corpus(np.zeros(len(kept)), np.full(len(kept), READY), [30] * 200)
-    for gamma in (1, 2, 5):
-        plain, halved = (expected_replay(many, column, column, gamma).rounds for column in (kept, kept / 2))
-        assert (halved > plain).all()
 
 
 def sampled_text(p: Array, q: Array, gamma: int, size: int, rng: np.random.Generator) -> tuple[list[int], Array]:

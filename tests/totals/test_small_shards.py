@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.log.store import Run
 from alphaprof.totals import files
-from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals, shard_totals
+from alphaprof.totals.files import shard_totals
 from alphaprof.totals.finish import finish
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -73,23 +70,3 @@ def test_totals_that_came_with_the_shards_are_joined_to_the_same_files(run: Run,
     again = measured_again(run, tmp_path / "again")
     finish(again)
     assert joined(again) == joined(run)
-
-
-def test_the_file_of_a_shard_is_one_row_group_and_read_by_rule_and_column(run: Run, tmp_path: Path) -> None:
-    """Each row group of hundreds of columns takes longer to open than a few rows to read."""
-    again = measured_again(run, tmp_path / "again")
-    again.refresh()
-    part = again.totals_parts("small")[3]
-    assert pq.ParquetFile(again.path / part.name).num_row_groups == 1
-    every = again.totals(part)
-    assert every["rule"].to_pylist() == [rule for rule in RULES for _ in range(2)]
-    one = again.totals(part, ["lossless"], ["rounds_2", "document"])
-    assert one.equals(every.slice(2, 2).select(["rounds_2", "document"]))
-    assert len(again.totals(part, [])) == 0
-    request = TotalsRequest(RULES, run.gammas)
-    key = [("rule", "ascending"), ("document", "ascending")]
-    found, whole = (
-        table.set_column(table.schema.get_field_index("rule"), "rule", table["rule"].cast(pa.string())).sort_by(key)
-        for table in (read_totals(again, "small", request), read_totals(run, "small", request))
-    )
-    assert found.equals(whole)

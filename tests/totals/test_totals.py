@@ -20,8 +20,8 @@ from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.log.tables import totals_content
-from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
-from alphaprof.totals.count import Shape, TotalsRequest, columns_of, counts, table_of, trace_of
+from alphaprof.rules import DEFAULT_RULES, parse_rule
+from alphaprof.totals.count import Shape, TotalsRequest, counts, table_of, trace_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
 from tests.reference import MultiDraft
@@ -255,12 +255,6 @@ def test_a_drawn_token_that_the_scoring_pass_finds_impossible_counts_as_rejected
     assert row["rounds_1"] == pytest.approx(1 + 0.5 + 1)
 
 
-@pytest.mark.parametrize(("temperature", "on_policy"), [(None, True), (0.7, False)])
-def test_only_a_text_that_was_drawn_can_be_impossible(temperature: float | None, on_policy: bool) -> None:
-    columns = DRAWN | {"target_token_prob": [0.0] * 4}
-    assert row_of("lossless", columns, temperature=temperature, on_policy=on_policy)["impossible"] == 0
-
-
 # The draft is right at 1, 2 and 4, and its second choice would have been right at 3.
 TOP = {
     "token": [1, 2, 3, 4, 5],
@@ -289,10 +283,6 @@ def test_rounds_of_top_tokens_on_sampled_text_are_facts(
     assert (row["rounds_1"], row["accepted_depths_1"]) == (rounds, depths)
     assert (row["rounds_2"], row["accepted_depths_2"]) == (2.0, [2.0, 1.0])
     assert (row["control_1"], row["control_2"]) == (0.0, 0.0)
-
-
-def test_a_tree_has_rounds_on_greedy_text_too() -> None:
-    assert row_of("tree_2", TOP, temperature=None)["rounds_2"] == 2.0
 
 
 # A language of three tokens: what follows a token, by the target and by the draft (row -1: at the beginning).
@@ -376,72 +366,6 @@ def test_rounds_of_a_tree_of_draws_are_those_of_every_way_to_decode(width: int, 
         assert row[f"rounds_{gamma}"] == pytest.approx(expected[0], abs=1e-10)
         assert row[f"accepted_depths_{gamma}"] == pytest.approx(expected[1:], abs=1e-10)
         assert row[f"drafted_{gamma}"] == pytest.approx(gamma * expected[0], abs=1e-10)
-
-
-def simulated_tree(rng: np.random.Generator, length: int, width: int, gamma: int) -> tuple[list[int], int]:
-    """A text of this length and the rounds that it took, each node's children drawn and tried by lot."""
-    written, rounds = [int(rng.choice(3, p=FOLLOWS[-1]))], 0
-    while len(written) < length:
-        rounds += 1
-        for level in range(gamma + 1):
-            last = written[-1]
-            left, kept = FOLLOWS[last], False
-            for _ in range(width if level < gamma else 0):
-                child = int(rng.choice(3, p=GUESSES[last]))
-                if kept := bool(rng.random() * GUESSES[last, child] < left[child]):
-                    break
-                excess = np.maximum(left - GUESSES[last], 0)
-                left = excess / excess.sum()
-            written.append(child if kept else int(rng.choice(3, p=left)))
-            if not kept:
-                break
-    return written[:length], rounds
-
-
-def test_rounds_of_a_tree_of_draws_are_those_of_a_simulation() -> None:
-    """On average over texts, within 4 standard errors."""
-    rng, runs, length = np.random.default_rng(0), 4000, 6
-    written, simulated = zip(*(simulated_tree(rng, length, width=2, gamma=2) for _ in range(runs)), strict=True)
-    tokens = np.array(written)
-    before = np.column_stack([np.full(runs, -1), tokens[:, :-1]]).ravel()
-    a = MultiDraft.of(FOLLOWS[before], GUESSES[before], 2).emitted(tokens.ravel()).sum(1)
-    positions, one = text({"token": tokens.ravel().tolist(), "emitted_multi_draft_2": a.tolist()})
-    texts = one.set_column(one.schema.get_field_index("continuation_tokens"), "continuation_tokens", [[length]])
-    rows = totals(positions, pa.concat_tables([texts] * runs), rules=["multi_draft_2"])
-    expected = np.array([row["rounds_2"] for row in rows])
-    error = np.std(simulated - expected) / np.sqrt(runs)
-    assert error < 0.01 < expected.std()
-    assert np.mean(simulated) == pytest.approx(expected.mean(), abs=4 * error)
-
-
-ROUNDS = ["emitted", "tokens", *(f"{name}_{gamma}" for name in ("rounds", "drafted", "control") for gamma in (1, 2))]
-DEPTHS = [f"{name}_depths_{gamma}" for name in ("drafted", "tested", "accepted") for gamma in (1, 2)]
-
-
-@pytest.mark.parametrize("rule", LOSSY)
-@pytest.mark.parametrize("temperature", [None, 0.7])
-def test_a_lossy_rule_has_acceptance_and_no_rounds(rule: str, temperature: float | None) -> None:
-    row = row_of(rule, TOP, temperature=temperature)
-    assert 0 < row["accepted"] <= 5
-    assert {name: row[name] for name in ROUNDS + DEPTHS} == dict.fromkeys(ROUNDS + DEPTHS)
-
-
-@pytest.mark.parametrize(
-    ("rule", "accepted"),
-    [
-        ("additive_0p1", 2.0),  # p(d) is .1, .8, .35, .2, .9 and p(x0) always .9
-        ("additive_0p6", 3.0),
-        ("multiplicative_0p3", 3.0),
-        ("top_m_1", 3.0),
-        ("top_m_2", 4.0),
-        ("typical_0p25_1", 3.0),  # exp(-H) = .37
-        ("typical_0p25_0p5", 4.0),  # .18
-        ("trtllm_2_0p6", 3.0),
-        ("trtllm_1_0p6", 2.0),
-    ],
-)
-def test_acceptance_of_a_lossy_rule_by_hand(rule: str, accepted: float) -> None:
-    assert row_of(rule, TOP | {"target_rank_of_draft_top": [9, 1, 2, 1, 1]})["accepted"] == accepted
 
 
 # What has rounds on which text, said once more.
@@ -603,16 +527,6 @@ def test_thinking_is_counted_apart() -> None:
     assert (row["positions"], row["proposals"], row["accepted"]) == (5, 4, pytest.approx(2.25))
 
 
-def test_thinking_of_each_document_is_its_own() -> None:
-    rows = totals(log(phase=["answer"] * 4 + ["thinking"] * 3 + ["answer"]))
-    assert [row["thinking_positions"] for row in rows] == [1, 2]
-    assert [row["thinking_accepted"] for row in rows] == [1.0, 1.0]
-
-
-def test_without_phases_nothing_is_said_about_thinking() -> None:
-    assert {row[f"thinking_{name}"] for row in totals(log()) for name in ("positions", "proposals", "accepted")} == {None}
-
-
 STORED = Recipe(
     domains={"code": Domain(), "story": Domain(temperature=0.7, continuation="sampled")}, lookups=("lookup",), gammas=(1, 3)
 )
@@ -677,12 +591,6 @@ def test_of_rules_that_need_whole_distributions_a_log_tells_those_that_it_was_wr
     assert contents(run) == before
 
 
-def test_rules_read_what_they_name_and_others_leave_it_alone() -> None:
-    """Columns of rules that need whole distributions are read for those rules."""
-    mine = {f"{name}_multi_draft_2" for name in ("accept", "emitted")}
-    assert set(columns_of(ALL_RULES, DRAFT)) - set(columns_of(DEFAULT_RULES, DRAFT)) == mine
-
-
 def test_stored_totals_are_what_is_read(tmp_path: Path) -> None:
     """Those that are stored are not computed again; those beside them are."""
     run = write_run(tmp_path / "run", STORED)
@@ -702,37 +610,3 @@ def test_other_rounds_than_the_stored_ones_are_computed(tmp_path: Path) -> None:
     greedy = [(new["tokens"], old["tokens"]) for new, old in zip(found, stored, strict=True) if old["tokens"] is not None]
     assert len(greedy) == 6
     assert all(new == old + 1 for new, old in greedy)
-
-
-def test_a_wider_tree_of_draws_takes_fewer_rounds_than_one_draw_and_one_draw_those_of_the_lossless_rule(
-    tmp_path: Path,
-) -> None:
-    """To the precision of the log, whose columns are float32."""
-    rules = ["lossless", "multi_draft_1", "multi_draft_2", "multi_draft_4"]
-    run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=rules))
-    table = read_totals(run, "small", asked(run, rules))
-    one, two, four = (sorted_rows(table, [rule]) for rule in rules[1:])
-    drawn = [rows for rows in zip(one, two, four, sorted_rows(table, ["lossless"]), strict=True) if rows[0]["tokens"]]
-    assert len(drawn) == 6  # the sampled texts
-    for a, _, _, lossless in drawn:
-        numbers = [name for name, value in lossless.items() if isinstance(value, (int, float, list))]
-        assert {name: a[name] for name in numbers} == {name: pytest.approx(lossless[name], abs=1e-4) for name in numbers}
-    assert all(a["rounds_3"] > b["rounds_3"] > c["rounds_3"] for a, b, c, _ in drawn)
-    assert all(a["emitted"] < b["emitted"] < c["emitted"] for a, b, c, _ in drawn)
-
-
-def test_an_interrupted_run_without_totals_has_those_of_its_shards(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", STORED)
-    partial = interrupted(run, tmp_path / "partial", 2)
-    expected = sorted_rows(read_totals(run, "lookup", asked(run, ["strict"])), ["strict"])[:8]
-    assert sorted_rows(read_totals(partial, "lookup", asked(partial, ["strict"])), ["strict"]) == expected
-
-
-def test_no_shard_gives_an_empty_table_of_the_declared_columns(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", STORED)
-    empty = read_totals(interrupted(run, tmp_path / "empty", 0), "small", asked(run, ["strict"]))
-    assert (len(empty), empty.schema.names) == (0, [column.name for column in run.totals_columns])
-
-
-def test_every_rule_is_covered_here() -> None:
-    assert {parse_rule(rule).name for rule in ALL_RULES} == set(RULES)

@@ -17,7 +17,6 @@ from alphaprof.log import files
 from alphaprof.log.files import TotalsPart, ranges, readable, shards_of
 from alphaprof.log.manifest import Shard, part_name
 from alphaprof.log.store import Run
-from alphaprof.log.tables import rows_of, totals_content
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import DraftTotals, read_totals, shard_totals
 from alphaprof.totals.finish import finish
@@ -135,13 +134,6 @@ def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(ru
     assert [again.totals(part).equals(before) for part in again.totals_parts("small")] == [True]
     assert again.damaged == set()
     Run.open(run.path).verify()
-
-
-def test_a_file_without_rows_is_written_and_read(run: Run) -> None:
-    (part,) = run.totals_parts("small")
-    empty = run.totals(part).slice(0, 0)
-    content = totals_content([empty], run.totals_columns, "totals")
-    assert rows_of(pq.ParquetFile(pa.BufferReader(content)), ["strict"]).equals(empty)
 
 
 def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:

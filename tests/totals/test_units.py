@@ -164,18 +164,6 @@ def table(prompts: Sequence[str], sources: Sequence[int], domains: Sequence[str]
     )
 
 
-def test_strata_are_sources_that_ended_at_their_limit() -> None:
-    """Of 3 and 2 documents; the third source has fewer than its limit, the fourth none: these are one stratum together."""
-    documents = table("abcdefghi", [0, 1, 2, 3, 0, 1, 0, 2, 3])
-    strata = documents.strata({0: 3, 1: 2, 2: 5})
-    of = strata[documents.units.codes].tolist()
-    assert of[0] == of[4] == of[6]
-    assert of[1] == of[5]
-    assert of[2] == of[3] == of[7] == of[8]
-    assert len(set(of)) == 3
-    assert len(set(documents.strata({}).tolist())) == 1
-
-
 def test_domains_of_a_column_end_at_their_limit_each_by_itself() -> None:
     """Two documents of each domain were asked for: there was one of b, which is chance."""
     documents = table("abcdef", [0, 0, 0, 0, 0, 1], domains="xxyybz")
@@ -184,15 +172,6 @@ def test_domains_of_a_column_end_at_their_limit_each_by_itself() -> None:
     assert strata[2] == strata[3]
     assert strata[4] == strata[5]
     assert len(set(strata)) == 3
-
-
-def test_a_unit_from_several_sources_is_of_the_stratum_of_that_set() -> None:
-    """Equal prompts in two sources: a and b lie in both, c in the first alone, d in the second and the rest."""
-    documents = table("aabbccdde", [0, 1, 1, 0, 0, 0, 1, 2, 2])
-    strata = documents.strata({0: 4, 1: 3})
-    a, b, c, d, e = (strata[documents.units.codes[row]] for row in (0, 2, 4, 6, 8))
-    assert a == b
-    assert len({a, c, d, e}) == 4
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3)), min_size=1, max_size=30))
