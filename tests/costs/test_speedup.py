@@ -158,17 +158,6 @@ def test_bounds_of_what_a_token_costs() -> None:
     assert cost_bounds(cheaper, 2) == pytest.approx((1.8 / 3, 1.9))
 
 
-@each("first", [(3.0, 3.5, 5.0), (3.0, 0.01, 90.0), (3.0, 90.0, 0.01)])
-def test_bounds_hold_for_every_round_of_a_head(first: tuple[float, ...]) -> None:
-    times = dataclasses.replace(TIMES, draft_first={n: StepTime(ms, 0.0) for n, ms in enumerate(first, 1)})
-    cost, more = round_costs(times, 2), times.catching_up(2)
-    rounds = [cost[drafted] + more[kept] for drafted in range(3) for kept in range(drafted + 1)]
-    tokens = [1 + kept for drafted in range(3) for kept in range(drafted + 1)]
-    best, worst = cost_bounds(times, 2)
-    assert best == pytest.approx(min(np.array(rounds) / tokens))
-    assert worst == pytest.approx(max(rounds))
-
-
 @each("draft", [0.01, 1.0, 30.0])
 @each("two", [0.001, 1.0, 300.0])
 def test_bounds_hold_for_every_round_whatever_was_timed(draft: float, two: float) -> None:
@@ -334,15 +323,6 @@ def test_bounds_stay_inside_what_step_times_allow() -> None:
     assert one.bounds(0.025) == (0.7, 3.43)
     low, high = dataclasses.replace(one, timing_error=0.01).bounds(0.025)
     assert (low, high) == pytest.approx((0.7 * math.exp(-0.0196), 3.43 * math.exp(0.0196)), rel=1e-4)
-
-
-@each("documents", [5, 6, 12, 24, 28, 29, 64])
-def test_more_documents_like_these_leave_room_for_fewer_that_were_not_seen(documents: int) -> None:
-    """A tenth up to 28 documents, as many more tell no more of it; then 2 of them."""
-    one = known(speedup([agreeing(documents)], [1.0], EXACT))
-    for more in (documents, 2 * documents, 500):
-        expected = known(speedup([agreeing(more)], [1.0], EXACT))
-        assert one.at(more).bounds(0.05) == pytest.approx(expected.bounds(0.05))
 
 
 def test_unseen_documents_by_hand() -> None:
@@ -536,18 +516,3 @@ def test_a_control_variate_narrows_what_luck_widens(drawn_texts: Drawn) -> None:
     without = [dataclasses.replace(one, control=np.zeros(50)) for one in samples]
     with_it, plain = (np.var([known(speedup([one], [1.0], STEPS)).value for one in kind]) for kind in (samples, without))
     assert plain / with_it > {0.0: 8, 0.05: 1.5, 0.15: 1}[drawn_texts.spread]
-
-
-def test_documents_of_one_cluster_are_one_for_a_control_variate(drawn_texts: Drawn) -> None:
-    """Twenty documents in ten conversations: the same as ten documents that are twice as long."""
-    twenty = drawn_texts.samples(20, 1)[0]
-    pairs = np.repeat(np.arange(10), 2).astype(str)
-    whole = RoundCounts(
-        *(
-            getattr(twenty, name).reshape(10, 2, -1).sum(1).squeeze()
-            for name in ("tokens", "rounds", "drafted", "accepted", "control")
-        ),
-        pairs[::2],
-    )
-    together = known(speedup([dataclasses.replace(twenty, cluster=pairs)], [1.0], STEPS))
-    assert dataclasses.astuple(together) == pytest.approx(dataclasses.astuple(known(speedup([whole], [1.0], STEPS))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import PromptLookup, special_ids
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution
 from alphaprof.theory.bounds import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
-from tests.reporting import HOSTILE, as_json, as_terminal, expected_rounds_of, log_of, only, reported, runs_of
+from tests.loops import each
+from tests.reporting import expected_rounds_of, log_of, only, reported
 from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, replaced, rewritten, write_run
 
 NOISE = 0.125
@@ -192,20 +192,6 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
         assert all(item.speedup <= (cause.speedup or 0) * 1.0001 for cause in item.causes if cause.name != "no proposal")
 
 
-def test_with_the_flavour_of_hugging_face_the_numbers_stay_the_reports_own(greedy: Run) -> None:
-    report = build_report(greedy, flavour="hf")
-    for item in report.causes:
-        result = only(report, item.domain, item.draft, item.rule)
-        best = next(one for one in result.gammas if one.gamma == result.best_gamma)
-        assert best.tokens_per_round is not None
-        assert item.tokens_per_round == best.tokens_per_round.value
-
-
-def test_no_cause_can_bring_more_than_to_lose_nothing(sampled: Run) -> None:
-    for item in build_report(sampled).causes:
-        assert max(cause.speedup or 0 for cause in item.causes if cause.name != "no proposal") <= (item.perfect_speedup or 0)
-
-
 # Independently: every row of the log by itself.
 def cause_of(row: Mapping[str, Any], looked_up: int | None, sampling: bool, lossless: bool = False) -> str:
     """The cause of a loss on text of the target's own, from one row of the log."""
@@ -361,8 +347,8 @@ def test_with_many_documents_expected_rounds_stay_the_reports_own(tmp_path: Path
 
 
 # Prompt lookup at all places at once.
-@pytest.mark.parametrize("longest", [1, 2, 3, 5])
-@pytest.mark.parametrize("ids", [2, 4, 30])
+@each("longest", [1, 2, 3, 5])
+@each("ids", [2, 4, 30])
 def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest: int) -> None:
     rng = np.random.default_rng(ids)
     texts = [rng.integers(0, ids, length) for length in (1, 2, 40, 90)]
@@ -376,10 +362,6 @@ def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest:
 
 
 # What is not known, and what has no rounds.
-def test_special_tokens_are_those_of_the_tokenizer_and_those_added_to_it() -> None:
-    added = {7: SimpleNamespace(special=True), 8: SimpleNamespace(special=False)}
-    tokenizer: Any = SimpleNamespace(all_special_ids=[2, 0], added_tokens_decoder=added)
-    assert special_ids(tokenizer) == (0, 2, 7)
 
 
 @pytest.mark.parametrize(
@@ -414,20 +396,6 @@ def test_by_lot_what_was_right_is_lost_to_the_target_and_ties_are_no_noise(tmp_p
     assert shares(item) == pytest.approx(expected, rel=1e-4)
 
 
-def test_prompt_lookup_is_no_remedy_for_prompt_lookup(tmp_path: Path) -> None:
-    report = reported(tmp_path, Recipe(domains={"d": Domain()}, drafts={}, lookups=("ngram", "other")))
-    assert {item.draft for item in report.causes} == {"ngram", "other"}
-    assert all("prompt lookup" not in shares(item) for item in report.causes)
-
-
-def test_what_a_better_draft_mends_names_what_trains_and_forecasts_one(tmp_path: Path) -> None:
-    remedies = [
-        cause.remedy for item in build_report(by_hand(tmp_path)).causes for cause in item.causes if cause.name == "draft"
-    ]
-    assert remedies
-    assert all("alphaprof train" in remedy and "alphaprof curve" in remedy for remedy in remedies)
-
-
 def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> None:
     report, rows = build_report(sampled), log_of(sampled)
     for domain, part in rows.groupby("domain", observed=True):
@@ -435,53 +403,3 @@ def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> Non
         assert item.ceiling == pytest.approx(part["target_top_prob"].mean())
         assert of(report, str(domain), rule="lossless").ceiling is None
         assert 1 - item.lost.value <= item.ceiling
-
-
-# Renderings.
-def test_the_terminal_says_what_to_mend(tmp_path: Path) -> None:
-    text = as_terminal(build_report(by_hand(tmp_path)))
-    rows = [line.split() for line in text[text.index("what is lost") :].splitlines() if line.startswith(" d ")]
-    assert rows[0][:4] == ["d", "58%", "special", "tokens"]  # what is lost, and what there is most to gain from
-    assert sum(row.count("8%") for row in rows) == 7
-    assert "special tokens: a draft that knows the target's chat template" in text
-    assert "with it: speedup" in text
-
-
-@pytest.mark.parametrize("width", [100, 150])
-def test_the_terminal_cuts_no_number(width: int, greedy: Run) -> None:
-    report = build_report(greedy)
-    text = as_terminal(report, width)
-    section = text[text.index("draft small, rule strict: what is lost") :].split("draft ngram")[0]
-    assert "\N{HORIZONTAL ELLIPSIS}" not in section
-    for name in ("code", "chat"):
-        item = of(report, name)
-        best = next(cause for cause in item.causes if cause.name == item.best)
-        lines = [line for line in section.splitlines() if line.startswith(f" {name} ")]
-        for value in (item.speedup, best.speedup, item.perfect_speedup):
-            assert f"{value:.2f}x" in lines[0]
-
-
-def test_the_json_holds_it(greedy: Run) -> None:
-    report = build_report(greedy)
-    for data, item in zip(as_json(report)["causes"], report.causes, strict=True):
-        assert {cause["name"]: cause["share"]["value"] for cause in data["causes"]} == shares(item)
-        assert data["best"] == item.best
-
-
-@pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_names_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
-    text = as_terminal(reported(tmp_path, Recipe(domains={HOSTILE[name]: Domain(documents=2)})))
-    section = text[text.index("what is lost") :]
-    assert "\x1b" not in section
-    assert "\u202e" not in section
-    assert len(section) < 10_000
-
-
-def test_a_run_without_documents_has_no_causes(greedy: Run, tmp_path: Path) -> None:
-    from tests.synthetic import interrupted
-
-    assert build_report(interrupted(greedy, tmp_path / "run", 0)).causes == ()
-
-
-def test_runs_of_agreement_are_counted_as_the_tests_count_them() -> None:
-    assert runs_of([True, False, True, True]) == [1, 0, 2, 1]

@@ -25,7 +25,6 @@ from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
 from tests.loops import each
 
-Array = np.ndarray[Any, Any]
 CONFIDENCE = 0.95
 
 
@@ -46,36 +45,19 @@ def factor(one: Speedup) -> float:
 
 
 @pytest.mark.parametrize(
-    ("threshold", "verdict"),
-    [(0.99, "GO"), (1.01, "UNDECIDED")],
-    ids=["just below the lower bound", "just above the lower bound"],
+    ("end", "threshold", "verdict"),
+    [(-1, 0.99, "GO"), (-1, 1.01, "UNDECIDED"), (1, 0.99, "UNDECIDED"), (1, 1.01, "NO-GO")],
 )
-def test_lower_bound_decides_on_go(threshold: float, verdict: str) -> None:
+def test_the_lower_bound_decides_on_go_and_the_upper_one_on_no_go(end: int, threshold: float, verdict: str) -> None:
+    """On either side of each bound."""
     one = found(1.5, timing=0.02)
-    assert decide(one, threshold * 1.5 / factor(one), CONFIDENCE, held_out=False).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("threshold", "verdict"),
-    [(0.99, "UNDECIDED"), (1.01, "NO-GO")],
-    ids=["just below the upper bound", "just above the upper bound"],
-)
-def test_upper_bound_decides_on_no_go(threshold: float, verdict: str) -> None:
-    one = found(1.5, timing=0.02)
-    assert decide(one, threshold * 1.5 * factor(one), CONFIDENCE, held_out=False).verdict == verdict
+    assert decide(one, threshold * 1.5 * factor(one) ** end, CONFIDENCE, held_out=False).verdict == verdict
 
 
 def test_a_lower_bound_at_the_threshold_is_go_and_an_upper_bound_there_is_not_no_go() -> None:
     low, high = found(1.5).bounds(1 - CONFIDENCE)
     assert decide(found(1.5), low, CONFIDENCE, held_out=False).verdict == "GO"
     assert decide(found(1.5), high, CONFIDENCE, held_out=False).verdict == "UNDECIDED"
-
-
-def test_a_decision_carries_its_bounds() -> None:
-    one = found(1.5, timing=0.02)
-    decision = decide(one, 1.1, CONFIDENCE, held_out=False)
-    assert (decision.low, decision.high) == pytest.approx((1.5 / factor(one), 1.5 * factor(one)))
-    assert decision.speedup == one
 
 
 @pytest.mark.parametrize("one", [None, Speedup(3.0, math.inf, 0.0, 0, 1), Speedup(0.3, math.inf, 0.01, 0, 5)])
@@ -207,13 +189,6 @@ def test_halves_differ_by_at_most_one_cluster(domains: dict[str, list[str]]) -> 
         assert abs(len(group) - 2 * tested) <= 1
 
 
-@given(clusters, st.randoms(use_true_random=False))
-def test_halves_do_not_depend_on_the_order(names: list[str], random: Any) -> None:
-    before = dict(zip(names, held_out({"code": lots_of(names)})["code"].tolist(), strict=True))
-    random.shuffle(names)
-    assert dict(zip(names, held_out({"code": lots_of(names)})["code"].tolist(), strict=True)) == before
-
-
 def test_halves_are_the_same_in_every_process() -> None:
     """Every second one by SHA-256, not by Python's own hash, which changes from run to run."""
     names = list("abcdefgh")
@@ -270,17 +245,6 @@ def test_choosing_on_one_half_and_testing_on_the_other_is_not_fooled(equal_draft
     assert verdicts.count("GO") / REPEATS <= 0.05 + three_sigma
 
 
-def test_testing_on_the_half_that_chose_is_fooled(equal_drafts: list[Any]) -> None:
-    """Why the split matters: the winner, judged by the luck that made it win, is GO in more than every third sample."""
-    go = 0
-    for sample in equal_drafts:
-        half = {domain: ~mask for domain, mask in held_out({"code": sample["draft 0"]["code"].units.lots}).items()}
-        speedups = [pooled_speedup(sample, (name, 1), TIMES, ALONE, half) for name in TIMES]
-        best = max((one for one in speedups if one is not None), key=lambda one: one.value)
-        go += decide(best, TRUTH, CONFIDENCE, held_out=True).verdict == "GO"
-    assert go / REPEATS > 1 / 3
-
-
 def test_verdicts_at_the_threshold_are_wrong_as_rarely_as_they_say() -> None:
     """One draft and gamma, 25 documents, a speedup exactly at the threshold: GO and NO-GO nominally 5 % each."""
     rng = np.random.default_rng(11)
@@ -302,20 +266,6 @@ def test_verdicts_with_a_control_variate_are_wrong_as_rarely_as_they_say(size: i
         assert verdicts.count(wrong) / 2000 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)
 
 
-def test_a_control_variate_settles_what_luck_leaves_open() -> None:
-    """40 documents whose true speedup is a little above the threshold, but whose texts differ by chance."""
-    rng = np.random.default_rng(6)
-    decided = []
-    for _ in range(50):
-        drawn = sampled(rng, 40, 1.05 * TRUTH, 0.05, 12.0)
-        blind = dataclasses.replace(drawn, control=np.zeros(40))
-        found = [speedup([counts], [1.0], free_draft(1)) for counts in (drawn, blind)]
-        decided.append([decide(one, TRUTH, CONFIDENCE, held_out=False).verdict == "GO" for one in found])
-    with_control, without = np.mean(decided, axis=0)
-    assert with_control > 0.9
-    assert without < 0.6
-
-
 def test_a_fixed_draft_and_gamma_are_tested_on_all_documents() -> None:
     rng = np.random.default_rng(0)
     only = {"draft 0": {"code": pool(documents(rng, SIZE, 2.0, 0.3))}}
@@ -333,31 +283,6 @@ def test_a_chosen_draft_is_tested_on_the_other_half() -> None:
     tested = held_out({"code": two["draft 1"]["code"].units.lots})
     assert decision.speedup == pooled_speedup(two, ("draft 1", 1), TIMES, ALONE, tested)
     assert "20 independent held-out documents" in decision.reason
-
-
-def test_a_chosen_draft_keeps_its_control_variate_on_the_tested_half() -> None:
-    """Rows of documents, control included: the same speedup as from the counts themselves."""
-    rng = np.random.default_rng(1)
-    drawn = {name: sampled(rng, SIZE, value, 0.1, 10.0) for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
-    option, decision = judge({name: {"code": pool(counts)} for name, counts in drawn.items()}, TIMING, ALONE, QUESTION, [1])
-    tested = held_out({"code": lots_of(drawn["draft 1"].cluster.tolist())})["code"]
-    assert option == ("draft 1", 1)
-    expected = speedup([drawn["draft 1"].rows(tested)], [1.0], free_draft(1))
-    assert decision.speedup is not None
-    assert expected is not None
-    assert dataclasses.astuple(decision.speedup) == pytest.approx(dataclasses.astuple(expected), rel=1e-12)
-    blind = dataclasses.replace(drawn["draft 1"], control=np.zeros(SIZE)).rows(tested)
-    without = speedup([blind], [1.0], free_draft(1))
-    assert without is not None
-    assert decision.speedup.sampling_error < 0.9 * without.sampling_error
-
-
-@pytest.mark.parametrize(
-    ("rule", "policy", "expected"),
-    [("auto", "greedy", "strict"), ("auto", "sampled", "one_hot"), ("lossless", "sampled", "lossless")],
-)
-def test_the_verdict_is_about_what_engines_do_unless_a_rule_is_named(rule: str, policy: str, expected: str) -> None:
-    assert dataclasses.replace(QUESTION, rule=rule).rule_for(policy) == expected
 
 
 def test_without_step_times_there_is_no_verdict() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from alphaprof.report.sections.difficulty import EXTREMES, SHORTEST
 from alphaprof.stats.estimate import autocorrelation
+from tests.loops import each
 from tests.reporting import log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -23,12 +23,7 @@ def test_the_autocorrelation_of_a_sequence_by_hand() -> None:
     assert (found.value, found.low, found.high) == (0.0, -1.0, 1.0)
 
 
-def test_what_never_varies_has_no_autocorrelation() -> None:
-    assert autocorrelation(np.array([0, 1]), tuple(np.array([[4.0, 3], [4.0, 3], [4.0, 3], [4.0, 3]])), 0.95) is None
-    assert autocorrelation(np.array([0]), tuple(np.zeros((4, 1))), 0.95) is None
-
-
-@pytest.mark.parametrize("bursts", [0.0, 0.5])
+@each("bursts", [0.0, 0.5])
 def test_the_interval_of_the_autocorrelation_holds_the_truth(bursts: float) -> None:
     rng = np.random.default_rng(1)
     inside = 0
@@ -98,18 +93,3 @@ def test_the_slowest_and_the_fastest_documents_are_found(tmp_path: Path) -> None
     slowest, fastest = ends[0], ends[-1]
     assert (slowest.document, slowest.domain, slowest.tokens) == speeds[0][1:]
     assert (fastest.document, fastest.domain, fastest.tokens) == speeds[-1][1:]
-
-
-def test_documents_without_step_times_are_ranked_by_tokens_per_round(tmp_path: Path) -> None:
-    recipe = Recipe(latency=False, decision={"gamma": 2})
-    ends = reported(tmp_path, recipe).documents
-    assert all(item.speedup is None for item in ends)
-    assert [item.tokens_per_round for item in ends] == sorted(item.tokens_per_round for item in ends)
-
-
-def test_a_document_can_be_found_again_in_the_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe())
-    documents = pd.read_parquet(run.path / "documents").set_index("document")
-    for item in reported(tmp_path / "again", Recipe()).documents:
-        row = documents.loc[item.document]
-        assert (row["domain"], row["source_row"], row["prompt_hash"]) == (item.domain, item.source_row, item.prompt_hash)

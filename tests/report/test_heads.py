@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +17,6 @@ from alphaprof.log.store import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.render.report import report_markdown
 from alphaprof.report.build import Report, build_report
-from alphaprof.stats.estimate import Interval
 from tests.reporting import as_json, as_terminal, codes, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -55,20 +50,6 @@ def log_of(run: Run, domain: str) -> pd.DataFrame:
     return rows[rows["domain"] == domain]
 
 
-def test_a_heads_rounds_are_no_formula_of_its_first_depth(report: Report) -> None:
-    """A draft without depth keeps it."""
-    for result in (item for item in report.results if item.gammas):
-        formulas = {item.iid_tokens_per_round for item in result.gammas} | {item.iid_speedup for item in result.gammas}
-        assert (formulas == {None}) == (result.draft == "head")
-    head = only(report, "code", "head", "strict")
-    assert head.alpha is not None
-    last = head.gammas[-1]
-    assert last.tokens_per_round is not None
-    by_prefixes = 1 + sum(share or 0 for share in last.marginal)
-    assert last.acceptance_length == pytest.approx(by_prefixes)
-    assert sum(head.alpha.value**depth for depth in range(5)) > 1.1 * by_prefixes
-
-
 def test_terminal_shows_acceptance_by_depth_of_a_head(report: Report) -> None:
     text = as_terminal(report, 170)
     head = only(report, "code", "head", "strict").gammas[-1]
@@ -80,25 +61,6 @@ def test_terminal_shows_acceptance_by_depth_of_a_head(report: Report) -> None:
     small, head_part = (text[text.index(f"draft {name}, rule strict: by domain") :][:600] for name in ("small", "head"))
     assert "iid" not in head_part
     assert "iid formula" in small
-
-
-@pytest.mark.parametrize("write", [report_markdown, render_html], ids=["markdown", "html"])
-def test_pages_call_alpha_of_a_head_accept_at_1_and_show_its_coverage(tmp_path: Path, report: Report, write: Any) -> None:
-    text, share = re.sub("<[^>]+>", "", write(report)).replace("\\", ""), report.vocabulary[0].proposable.value
-    assert "accept@1" in text
-    assert f"{share:.3f} [" in text
-    plain = write(reported(tmp_path, dataclasses.replace(RECIPE, heads={})))
-    assert "can propose" not in plain
-
-
-def test_html_shows_depths_of_a_head_and_how_its_files_were_read(report: Report) -> None:
-    page, figures = render_html(report), figures_of(report)
-    assert any("head" in str(trace.get("text")) for trace in figures["depths"]["data"])
-    certain = [trace["meta"]["draft"] for trace in figures["difficulty"]["data"] if trace["line"].get("dash") == "dot"]
-    assert set(certain) == {"small"}  # the head's divergences are infinite
-    assert "layers 1, 2, 4 (sglang): 0.730 accepted at depth 1, +0.220 (standard error 0.010)" in page
-    assert "KL(p‖q)" in page
-    assert "head cannot propose some tokens" in page
 
 
 def test_coverage_of_the_vocabulary_is_that_of_the_log(run: Run, report: Report) -> None:
@@ -127,113 +89,14 @@ def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
     assert not any(word in text[: text.index("\nlegend: ")].split() for word in ("inf", "nan"))
 
 
-def test_certificates_of_a_head_stand_where_divergences_are_finite(report: Report) -> None:
-    """As on text sampled with top_k, whose cut takes the tokens away that the head cannot propose at some positions."""
-    assert report.certificates is not None
-    some = [
-        dataclasses.replace(item, certified=Interval(0.054, 0.03, 0.08)) if item.draft == "head" else item
-        for item in report.certificates.certificates
-    ]
-    bounds = [dataclasses.replace(item, mean_divergence=math.inf, from_mean=0.0) for item in report.certificates.lossless]
-    changed = dataclasses.replace(report.certificates, certificates=tuple(some), lossless=tuple(bounds))
-    text = as_terminal(dataclasses.replace(report, certificates=changed), 230)
-    assert "infinite at such positions and on average, and finite where such a token was cut off" in text
-    part = text[text.index("draft head: certified of accepted, by domain") : text.index("\ncertified: ")]
-    assert "0.054 of" in part
-    assert "of 0 certified positions" not in part
-    assert "share rejected" not in part
-    assert "bound from" not in part.split("draft head: lossless")[1]
-    assert not {"inf", "nan"} & set(part.split())
-    assert "draft small: share rejected" in text
-
-
-FIRST_MS = {1: 2.5, 2: 6.8, 3: 2.1}
-
-
-def timed(report: Report) -> Report:
-    """The same with step times of the head, whose first step of a round is one of its own."""
-    assert report.times is not None
-    times = {"target_ms": {1: 10.0, 2: 10.5, 3: 11.0}, "draft_ms": {"small": 1.0, "head": 3.9}}
-    return dataclasses.replace(report, times=dataclasses.replace(report.times, draft_first_ms={"head": FIRST_MS}, **times))
-
-
-def figures_of(report: Report) -> dict[str, Any]:
-    page = render_html(report)
-    figures: dict[str, Any] = json.loads(page[page.index('id="figures">') + 13 :].split("</script>")[0])
-    return figures
-
-
-def test_the_figure_of_acceptance_calls_that_of_a_head_accept_at_1(report: Report) -> None:
-    traces = figures_of(report)["acceptance"]["data"]
-    assert {trace["meta"]["draft"] for trace in traces} == {"small", "head"}
-    for trace in traces:
-        assert ("accept@1" in trace["text"][0]) == (trace["meta"]["draft"] == "head")
-
-
-def test_causes_of_heads_promise_no_limit(tmp_path: Path, report: Report) -> None:
-    limit, heads = "at most that", "causes of a draft head: those of first drafts"
-    both = as_terminal(report, 500)
-    alone = as_terminal(reported(tmp_path / "a", dataclasses.replace(RECIPE, drafts={})), 500)
-    none = as_terminal(reported(tmp_path / "b", dataclasses.replace(RECIPE, heads={})), 500)
-    assert [(limit in text, heads in text) for text in (both, alone, none)] == [(True, True), (False, True), (True, False)]
-
-
-def test_words_of_a_head_are_exact(report: Report) -> None:
-    text = as_terminal(timed(report), 500)
-    assert "accept@1: alpha of a draft head: acceptance of a first draft, were a round to begin at every position." in text
-    assert "were a round to begin at every position" in report_markdown(report)
-    assert "A full round of a head costs first(1) + (gamma - 1) c + v" in text
-    assert (
-        "head, ms a later step: 3.9  (c = 0.39); first step of a round, by verified tokens: 1: 2.5  2: 6.8  3: 2.1" in text
-    )
-
-
 def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, report: Report) -> None:
     log, head = log_of(run, "code"), only(report, "code", "head", "strict")
     right = log["draft_top"] == log["token"]
     assert head.alpha is not None
     assert head.alpha.value == pytest.approx(right.mean())
     for item in head.gammas:
-        begun, accepted = 0, 0
-        for _, text in log.groupby("document"):
-            rows, at = text.to_dict("records"), 1
-            while at < len(rows):
-                depth = 0
-                while depth < item.gamma and at + depth < len(rows):
-                    row = rows[at + depth]
-                    if not (row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]):
-                        break
-                    depth += 1
-                begun, accepted, at = begun + 1, accepted + (depth > 0), at + depth + 1
-        assert item.conditional[0] == pytest.approx(accepted / begun)
-
-
-def test_shares_of_few_drafts_are_marked(report: Report) -> None:
-    head = only(report, "code", "head", "strict")
-    last = head.gammas[-1]
-    scarce = dataclasses.replace(last, reached=(*last.reached[:-1], 19.0))
-    for reached, marked in ((scarce, True), (dataclasses.replace(scarce, reached=(*last.reached[:-1], 20.0)), False)):
-        results = [dataclasses.replace(item, gammas=(*item.gammas[:-1], reached)) if item is head else item
-                   for item in report.results if item is head]  # fmt: skip
-        text = as_terminal(dataclasses.replace(report, results=tuple(results)), 170)
-        shown = f"{last.conditional[-1]:.3f}{chr(39) if marked else ''} / {last.marginal[-1]:.3f}"
-        assert shown in text
-        assert ("of fewer than 20 drafts" in text) == marked
-
-
-def test_imported_rounds_show_acceptance_by_depth(tmp_path: Path) -> None:
-    report = reported(tmp_path, dataclasses.replace(RECIPE, heads={}))
-    title = "draft small, rule strict, at gamma 4, accepted by depth"
-    assert title not in as_terminal(report, 170)
-    imported = dataclasses.replace(report, run=dataclasses.replace(report.run, imported="vLLM"))
-    assert title in as_terminal(imported, 170)
-    unknown = [
-        dataclasses.replace(
-            item, gammas=tuple(dataclasses.replace(each, reached=(None,) * each.gamma) for each in item.gammas)
-        )
-        for item in report.results
-    ]
-    assert title not in as_terminal(dataclasses.replace(imported, results=tuple(unknown)), 170)
+        _, rounds, accepted = rounds_of(log, item.gamma, set())
+        assert item.conditional[0] == pytest.approx(accepted / rounds)
 
 
 def test_wiring_stands_in_terminal_and_json(report: Report) -> None:
@@ -291,9 +154,11 @@ def test_what_would_mend_a_head_of_ones_own_names_its_forecast(tmp_path: Path, c
     assert "alphaprof train; alphaprof curve says what one reaches" in remedies["small", "draft"]
 
 
-def rounds_of(log: pd.DataFrame, gamma: int, granted: set[tuple[int, int]]) -> float:
-    """Tokens per round of all documents, with the drafts of some (document, position) accepted at every depth."""
-    tokens = rounds = 0
+def rounds_of(log: pd.DataFrame, gamma: int, granted: set[tuple[int, int]]) -> tuple[int, int, int]:
+    """Tokens, rounds, and rounds whose first draft was accepted, of all documents, with the drafts of some (document,
+    position) accepted at every depth.
+    """
+    tokens = rounds = accepted = 0
     for number, text in log.groupby("document"):
         rows, at = text.to_dict("records"), 1
         while at < len(rows):
@@ -304,9 +169,9 @@ def rounds_of(log: pd.DataFrame, gamma: int, granted: set[tuple[int, int]]) -> f
                 if not (right or (number, at + depth) in granted):
                     break
                 depth += 1
-            at, rounds = at + depth + 1, rounds + 1
+            at, rounds, accepted = at + depth + 1, rounds + 1, accepted + (depth > 0)
         tokens += len(rows) - 1
-    return tokens / rounds
+    return tokens, rounds, accepted
 
 
 def test_rounds_without_a_cause_are_those_of_a_plain_loop(run: Run, report: Report) -> None:
@@ -314,7 +179,8 @@ def test_rounds_without_a_cause_are_those_of_a_plain_loop(run: Run, report: Repo
     log = log_of(run, "code")
     (item,) = [each for each in report.causes if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
     assert item.gamma is not None
-    assert item.tokens_per_round == pytest.approx(rounds_of(log, item.gamma, set()))
+    tokens, rounds, _ = rounds_of(log, item.gamma, set())
+    assert item.tokens_per_round == pytest.approx(tokens / rounds)
     causes = {cause.name: cause for cause in item.causes}
     with np.errstate(divide="ignore"):
         top, second = np.log(log["target_top_prob"]), np.log(log["target_second_prob"])
@@ -322,7 +188,8 @@ def test_rounds_without_a_cause_are_those_of_a_plain_loop(run: Run, report: Repo
     outside = log[~log["in_draft_vocabulary"].astype(bool) & ~tied]
     granted = set(zip(outside["document"], outside["position"], strict=True))
     found = causes["draft vocabulary"].tokens_per_round
-    assert found == pytest.approx(rounds_of(log, item.gamma, granted), rel=0.02)
+    tokens, rounds, _ = rounds_of(log, item.gamma, granted)
+    assert found == pytest.approx(tokens / rounds, rel=0.02)
     assert found > (item.tokens_per_round or 0)
 
 
@@ -348,16 +215,3 @@ def test_compare_says_that_alpha_is_of_first_drafts(run: Run) -> None:
     both = compare(RunDraft(run, "small"), RunDraft(run, "head"))
     assert any("accept@1" in note for note in both.notes)
     assert compare(RunDraft(run, "small"), RunDraft(write_run(run.path.parent / "other", RECIPE), "small")).notes == ()
-
-
-def test_attribution_starts_from_the_rounds_of_the_results(report: Report) -> None:
-    """Facts and expectations by depth alike; what nothing is lost to accepts every draft of its rounds."""
-    seen = set()
-    for item in (each for each in report.causes if each.draft == "head" and each.gamma is not None):
-        result = only(report, item.domain, "head", item.rule)
-        (best,) = [each for each in result.gammas if each.gamma == item.gamma]
-        assert best.tokens_per_round is not None
-        assert item.tokens_per_round == pytest.approx(best.tokens_per_round.value)
-        assert all(cause.tokens_per_round >= item.tokens_per_round for cause in item.causes if cause.tokens_per_round)
-        seen.add(item.rule)
-    assert {"strict", "one_hot", "lossless"} <= seen

@@ -16,8 +16,9 @@ from alphaprof.report.model import Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
-from tests.reporting import as_json, as_terminal, codes, log_of, only, reported, rows_of
-from tests.synthetic import WORDS, Domain, Recipe, rewritten, write_run
+from tests.loops import each
+from tests.reporting import as_terminal, codes, log_of, only, reported, rows_of
+from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 STORY = Domain(documents=16, alpha=0.5, shortest=40, longest=80, temperature=0.7, continuation="sampled")
 RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2")
@@ -97,16 +98,6 @@ def test_the_self_check_is_wrong_as_rarely_as_it_says() -> None:
     assert 1 <= misses <= 14
 
 
-def test_one_document_proves_nothing_about_its_text(tmp_path: Path) -> None:
-    found = reported(tmp_path, Recipe(domains={"story": dataclasses.replace(STORY, documents=1, uniform=True)}, rules=RULES))
-    check = only(found, "story", rule="one_hot").self_check
-    assert check is not None
-    assert (check.low, check.high) == (-np.inf, np.inf)
-    assert "off_policy_sample" not in codes(found)
-    (result,) = [result for result in as_json(found)["results"] if result["rule"] == "one_hot"]
-    assert (result["self_check"]["low"], result["self_check"]["high"]) == ("-inf", "inf")
-
-
 FALSE = dataclasses.replace(STORY, documents=20, uniform=True)
 
 
@@ -124,13 +115,6 @@ def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Pa
     assert "honest" not in warning.message
     assert "temperature" in warning.remedy
     assert "not drawn from them" in as_terminal(found, 200)
-
-
-def test_text_that_makes_no_claim_is_not_held_to_it(tmp_path: Path) -> None:
-    off_policy = dataclasses.replace(FALSE, on_policy=False, continuation="given")
-    found = reported(tmp_path, Recipe(domains={"foreign": off_policy}, rules=RULES))
-    assert {result.self_check for result in found.results} == {None}
-    assert "off_policy_sample" not in codes(found)
 
 
 def test_what_rounding_may_make_is_no_accusation(tmp_path: Path) -> None:
@@ -178,20 +162,6 @@ def test_tokens_outside_the_support_are_counted_and_said(tmp_path: Path, share: 
         assert warning.message.startswith(f"{whole:.2%} of sampled tokens")
 
 
-def test_impossible_tokens_of_each_kind_of_text_count(tmp_path: Path) -> None:
-    """Responses that were given stand beside those that the run drew itself, in one domain and with equal settings."""
-    given = dataclasses.replace(STORY, continuation="given")
-    for first, second in ((given, STORY), (STORY, given)):
-        recipe = Recipe(domains={"story": first}, sources=[("story", second)], rules=("one_hot",), shard_documents=32)
-        run = write_run(tmp_path / first.continuation, recipe)
-        foreign = run.documents().to_pandas().query("continuation == 'given'")["document"]
-
-        def change(rows: pd.DataFrame, foreign: pd.Series = foreign) -> None:
-            rows.loc[rows["document"].isin(foreign), "target_token_prob"] = 0.0
-
-        assert "outside_support" in codes(build_report(rewritten(run, "small", change)))
-
-
 def ends(documents: int, finish: str, **options: object) -> Domain:
     return dataclasses.replace(STORY, documents=documents, finish=finish, **options)
 
@@ -208,17 +178,6 @@ def test_texts_that_were_cut_are_pointed_out_above_a_fifth(tmp_path: Path, cut: 
     assert ("cut_by_length" in codes(found)) == (cut_share > 0.2)
     if cut_share > 0.2:
         assert f"{100 * cut_share:.0f}% of the texts were cut" in as_terminal(found, 150)
-
-
-def test_texts_that_the_target_did_not_write_are_not_cut_short(tmp_path: Path) -> None:
-    domains = {
-        "wiki": Domain(continuation="text", on_policy=False),
-        "logged": Domain(continuation="given"),
-        "drawn": ends(5, "length", continuation="given"),
-    }
-    found = reported(tmp_path, Recipe(domains=domains))
-    assert found.run.cut is None
-    assert "cut_by_length" not in codes(found)
 
 
 def test_near_ties_are_those_of_plain_text_alone(tmp_path: Path) -> None:
@@ -256,7 +215,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Report]:
     return run, build_report(run)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each("rule", RULES)
 def test_alpha_by_phase_is_that_of_the_position_log(thinking: tuple[Run, Report], rule: str) -> None:
     run, report = thinking
     log = log_of(run)
@@ -272,40 +231,3 @@ def test_alpha_by_phase_is_that_of_the_position_log(thinking: tuple[Run, Report]
                 assert phase.alpha.value == pytest.approx(rows[f"accept_{rule}"].mean(), abs=1e-6)
                 assert phase.alpha.low <= phase.alpha.value <= phase.alpha.high
             assert sum(phase.positions for phase in result.phases.values()) == result.positions
-
-
-def test_phases_stand_in_json_and_terminal(thinking: tuple[Run, Report]) -> None:
-    _, report = thinking
-    content = as_json(report)
-    for found, result in zip(content["results"], report.results, strict=True):
-        assert found["phases"] == {name: dataclasses.asdict(phase) for name, phase in result.phases.items()}
-    text = as_terminal(report, 150)
-    for draft in ("small", "lookup"):
-        table = text[text.index(f"draft {draft}: alpha by phase") :]
-        for domain in THINKING.domains:
-            alpha = only(report, domain, draft, "lossless").phases["thinking"].alpha
-            assert alpha is not None
-            assert any(domain in line and "lossless" in line and f"{alpha.value:.3f}" in line for line in table.splitlines())
-
-
-def test_a_text_that_never_thinks_has_no_acceptance_while_thinking(tmp_path: Path) -> None:
-    found = reported(tmp_path, dataclasses.replace(THINKING, thinking=0.0))
-    for result in found.results:
-        assert (result.phases["thinking"].positions, result.phases["thinking"].alpha) == (0, None)
-        assert result.phases["answer"].alpha == result.alpha
-    assert "n/a" in as_terminal(found)
-    as_json(found)
-
-
-def test_without_markers_there_are_no_phases(honest: Report) -> None:
-    assert {len(result.phases) for result in honest.results} == {0}
-    assert ": alpha by phase" not in as_terminal(honest)
-
-
-def test_words_of_a_synthetic_text_are_drawn_from_what_it_says(tmp_path: Path) -> None:
-    """The witness of this module: a uniform text has its words equally often, whatever p says."""
-    for uniform in (False, True):
-        recipe = Recipe(domains={"story": dataclasses.replace(FALSE, documents=60, uniform=uniform)}, rules=("one_hot",))
-        log = log_of(write_run(tmp_path / str(uniform), recipe))
-        top = (log["token"] == log["target_top"]).mean()
-        assert top == pytest.approx(1 / len(WORDS) if uniform else log["target_top_prob"].mean(), abs=0.03)

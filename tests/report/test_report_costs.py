@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.latency import Latency
-from alphaprof.config.load import changed_question, load_profile
+from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.costs.steps import StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.log.manifest import Environment
@@ -29,7 +27,6 @@ from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import AtConcurrency, GammaResult
 from alphaprof.report.speeds import pays_up_to
 from tests.costs.test_roofline import LLAMA, QWEN3
-from tests.profiling.test_pipeline import profile_file
 from tests.reporting import as_json, as_terminal, codes, only
 from tests.synthetic import Domain, Recipe, stored_totals, write_run
 
@@ -281,18 +278,6 @@ def test_prompts_longer_than_any_that_was_timed_are_told(tmp_path: Path) -> None
     assert without.times.beyond_prefill is None
 
 
-def test_a_table_without_contexts_stands_for_all(tmp_path: Path) -> None:
-    run = timed(tmp_path / "run")
-    table = tmp_path / "own.csv"
-    table.write_text(
-        "model,tokens,ms\n" + "".join(f"target,{n},{9 + n}\n" for n in range(1, 5)) + "small,1,1\nngram,1,0.1\n"
-    )
-    report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=table", f"costs.path={table}"]))
-    assert "other_context" in codes(report)
-    found = at(report, "code", "small", 3)
-    assert found.full_round_cost == pytest.approx((3 + 13) / 10)
-
-
 def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     part = [row for row in rows() if not (row["model"] == "ngram" and row["batch"] == 1)]
     report = build_report(timed(tmp_path / "run", part))
@@ -303,19 +288,6 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     assert report.traffic.draft == "small"
     assert "; ngram was left out: " in report.traffic.reason
     assert [answer.draft for answer in report.drafts] == ["small"]
-
-
-def test_a_latency_table_without_a_decode_step_is_none(tmp_path: Path) -> None:
-    report = build_report(timed(tmp_path / "run", [row for row in rows() if row["step"] == "prefill"]))
-    assert report.times is None
-    assert "no_step_times" in codes(report)
-
-
-def test_times_of_one_batch_make_no_table_of_concurrencies(tmp_path: Path) -> None:
-    report = build_report(timed(tmp_path / "run", rows(batches=(1,)), concurrency=[1]))
-    assert all(result.load == () for result in report.results)
-    assert report.traffic.load == ()
-    assert "sequences decoded at a time" not in as_terminal(report)
 
 
 # --- other sources ---
@@ -341,12 +313,6 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     assert "no_step_times" not in codes(later)
     with pytest.raises(ProfileInvalid, match="step times are measured during a run"):
         changed_question(run.manifest.config, ["costs.source=measured"])
-
-
-def test_a_report_may_leave_measured_times_out(run: Run) -> None:
-    report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=none"]))
-    assert report.times is None
-    assert "no step times were asked for" in " ".join(as_terminal(report).split())
 
 
 def values(report: Report) -> list[Any]:
@@ -465,52 +431,6 @@ def test_a_roofline_needs_shapes(run: Run) -> None:
 def test_costs_that_cannot_be_asked_for_are_refused(run: Run, overrides: list[str], problem: str) -> None:
     with pytest.raises(ProfileInvalid, match=re.escape(problem)):
         changed_question(run.manifest.config, overrides)
-
-
-def test_the_source_of_times_is_set_before_its_options_and_naming_the_same_one_changes_nothing(
-    tiny: Path, tmp_path: Path, run: Run
-) -> None:
-    path = profile_file(tmp_path, tiny, costs={"context": [16, 24], "repeats": 4})
-    same = load_profile(path, ["costs.source=measured"]).costs
-    assert (same.context, same.repeats) == ([16, 24], 4)  # type: ignore[union-attr]
-    later = load_profile(path, ["costs.path=own.csv", "costs.source=table"]).costs
-    assert later.path.endswith("own.csv")  # type: ignore[union-attr]
-    asked = changed_question(run.manifest.config, ["costs.tp=2", "costs.accelerator=h200", "costs.source=roofline"])
-    assert (asked["costs"]["tp"], asked["costs"]["accelerator"]) == (2, "h200")
-
-
-def test_one_number_is_a_list_and_lists_are_sorted(tiny: Path, tmp_path: Path) -> None:
-    path = profile_file(tmp_path, tiny)
-    assert load_profile(path, ["costs.context=99"]).costs.context == [99]  # type: ignore[union-attr]
-    found = load_profile(path, ["costs.concurrency=[8,1,8]"]).costs
-    assert found.concurrency == [1, 8]  # type: ignore[union-attr]
-    for bad in ("costs.concurrency=[]", "costs.concurrency=0", "costs.context=7", "costs.concurrency=1.5"):
-        with pytest.raises(ProfileInvalid, match=r"costs\.con"):
-            load_profile(path, [bad])
-    with pytest.raises(ProfileInvalid, match=r"lies outside costs\.concurrency"):
-        load_profile(path, ["decision.concurrency=2"])
-    table = load_profile(path, ["costs.source=table", "costs.path=own.csv"]).costs
-    assert table.path == str((tmp_path / "own.csv").resolve())  # type: ignore[union-attr]
-
-
-def test_the_fewest_rows_still_make_a_report(tmp_path: Path) -> None:
-    """One batch, one context, no steps over two tokens, nothing of prefill."""
-    report = build_report(write_run(tmp_path / "run", dataclasses.replace(RECIPE, lookups=())))
-    item = at(report, "code", "small", 3)
-    assert item.speedup is not None
-    assert item.request_speedup is None
-    assert item.full_round_cost == pytest.approx((3 * 1.0 + 11.5) / 10)
-
-
-def test_the_table_of_a_mapping_is_that_of_its_rows() -> None:
-    """A guard of this file's own arithmetic: the table that reports read agrees with `verified`."""
-    from alphaprof.costs.cost_model import measured_rows
-
-    table = StepTable(measured_rows(rows()))
-    times = table.times("small", 3, 16, 1008)
-    assert times is not None
-    assert times.target[4].ms == pytest.approx(verified(4, 16, 1008))
-    assert isinstance(times.target, Mapping)
 
 
 def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:

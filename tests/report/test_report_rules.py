@@ -13,7 +13,7 @@ import pytest
 
 from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
-from alphaprof.rules import DEFAULT_RULES, parse_rule
+from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.loops import each
@@ -46,8 +46,6 @@ POLICY = {
     **dict.fromkeys(("foreign", "wiki"), ""),
 }
 DRAFTS = (*MIXED.drafts, *MIXED.lookups)
-# On which text a rule has rounds, said once more; the others are lossy.
-ROUNDS = {"strict": {"greedy"}, "lossless": {"sampled"}, "one_hot": {"sampled"}, "tree_2": {"greedy", "sampled"}}
 # What beta_t is, said once more, over the rows of one draft's log that have a proposal.
 FORMULAS: dict[str, Callable[[pd.DataFrame], Any]] = {
     "strict": lambda rows: rows["draft_top"] == rows["reference"],
@@ -90,49 +88,11 @@ def asked(run: Run, **decision: Any) -> Report:
     return build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
 
 
-def test_every_domain_draft_and_rule_has_one_result(report: Report) -> None:
-    found = [(result.domain, result.draft, result.rule) for result in report.results]
-    assert sorted(found) == sorted((domain, draft, rule) for domain in POLICY for draft in DRAFTS for rule in RULES)
-
-
-@each("rule", RULES)
-@each("domain", POLICY)
-def test_what_a_result_is_about_follows_from_rule_and_text(report: Report, domain: str, rule: str) -> None:
-    options, policy, lossy = MIXED.domains[domain], POLICY[domain], rule not in ROUNDS
-    for draft in DRAFTS:
-        result = only(report, domain, draft, rule)
-        assert (result.lossy, result.continuation) == (lossy, options.continuation)
-        assert result.on_policy == (policy in ({"greedy", "sampled"} if lossy else ROUNDS[rule]))
-        assert bool(result.gammas) == (policy in ROUNDS.get(rule, ()))
-        settings = {"temperature": options.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        assert result.sampling == (settings if options.temperature else None)
-
-
-@each("rule", RULES)
-@each("domain", POLICY)
-@each("draft", DRAFTS)
-def test_an_estimator_is_named_for_what_rounds_are(report: Report, domain: str, draft: str, rule: str) -> None:
-    """Facts of the log, expectations over accept and reject, or none; lookup has no chance in it under any rule."""
-    result = only(report, domain, draft, rule)
-    with_rounds = "expected" if rule == "lossless" and draft != "lookup" else "exact"
-    assert result.estimator == (with_rounds if POLICY[domain] in ROUNDS.get(rule, ()) else "one-step")
-
-
 def test_rounds_of_drawn_drafts_are_expectations_even_where_all_are_accepted(tmp_path: Path) -> None:
     """What a rule and a draft are says so, not what came out."""
     own = Domain(documents=4, alpha=1.0, temperature=1.0, continuation="sampled")
     report = reported(tmp_path, Recipe(domains={"d": own}, rules=("lossless", "one_hot")))
     assert {result.rule: result.estimator for result in report.results} == {"lossless": "expected", "one_hot": "exact"}
-
-
-def test_facts_about_numerics_are_those_of_their_kind_of_text(report: Report) -> None:
-    """Mismatches: greedy text; near-ties: plain softmax; impossible tokens: text that the target drew."""
-    for result in report.results:
-        policy, plain = POLICY[result.domain], MIXED.domains[result.domain].temperature is None
-        assert (result.mismatches is not None) == (result.clear_mismatches is not None) == (policy == "greedy")
-        assert (result.near_ties is not None) == plain
-        assert (result.impossible is not None) == (policy == "sampled")
-        assert (result.self_check is not None) == (policy == "sampled" and result.rule in ROUNDS and bool(result.gammas))
 
 
 @each("draft", DRAFTS)
@@ -148,11 +108,6 @@ def test_alpha_is_that_of_the_position_log(report: Report, positions: pd.DataFra
         assert result.alpha.low <= result.alpha.value <= result.alpha.high
         assert result.coverage == len(proposals) / len(rows)
         assert (result.positions, result.documents) == (len(rows), MIXED.domains[domain].documents)
-
-
-def test_lookup_proposes_at_some_positions_only(report: Report) -> None:
-    assert all((result.coverage < 1) == (result.draft == "lookup" or result.domain in ("chat", "holes"))
-               for result in report.results)  # fmt: skip
 
 
 SAMPLED_TEXT = [name for name in POLICY if POLICY[name] == "sampled"]
@@ -192,17 +147,6 @@ def test_break_even_is_the_mean_cost_of_a_round(
         assert found.speedup.value == pytest.approx(10 * again["tokens"] / cost)
 
 
-def test_speedup_is_tokens_per_round_over_break_even(report: Report) -> None:
-    timed = [item for result in report.results if result.rule != "tree_2" for item in result.gammas]
-    assert len(timed) == 3 * len(DRAFTS) * (2 + 2 * 4)
-    for item in timed:
-        assert item.break_even_length is not None
-        assert item.speedup is not None
-        assert item.tokens_per_round is not None
-        assert item.break_even_length * item.speedup.value == pytest.approx(item.tokens_per_round.value)
-        assert item.tokens_per_round.low <= item.tokens_per_round.value <= item.tokens_per_round.high
-
-
 def test_a_tree_has_rounds_and_no_times(report: Report) -> None:
     """What verifying a whole tree costs was not measured: chains were."""
     found = [item for result in report.results if result.rule == "tree_2" for item in result.gammas]
@@ -221,8 +165,8 @@ def expected_of(rows: pd.DataFrame, gamma: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("draft", MIXED.drafts)
-@pytest.mark.parametrize("domain", SAMPLED_TEXT)
+@each("draft", MIXED.drafts)
+@each("domain", SAMPLED_TEXT)
 def test_lossless_rounds_are_those_of_a_recursion_over_every_text(
     report: Report, positions: pd.DataFrame, domain: str, draft: str
 ) -> None:
@@ -269,15 +213,10 @@ def test_the_verdict_concerns_what_engines_do_by_default(report: Report) -> None
         assert result.reason
 
 
-def test_the_traffic_names_both_rules_and_what_stands_against_a_verdict(report: Report) -> None:
-    assert (report.traffic.rule, report.traffic.verdict, report.traffic.speedup) == ("strict and one_hot", "UNDECIDED", None)
-    assert "(foreign, wiki)" in report.traffic.reason
-
-
 WEIGHED = {"code": 0.25, "chat": 0.0, "story": 0.5, "novel": 0.25, "holes": 0.0, "logged": 0.0, "foreign": 0.0, "wiki": 0.0}
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@each("draft", DRAFTS)
 def test_the_traffic_weighs_greedy_text_under_strict_and_sampled_text_under_one_hot(run: Run, draft: str) -> None:
     found = asked(run, weights=WEIGHED, draft=draft, gamma=2)
     rules = {"code": "strict", "story": "one_hot", "novel": "one_hot"}
@@ -287,25 +226,6 @@ def test_the_traffic_weighs_greedy_text_under_strict_and_sampled_text_under_one_
     assert found.traffic.speedup.value == pytest.approx(1 / time)
     assert (found.traffic.rule, found.traffic.draft, found.traffic.gamma) == ("strict and one_hot", draft, 2)
     assert found.traffic.documents == 8 + 8 + 14
-
-
-def test_a_domain_with_greedy_and_sampled_text_counts_both(tmp_path: Path) -> None:
-    """Each part under its own rule, both in the verdict."""
-    recipe = Recipe(
-        domains={"code": Domain(documents=5)},
-        sources=[("code", Domain(documents=4, **SAMPLED))],
-        rules=DEFAULT_RULES,
-        decision={"draft": "small", "gamma": 2},
-    )
-    found = reported(tmp_path, recipe)
-    assert [(result.continuation, result.rule) for result in found.results if result.verdict] == [
-        ("greedy", "strict"), ("sampled", "one_hot")]  # fmt: skip
-    assert (found.traffic.documents, found.traffic.rule) == (9, "strict and one_hot")
-    parts = [result for result in found.results if result.verdict]
-    tokens = [result.positions - result.documents for result in parts]
-    rounds = [result.gammas[1].rounds for result in parts]
-    assert found.traffic.tokens_per_round is not None
-    assert found.traffic.tokens_per_round.value == pytest.approx(sum(tokens) / sum(rounds))
 
 
 def test_settings_of_sampling_are_kept_apart(tmp_path: Path) -> None:
@@ -323,7 +243,7 @@ def test_settings_of_sampling_are_kept_apart(tmp_path: Path) -> None:
     assert "story (sampled at 1.5)" in text
 
 
-@pytest.mark.parametrize("rule", ["lossless", "one_hot"])
+@each("rule", ["lossless", "one_hot"])
 def test_a_rule_that_is_asked_for_gets_the_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
     decided = [result for result in found.results if result.verdict is not None]
@@ -334,15 +254,7 @@ def test_a_rule_that_is_asked_for_gets_the_verdict(run: Run, rule: str) -> None:
     assert found.traffic.rule == rule
 
 
-def test_text_of_another_policy_is_named_beside_its_reason(run: Run) -> None:
-    """And only that: what has weight 0 stands against nothing."""
-    found = asked(run, rule="strict", weights=WEIGHED | {"code": 0.5, "novel": 0.0})
-    assert "strict are not defined on the target's sampled text" in found.traffic.reason
-    assert "(story)" in found.traffic.reason
-    assert "text that the target did not produce" not in found.traffic.reason
-
-
-@pytest.mark.parametrize("rule", ["additive_0p1", "typical_0p09_0p3", "additive_0p2"])
+@each("rule", ["additive_0p1", "typical_0p09_0p3", "additive_0p2"])
 def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
     assert (found.traffic.verdict, found.traffic.rule) == ("UNDECIDED", rule)
@@ -355,31 +267,6 @@ def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
         assert "is lossy" in result.reason
         assert "alphaprof validate --rule" in result.reason
     assert as_json(found)["traffic"]["speedup"] is None
-
-
-def test_that_a_rule_is_lossy_is_said_once(run: Run) -> None:
-    assert asked(run, rule="additive_0p1").traffic.reason.count("is lossy") == 1
-
-
-WITHOUT_TEXT = {name: 0.0 if name in ("foreign", "wiki") else 1 / 6 for name in POLICY}
-
-
-@pytest.mark.parametrize("options", [{}, {"draft": "small", "gamma": 2}])
-def test_a_tree_is_never_timed(run: Run, options: dict[str, Any]) -> None:
-    found = asked(run, rule="tree_2", weights=WITHOUT_TEXT, **options)
-    assert found.traffic.verdict == "UNDECIDED"
-    assert (found.traffic.speedup, found.traffic.tested, found.traffic.break_even_length) == (None, None, None)
-    assert (found.traffic.tokens_per_round is not None) == bool(options)
-    for result in found.results:
-        if result.rule == "tree_2":
-            assert result.verdict == "UNDECIDED"
-            assert all(item.speedup is None for item in result.gammas)
-
-
-def test_a_tree_is_not_said_to_want_step_times_that_were_measured(run: Run) -> None:
-    found = asked(run, rule="tree_2", weights=WITHOUT_TEXT)
-    assert found.times is not None
-    assert "no step times were measured" not in found.traffic.reason
 
 
 def test_a_tree_of_width_one_is_the_top_token(run: Run) -> None:
@@ -405,56 +292,11 @@ def test_rules_are_evaluated_on_the_log(run: Run, positions: pd.DataFrame) -> No
             assert alpha.value == pytest.approx(float(FORMULAS["additive_0p2"](rows[rows["proposed"] > 0]).mean()))
 
 
-def test_rules_of_the_verdict_come_first_and_none_twice(run: Run) -> None:
-    found = build_report(run, rules=["top_m_3", "one_hot", "top_m_3"])
-    assert list(dict.fromkeys(result.rule for result in found.results)) == ["strict", "one_hot", "top_m_3"]
-    assert len(found.results) == 3 * len(POLICY) * len(DRAFTS)
-
-
 def test_a_verdict_does_not_depend_on_the_rules_beside_it(run: Run, report: Report) -> None:
     found = build_report(run, rules=["top_m_3"])
     decided = [result for result in report.results if result.verdict is not None]
     assert [result for result in found.results if result.verdict is not None] == decided
     assert found.traffic == report.traffic
-
-
-RELAXED = {
-    "additive": ["additive_0", "additive_0p1", "additive_0p3", "additive_1"],
-    "multiplicative": ["multiplicative_1", "multiplicative_0p5", "multiplicative_0p1", "multiplicative_0"],
-    "top_m": ["top_m_1", "top_m_2", "top_m_5", "top_m_1000"],
-    "typical in epsilon": ["typical_0p9_1", "typical_0p3_1", "typical_0p05_1", "typical_0_1"],
-    "typical in delta": ["typical_1_1", "typical_1_0p4", "typical_1_0p1", "typical_1_0"],
-    "trtllm in k": ["trtllm_1_0p5", "trtllm_2_0p5", "trtllm_5_0p5"],
-    "trtllm in delta": ["trtllm_5_0", "trtllm_5_0p2", "trtllm_5_0p5", "trtllm_5_1"],
-    "tree": ["tree_1", "tree_2", "tree_4", "tree_1000"],
-}
-
-
-@pytest.mark.parametrize("rules", RELAXED.values(), ids=RELAXED)
-def test_a_relaxed_parameter_never_lowers_alpha(run: Run, rules: list[str]) -> None:
-    """And raises it somewhere; where nothing is asked any more it is 1."""
-    found = build_report(run, rules=rules)
-    series = [[only(found, domain, draft, rule).alpha for rule in rules] for domain in POLICY for draft in DRAFTS]
-    values = [[one.value for one in alphas if one is not None] for alphas in series]
-    assert all(len(one) == len(rules) and one == sorted(one) for one in values)
-    assert sum(one[0] < one[-1] for one in values) > len(values) / 2
-    if parse_rule(rules[-1]).id in ("additive_1", "multiplicative_0", "top_m_1000", "typical_0_1", "typical_1_0"):
-        assert {one[-1] for one in values} == {1.0}
-
-
-def test_a_wider_tree_never_takes_more_rounds(run: Run) -> None:
-    found = build_report(run, rules=RELAXED["tree"])
-    for domain in ("code", "story"):
-        rounds = [[item.rounds for item in only(found, domain, rule=rule).gammas] for rule in RELAXED["tree"]]
-        assert all(np.all(np.diff(one) <= 0) for one in np.transpose(rounds))
-        assert rounds[0] > rounds[-1]
-
-
-def test_more_drafts_never_take_more_rounds(report: Report) -> None:
-    for result in report.results:
-        if result.rule != "lossless" or result.domain != "novel":  # a control variate is fitted for each gamma
-            rounds = [item.rounds for item in result.gammas]
-            assert rounds == sorted(rounds, reverse=True)
 
 
 def textbook(alpha: float, gamma: int) -> float:
@@ -483,42 +325,7 @@ def test_the_textbook_formula_is_too_high_where_acceptance_comes_in_bursts(
     assert found.gammas[0].iid_error == pytest.approx(at_four, abs=0.015)
 
 
-def test_the_textbook_formula_is_that_of_alpha(report: Report) -> None:
-    for result in (found for found in report.results if found.coverage == 1 and found.alpha):
-        for item in result.gammas:
-            assert result.alpha is not None
-            assert item.tokens_per_round is not None
-            assert item.iid_tokens_per_round == pytest.approx(sum(result.alpha.value**n for n in range(item.gamma + 1)))
-            assert item.iid_error == pytest.approx(item.iid_tokens_per_round / item.tokens_per_round.value - 1)
-
-
-def test_the_textbook_formula_says_nothing_where_some_positions_have_no_proposal(report: Report) -> None:
-    partial = [item for result in report.results if result.coverage < 1 for item in result.gammas]
-    assert {(item.iid_tokens_per_round, item.iid_error) for item in partial} == {(None, None)}
-
-
-# design.md, section 8, and what came with many rules.
-RESULT_KEYS = {"domain", "draft", "rule", "lossy", "estimator", "continuation", "sampling", "on_policy", "documents"}
-RESULT_KEYS |= {"positions", "alpha", "coverage", "self_check", "impossible", "near_ties", "mismatches", "phases", "gammas"}
-RESULT_KEYS |= {"best_gamma", "verdict", "reason"}
-GAMMA_KEYS = {"gamma", "rounds", "tokens_per_round", "acceptance_length", "accepted_per_drafted", "break_even_length"}
-GAMMA_KEYS |= {"iid_tokens_per_round", "iid_error", "speedup", "marginal", "conditional"}
-
-
-def test_json_holds_every_result_of_every_rule(report: Report) -> None:
-    content = as_json(report)
-    assert len(content["results"]) == len(report.results)
-    for found, result in zip(content["results"], report.results, strict=True):
-        assert set(found) >= RESULT_KEYS
-        assert all(set(item) >= GAMMA_KEYS for item in found["gammas"])
-        assert (found["rule"], found["lossy"], found["sampling"]) == (result.rule, result.lossy, result.sampling)
-        assert found["verdict"] == result.verdict
-        assert found["self_check"] == (dataclasses.asdict(result.self_check) if result.self_check else None)
-    assert content["times"]["lookup_ms"] == {"lookup": 0.4}
-    assert set(content["times"]["draft_ms"]) == {"small", "large"}
-
-
-@pytest.mark.parametrize("flavour", ["engine", "llamacpp", "hf"])
+@each("flavour", ["engine", "llamacpp", "hf"])
 def test_hugging_face_rounds_emit_one_token_more_a_document(run: Run, flavour: Any) -> None:
     found = build_report(run, flavour, rules=["lossless"])
     more = 1 if flavour == "hf" else 0

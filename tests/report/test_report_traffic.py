@@ -29,20 +29,6 @@ def test_a_domain_is_judged_by_all_of_its_text_or_not_at_all(tmp_path: Path) -> 
     assert report.traffic.speedup is None
 
 
-def test_without_weight_such_a_domain_does_not_matter(tmp_path: Path) -> None:
-    decision = {"weights": {"code": 0.0, "chat": 1.0}, "draft": "small", "gamma": 4}
-    recipe = Recipe(domains={"code": FAST, "chat": FAST}, sources=[("code", CORPUS)], decision=decision)
-    assert reported(tmp_path, recipe).traffic.verdict == "GO"
-
-
-def test_greedy_and_sampled_text_are_judged_each_by_its_rule(tmp_path: Path) -> None:
-    recipe = Recipe(domains={"code": FAST, "story": STORY}, rules=("strict", "one_hot"))
-    report = reported(tmp_path, recipe)
-    assert report.traffic.rule == "strict and one_hot"
-    assert report.traffic.speedup is not None
-    assert report.run.texts == ("greedy", "sampled at temperature 0.8")
-
-
 @pytest.mark.parametrize("continuation", ["sampled", "given"])
 def test_text_that_was_not_drawn_from_the_target_gets_no_verdict(tmp_path: Path, continuation: str) -> None:
     false = dataclasses.replace(STORY, documents=30, uniform=True, continuation=continuation)

@@ -21,10 +21,9 @@ from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.verdict import halves
 from alphaprof.totals.documents import lots_of
 from alphaprof.totals.pool import DocumentTotals
-from tests.reporting import only, reported
+from tests.reporting import reported
 from tests.synthetic import Domain, Recipe, stored_totals, write_run
 
-Array = np.ndarray[Any, Any]
 Option = tuple[str, int] | None
 
 # The draft model is right in code, and hardly ever in notes; prompt lookup finds as much everywhere.
@@ -139,24 +138,6 @@ def test_the_route_is_that_of_a_search_through_all(
     assert [pool.share for pool in route.pools] == sorted((pool.share for pool in route.pools), reverse=True)
 
 
-def test_a_third_pool_only_where_it_gains(tmp_path: Path) -> None:
-    """Three domains, each best by another option: with two pools one of them makes do."""
-    run = write_run(tmp_path / "run", THIRD)
-    assert len(found(asked(run, min_route_gain=0.001)).pools) == 3
-    assert len(found(asked(run, min_route_gain=0.2)).pools) == 2
-
-
-THIRD = Recipe(
-    domains={
-        "code": Domain(documents=40, alpha=0.97, spread=0.02),
-        "chat": Domain(documents=40, alpha=0.45, spread=0.02),
-        "notes": Domain(documents=40, alpha=0.02, spread=0.02),
-    },
-    gammas=(1, 4),
-    draft_ms=1.5,
-)
-
-
 def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], dict[str, StepTimes], ReportInputs]:
     inquiry = ReportInputs.of(run, "engine", run.manifest.config)
     pools: dict[str, dict[str, DocumentTotals]] = {}
@@ -258,12 +239,6 @@ def test_a_domain_without_weight_is_in_no_pool(tmp_path: Path) -> None:
         assert {item.domain: item.share for item in report.domains} == weights
 
 
-def test_a_fixed_draft_and_gamma_can_still_be_left_out(tmp_path: Path) -> None:
-    """The only draft and gamma, or no speculation."""
-    route = found(asked(write_run(tmp_path / "run", MIXED), draft="small", gamma=4))
-    assert goes(route.pools) == {"code": ("small", 4), "chat": None, "notes": None}
-
-
 def test_a_stand_in_for_the_served_target_calls_for_no_route(tmp_path: Path) -> None:
     report = asked(write_run(tmp_path / "run", DEAR), served_dtype="fp8")
     assert report.verdict == "UNDECIDED"
@@ -321,38 +296,6 @@ def test_equal_prompts_do_not_choose_and_test(tmp_path: Path) -> None:
     assert not choosing & testing
 
 
-def test_without_step_times_there_are_no_pools(tmp_path: Path) -> None:
-    report = reported(tmp_path, dataclasses.replace(MIXED, latency=False))
-    assert (report.routing, report.route) == (None, ())
-    assert {item.best.draft for item in report.domains} <= {"small", "ngram"}
-    assert {item.best.verdict for item in report.domains} == {"UNDECIDED"}
-
-
-def test_one_domain_has_no_route(tmp_path: Path) -> None:
-    recipe = dataclasses.replace(MIXED, domains={"code": DOMAINS["code"]})
-    assert reported(tmp_path, recipe).routing is None
-
-
-def test_a_domains_row_is_its_result(tmp_path: Path) -> None:
-    """Where one draft is there to choose, and where the fixed one has one kind of text: the same test on the same half."""
-    run = write_run(tmp_path / "run", MIXED)
-    for draft in ("small", "ngram"):
-        report = asked(run, draft=draft)
-        for item in report.domains:
-            result = only(report, item.domain, draft)
-            assert (item.best.draft, item.best.gamma) == (draft, result.best_gamma)
-            assert (item.best.speedup, item.best.verdict, item.best.reason) == (
-                result.speedup,
-                result.verdict,
-                result.reason,
-            )
-            assert (item.best.acceptance, item.best.documents) == (result.alpha, result.clusters)
-            assert item.best.documents_needed == result.documents_needed
-            tokens = next(at.tokens_per_round for at in result.gammas if at.gamma == item.best.gamma)
-            assert item.best.tokens_per_round == tokens
-            assert item.documents == result.documents
-
-
 def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
     """Of each domain: what is fastest on one half, and then of the other draft; both by what the other half says."""
     run = write_run(tmp_path / "run", MIXED)
@@ -379,25 +322,6 @@ def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
         assert item.ahead == speedup_interval(Mix((item.domain,), (1.0,)).gain(*ways), 0.95)
 
 
-def test_documents_needed_would_settle_it(tmp_path: Path) -> None:
-    """An undecided domain's: twice those that its tested half would need, as of its result."""
-    run = write_run(tmp_path / "run", dataclasses.replace(DEAR, domains=NEAR, timing_error=0.0))
-    value = only(asked(run), "near").speedup
-    assert value is not None
-    threshold = value.value * 0.97
-    report = asked(run, min_speedup=threshold)
-    (item,) = [item for item in report.domains if item.domain == "near"]
-    needed = item.best.documents_needed
-    assert item.best.verdict == "UNDECIDED"
-    assert needed is not None
-    assert needed == only(report, "near").documents_needed
-    assert needed > item.documents
-    assert needed % 2 == 0
-
-
-NEAR = {"near": Domain(documents=20, alpha=0.8, spread=0.15), "code": DOMAINS["code"]}
-
-
 def test_a_domain_without_rounds_has_no_choice_and_no_next_best(tmp_path: Path) -> None:
     corpus = Domain(documents=12, alpha=0.05, on_policy=False, continuation="text")
     recipe = dataclasses.replace(MIXED, domains={"code": DOMAINS["code"], "corpus": corpus})
@@ -406,37 +330,3 @@ def test_a_domain_without_rounds_has_no_choice_and_no_next_best(tmp_path: Path) 
     assert (item.best.draft, item.best.verdict, item.next_best, item.ahead) == (None, "UNDECIDED", None, None)
     assert "did not produce" in item.best.reason
     assert (report.routing, report.drafts, report.route) == (None, (), ())
-
-
-def test_one_document_can_neither_choose_nor_be_next_best(tmp_path: Path) -> None:
-    single = dataclasses.replace(DOMAINS["chat"], documents=1)
-    report = reported(tmp_path, dataclasses.replace(MIXED, domains={"code": DOMAINS["code"], "single": single}))
-    (item,) = [item for item in report.domains if item.domain == "single"]
-    assert (item.best.verdict, item.best.draft is None) == ("UNDECIDED", item.next_best is None)
-    assert item.ahead is None
-
-
-def test_a_fixed_draft_without_step_times_says_what_is_missing(tmp_path: Path) -> None:
-    """While others have some."""
-    recipe = dataclasses.replace(MIXED, drafts={"small": 0.0, "untimed": 0.0}, decision={"draft": "untimed"})
-    run = write_run(tmp_path / "run", recipe)
-    rows = [row for row in run.latency().to_pylist() if row["model"] != "untimed"]  # type: ignore[union-attr]
-    run.write_latency(type(run.latency()).from_pylist(rows, schema=run.latency().schema))  # type: ignore[union-attr]
-    report = asked(run, draft="untimed")
-    assert report.verdict == "UNDECIDED"
-    for item in report.domains:
-        assert "no step time for draft untimed" in item.best.reason
-    assert report.routing is None
-
-
-def test_a_draft_by_itself_on_the_whole_traffic(tmp_path: Path) -> None:
-    """The fastest first; of the one that the verdict concerns, the same numbers."""
-    run = write_run(tmp_path / "run", MIXED)
-    report = asked(run)
-    speeds = [choice.speedup.value for choice in report.drafts if choice.speedup]
-    assert speeds == sorted(speeds, reverse=True)
-    assert [choice.draft for choice in report.drafts if choice.draft == report.draft] == [report.draft]
-    for choice in report.drafts:
-        alone = asked(run, draft=choice.draft)
-        assert (choice.gamma, choice.speedup, choice.verdict) == (alone.gamma, alone.speedup, alone.verdict)
-        assert choice.tokens_per_round == alone.tokens_per_round

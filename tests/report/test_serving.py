@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from alphaprof.report.serving import SGLANG, VLLM, paste_formats, why_not_served
+from tests.loops import each
 from tests.synthetic import draft_facts, head_facts, lookup_facts
 
 BOTH = ("vllm-config", "sglang-args")
@@ -34,7 +33,7 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", SERVED)
+@each("name", SERVED)
 def test_a_format_is_offered_where_its_engine_does_what_was_measured(name: str) -> None:
     facts, rule, expected = SERVED[name]
     assert paste_formats(facts, rule) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
-from alphaprof.costs.speedup import cost_bounds
 from alphaprof.errors import ProfileInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
@@ -93,13 +91,6 @@ def test_what_is_fixed_needs_nobody_to_choose_it(tmp_path: Path) -> None:
     assert "upper bound" in poor.reason
 
 
-def test_every_domain_is_bet_on_by_itself(tmp_path: Path) -> None:
-    report = asked(ordered(tmp_path / "run"), min_speedup=1.5, draft="small", gamma=3)
-    mine = {result.domain: result for result in report.results if result.draft == "small"}
-    assert all("in random order" in result.reason for result in mine.values())
-    assert all("60 documents" in result.reason for result in mine.values())
-
-
 def test_weights_ask_for_another_mixture_than_the_documents_came_in(tmp_path: Path) -> None:
     found = asked(ordered(tmp_path / "run"), weights={"code": 0.5, "chat": 0.5}).traffic
     assert (found.verdict, found.documents) == ("UNDECIDED", 0)
@@ -136,12 +127,6 @@ def test_nobody_is_chosen_before_all_first_documents_are_there(tmp_path: Path) -
     assert "fixed draft and gamma before its first document" in unasked.reason
 
 
-def test_step_times_alone_can_decide(tmp_path: Path) -> None:
-    found = asked(ordered(tmp_path / "run", choosing=0), min_speedup=9, draft="small", gamma=3).traffic
-    assert found.verdict == "NO-GO"
-    assert "whatever is accepted, these step times keep the speedup below 9" in found.reason
-
-
 def test_equal_prompts_are_one_observation(tmp_path: Path) -> None:
     """Forty documents of one prompt say as much as one."""
     same = dataclasses.replace(TRAFFIC["code"], documents=40, prompts=["the same"] * 40)
@@ -158,34 +143,6 @@ def test_rounds_of_hugging_face_have_one_token_more(tmp_path: Path) -> None:
     config = run.manifest.config
     asking = {"decision": config["decision"] | {"min_speedup": 1.5, "draft": "small", "gamma": 3}}
     assert build_report(run, "hf", config | asking).traffic.verdict == "GO"
-
-
-def test_too_few_documents_leave_it_open_and_say_so(tmp_path: Path) -> None:
-    small = dataclasses.replace(
-        RECIPE, domains={name: dataclasses.replace(item, documents=8) for name, item in TRAFFIC.items()}
-    )
-    found = asked(ordered(tmp_path / "run", small, choosing=16), min_speedup=1.5).traffic
-    assert found.verdict == "UNDECIDED"
-    assert "after the first 16" in found.reason
-    narrow = asked(ordered(tmp_path / "more", dataclasses.replace(RECIPE, seed=3)), min_speedup=2.19).traffic
-    assert narrow.verdict == "UNDECIDED"
-    assert "enclose 2.19: more documents would narrow them" in narrow.reason
-
-
-def test_step_times_that_are_off_take_documents(tmp_path: Path) -> None:
-    after = []
-    for name, error in (("sure", 0.0), ("off", 0.05)):
-        run = ordered(tmp_path / name, dataclasses.replace(RECIPE, timing_error=error), choosing=0)
-        reason = asked(run, min_speedup=1.5, draft="small", gamma=3).traffic.reason
-        after.append(int(re.findall(r"reached 1\.5 after (\d+) of them", reason)[0]))
-    assert after[0] < after[1]
-
-
-def test_bounds_of_a_report_are_those_of_its_times() -> None:
-    from alphaprof.costs.speedup import StepTime, StepTimes
-
-    times = StepTimes({n: StepTime(10 + 0.5 * (n - 1), 0.0) for n in range(1, 5)}, StepTime(1.0, 0.0))
-    assert cost_bounds(times, 3) == pytest.approx((1.45 / 4, 1.45))
 
 
 # --- runs of tiny models ---

@@ -20,7 +20,6 @@ from alphaprof.stats.estimate import (
     bounded_interval,
     by_cluster,
     controlled,
-    influences,
     log_interval,
     quantile,
     quantile_interval,
@@ -85,14 +84,6 @@ def test_documents_without_counts_are_left_out(found: list[tuple[float, int]], e
     totals, counts = columns(found)
     padded = ratio(np.append(totals, np.zeros(empty)), np.append(counts, np.zeros(empty, dtype=int)))
     assert close(padded, ratio(totals, counts))
-
-
-@given(rows)
-def test_influences_are_what_the_error_is_made_of(found: list[tuple[float, int]]) -> None:
-    totals, counts = columns(found)
-    parts = influences(totals, counts)
-    assert math.isclose(float(parts.sum()), 0, abs_tol=1e-9 * (1 + totals.max()))
-    assert math.sqrt(float((parts**2).sum())) == pytest.approx(ratio(totals, counts).stderr)
 
 
 def test_influences_agree_with_leaving_documents_out() -> None:

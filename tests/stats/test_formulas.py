@@ -97,15 +97,6 @@ def test_the_formula_is_what_replay_counts_on_simulated_chains(alpha: float, bur
         assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(simulated, rel=0.01)
 
 
-def test_arrays_give_what_their_elements_give() -> None:
-    alphas, burstiness = np.array([[0.2, 0.5, 0.9]]), np.array([[0.0], [0.4]])
-    found = tokens_per_round(alphas, 5, burstiness)
-    assert found.shape == (2, 3)
-    for (row, column), value in np.ndenumerate(found):
-        assert value == tokens_per_round(alphas[0, column], 5, burstiness[row, 0])
-    assert formulas.speedup(alphas, 5, RoundCost(0.1)).tolist() == (tokens_per_round(alphas, 5) / 1.5).tolist()
-
-
 def test_the_rate_of_engines_is_not_alpha() -> None:
     rate = float(formulas.accepted_per_drafted(tokens_per_round(0.8, 4), 4))
     assert rate == pytest.approx((0.8 + 0.64 + 0.512 + 0.4096) / 4)
@@ -117,13 +108,6 @@ def test_the_alpha_of_a_rate_is_the_alpha_that_made_it(chain: tuple[float, float
     alpha, burstiness = chain
     rate = float(formulas.accepted_per_drafted(tokens_per_round(alpha, gamma, burstiness), gamma))
     assert formulas.alpha_of_rate(rate, gamma, burstiness) == pytest.approx(alpha, abs=1e-7)
-
-
-def test_the_alpha_of_a_rate_is_found_at_the_very_bound_of_burstiness() -> None:
-    for alpha in np.linspace(0.51, 0.99, 49):
-        least = formulas.least_burstiness(alpha)
-        rate = float(formulas.accepted_per_drafted(tokens_per_round(alpha, 1, least), 1))
-        assert formulas.alpha_of_rate(rate, 1, least) == pytest.approx(alpha, abs=1e-7)
 
 
 @each(("rate", "burstiness"), [(0.9, -0.5), (0.05, -0.5), (1.2, 0.0)])

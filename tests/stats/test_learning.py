@@ -103,17 +103,6 @@ def test_scenarios_widen_with_the_size_and_stay_above_the_floor(b: float, part: 
     assert highs == sorted(highs, reverse=True)
 
 
-def test_what_heads_share_does_not_count_against_the_backtest() -> None:
-    """Test units that are all harder shift every size alike: the largest is then predicted as surely as without them."""
-    miss = law(0.3, 0.3, 0.3)
-    own = curve(miss, 0.003)
-    shared = LearningCurve(own.sizes, own.miss, own.covariance + 0.05**2, own.freedom, own.spread, own.floor)
-    one, two = (backtest(each, 0.95).predicted for each in (own, shared))
-    assert two.high - two.low < 1.6 * (one.high - one.low)
-    alone, wide = (scenarios(each, 4 * SIZES[-1], 0.95) for each in (own, shared))
-    assert wide.high - wide.low > 3 * (alone.high - alone.low)
-
-
 def test_a_step_falls_outside_its_backtest() -> None:
     found = backtest(curve([0.8, 0.7, 0.62, 0.62], 0.002), 0.95)
     assert not found.inside

@@ -101,15 +101,6 @@ def test_wealth_stays_what_it_was_on_average_where_there_is_nothing_to_win(least
 gains = st.lists(st.floats(-1, 2), min_size=2, max_size=30)
 
 
-@given(gains, st.data())
-def test_wealth_does_not_know_what_is_to_come(values: list[float], data: st.DataObject) -> None:
-    """Whatever comes later, in whatever order: what was won before stays."""
-    split = data.draw(st.integers(1, len(values) - 1))
-    later = data.draw(st.permutations(values[split:]))
-    assert wealth(values[:split] + later, -1.0, 2.0)[:split] == wealth(values, -1.0, 2.0)[:split]
-    assert wealth(values[:split] + [2.0] * 3, -1.0, 2.0)[:split] == wealth(values, -1.0, 2.0)[:split]
-
-
 def test_bounds_are_those_of_every_document() -> None:
     """Against documents of any length up to the reach, at any time per token in between."""
     size, pace = np.meshgrid(np.linspace(0, 100, 21), np.linspace(0.25, 1.5, 21))
@@ -275,7 +266,7 @@ def corpus() -> Corpus:
     return Corpus(np.repeat(lengths, 500).astype(float), np.concatenate(rounds))
 
 
-@pytest.mark.parametrize(
+@each(
     ("margin", "verdict", "least", "most"),
     [(1.10, "GO", 120, 300), (1.30, "GO", 35, 90), (0.91, "NO-GO", 60, 160), (0.77, "NO-GO", 18, 50)],
 )

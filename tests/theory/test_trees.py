@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.rules import lossless_emitted
 from alphaprof.theory.trees import (
     NodePath,
     Tree,
@@ -449,25 +448,3 @@ def test_draws_are_kept_as_in_every_outcome_of_the_process(width: int) -> None:
             assert found.emitted(token) == pytest.approx(given_token, abs=1e-12)
             none_kept = float(found.reached[-1] * found.targets[-1, token])
             assert float(share) * found.emitted(token).sum() + none_kept == pytest.approx(float(share), abs=1e-12)
-
-
-def random_pairs(rng: np.random.Generator, positions: int, vocabulary: int) -> tuple[Array, Array]:
-    """p and q [positions, V]."""
-    p = rng.dirichlet(np.full(vocabulary, 0.3), positions)
-    return p, 0.5 * p + 0.5 * rng.dirichlet(np.full(vocabulary, 0.3), positions)
-
-
-def test_one_draw_is_the_lossless_rule() -> None:
-    """sum min(p, q), and min(1, q / p) at the emitted token."""
-    rng = np.random.default_rng(12)
-    p, q = random_pairs(rng, 50, 8)
-    tokens = rng.integers(0, 8, 50)
-    p_token, q_token = (law[np.arange(50), tokens] for law in (p, q))
-    found = MultiDraft.of(p, q, 1)
-    assert found.total == pytest.approx(np.minimum(p, q).sum(1), abs=1e-12)
-    assert found.beta[:, 0] == pytest.approx(np.minimum(p, q).sum(1), abs=1e-12)
-    columns = {"target_token_prob": p_token, "draft_token_prob": q_token, "draft_top": tokens, "token": tokens}
-    assert found.emitted(tokens)[:, 0] == pytest.approx(lossless_emitted(columns), abs=1e-12)
-
-
-# Errors.

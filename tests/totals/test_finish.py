@@ -191,21 +191,6 @@ def test_processes_that_compute_otherwise_are_refused_or_noted(run: Run, going: 
     assert words in next(note.message for note in build_report(going).notes if note.code == "mixed_devices")
 
 
-def test_a_process_that_computes_alike_or_measured_nothing_is_no_mixture(run: Run, going: Run) -> None:
-    idle = Run.open(going.path)
-    idle.register(idle.me("cuda", idle.manifest.environment))
-    measured_by(going, "cpu", cores=64, device_memory=1)
-    finish(going)
-    assert going.manifest.warnings == run.manifest.warnings
-
-
-def test_an_imported_run_has_no_staged_shards_and_keeps_all_that_it_has(run: Run) -> None:
-    run.write_manifest(dataclasses.replace(run.manifest, staged=()))
-    before = contents(run)
-    finish(Run.open(run.path))
-    assert contents(run) == before
-
-
 @pytest.mark.parametrize("measured", [True, False])
 def test_a_file_of_a_worker_that_is_damaged_is_noted_where_it_measured_anything(
     run: Run, going: Run, measured: bool
@@ -300,14 +285,3 @@ def test_a_decision_that_was_changed_meanwhile_stays(run: Run, going: Run) -> No
     assert Run.open(going.path).manifest.config["decision"]["min_speedup"] == 1.7
     other.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | {"decision": changed}))
     assert Run.open(going.path).manifest.status == "complete"
-
-
-def test_copies_of_a_users_own_are_not_removed(going: Run) -> None:
-    names = ["positions/draft=a.bak/part-00000.1234abcd.parquet", "positions/mine/part-00000.1234abcd.parquet"]
-    for name in names:
-        (going.path / name).parent.mkdir(parents=True)
-        (going.path / name).write_text("mine")
-    (going.path / "positions" / "draft=a copy").mkdir()
-    (going.path / "positions" / "draft=a copy" / "part-00000.1234abcd.parquet").write_text("mine")
-    finish(going)
-    assert all((going.path / name).exists() for name in names)

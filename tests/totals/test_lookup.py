@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models import drafts
 from alphaprof.profiling.models.drafts import PromptLookup
+from tests.loops import each
 
 FAR = 10_000  # a max_length that no text reaches
 
@@ -91,7 +91,7 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("text", "prompt", "max_ngram", "eos", "expected"), BY_HAND)
+@each(("text", "prompt", "max_ngram", "eos", "expected"), BY_HAND)
 def test_proposals_by_hand(text: list[int], prompt: int, max_ngram: int, eos: Any, expected: list[list[int]]) -> None:
     found = draft(max_ngram, eos).columns(np.array(text), prompt)
     assert [column.tolist() for column in found.values()] == expected

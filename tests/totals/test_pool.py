@@ -13,6 +13,7 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, columns_of, pools
+from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -42,8 +43,8 @@ def by_hand(run: Run, rule: str, pool: DocumentTotals, name: str) -> list[float]
     return np.array(depths).ravel().tolist()
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("spread", [1, 3, 100])
+@each("rule", RULES)
+@each("spread", [1, 3, 100])
 def test_columns_are_those_of_the_totals(run: Run, rule: str, spread: int) -> None:
     """In tables of one document, of some, and of all; other rules in them too."""
     totals = read_totals(run, "small", TotalsRequest(RULES, run.gammas), columns_of(run.gammas))

@@ -158,23 +158,6 @@ def test_a_document_of_one_token(flavour: Any) -> None:
     assert counted.drafted.sum() == 0
 
 
-def test_markov_agreement_matches_the_closed_form() -> None:
-    # theory: tokens/round = 1 + a/(1-a) * (1-r^k)/(1-rho r^k), r = a + rho (1-a), for a two-state chain of agreements.
-    mean, rho, gamma, size = 0.8, 0.6, 4, 400_000
-    generator = np.random.default_rng(5)
-    stay, enter = mean + rho * (1 - mean), mean * (1 - rho)
-    uniform = generator.random(size)
-    state, chain = True, np.empty(size, dtype=bool)
-    for index in range(size):
-        state = uniform[index] < (stay if state else enter)
-        chain[index] = state
-    counted = replay(trace(chain.astype(int).tolist()), gamma)
-    expected = 1 + mean / (1 - mean) * (1 - stay**gamma) / (1 - rho * stay**gamma)
-    assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
-    independent = sum(mean**depth for depth in range(gamma + 1))
-    assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
-
-
 def assert_equal(found: Rounds, expected: Rounds) -> None:
     """The same counts, exactly."""
     for item in dataclasses.fields(Rounds):

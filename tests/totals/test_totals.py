@@ -24,6 +24,7 @@ from alphaprof.rules import DEFAULT_RULES, parse_rule
 from alphaprof.totals.count import Shape, TotalsRequest, counts, table_of, trace_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
+from tests.loops import each
 from tests.reference import MultiDraft
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
 
@@ -118,7 +119,7 @@ def test_near_ties_and_mismatches_are_counted_where_they_are() -> None:
     assert [row["clear_mismatches"] for row in found] == [0, 2]  # the first document's one lies at a near-tie
 
 
-@pytest.mark.parametrize(("gap", "tied"), [(0.125, 1), (0.1255, 0)])
+@each(("gap", "tied"), [(0.125, 1), (0.1255, 0)])
 def test_a_gap_of_one_step_of_the_dtype_is_a_near_tie_however_its_probabilities_round(gap: float, tied: int) -> None:
     ties = []
     for top in np.linspace(0.1, 0.5, 40, dtype=np.float32):
@@ -150,7 +151,7 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
     assert second["rounds_1"] == 1.0
 
 
-@pytest.mark.parametrize(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
+@each(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
     asked = TotalsRequest(["strict"], [2], "hf")
@@ -230,23 +231,6 @@ def test_expected_rounds_of_a_sampled_text_by_hand() -> None:
     assert {name: row[name] for name in expected} == {name: pytest.approx(value) for name, value in expected.items()}
 
 
-def test_expected_rounds_of_several_draws_are_those_of_what_their_columns_say() -> None:
-    """The numbers of the text above, as columns of a rule that needs whole distributions."""
-    columns = {"accept_multi_draft_2": DRAWN["overlap"], "emitted_multi_draft_2": [0.5, 0.5, 0.8, 0.4]}
-    row = row_of("multi_draft_2", {"token": DRAWN["token"]} | columns)
-    assert row == row_of("lossless", DRAWN) | {"rule": "multi_draft_2"}
-
-
-def test_a_round_of_a_sampled_text_drafts_no_more_than_is_proposed() -> None:
-    """One proposal at 1, none at 2, any at 3: a round at 1, one at 2 where it rejects, one at 3 in any case."""
-    row = row_of("lossless", DRAWN | {"proposed": [256, 1, 0, 256]})
-    assert row["proposals"] == 3
-    assert (row["accepted"], row["emitted"]) == pytest.approx((0.6 + 0.7 + 0.5, 0.5 + 0.5 + 0.4))
-    assert row["rounds_2"] == pytest.approx(1 + 0.5 + 1)
-    assert row["drafted_depths_2"] == pytest.approx([2.0, 1.0])
-    assert row["accepted_depths_2"] == pytest.approx([0.5 + 0.4, 0.0])
-
-
 def test_a_drawn_token_that_the_scoring_pass_finds_impossible_counts_as_rejected() -> None:
     """a = (.5, .5, 0, .4): gamma 1 takes a round at 3 in any case but after a rejection and an acceptance, which is none."""
     row = row_of("lossless", DRAWN | {"target_token_prob": [0.5, 0.8, 0.0, 0.5]})
@@ -265,7 +249,7 @@ TOP = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("rule", "accepted", "emitted", "rounds", "depths"),
     [
         ("one_hot", 2.35, 3.0, 3.0, [2.0]),  # [2, 3], [4], [5]: right, wrong, right
@@ -345,7 +329,7 @@ def decoded(length: int, width: int, gamma: int) -> dict[Tokens, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize(("width", "gamma"), [(1, 2), (2, 1), (2, 2), (3, 2), (2, 3)])
+@each(("width", "gamma"), [(1, 2), (2, 1), (2, 2), (3, 2), (2, 3)])
 def test_rounds_of_a_tree_of_draws_are_those_of_every_way_to_decode(width: int, gamma: int) -> None:
     """Full trees of i.i.d. children, each node's tried in turn: texts follow the target, and given each text the expected
     rounds and accepted drafts are those of a chain that accepts with the sum of a^(r) over the children.
@@ -393,7 +377,7 @@ def mixed_shard() -> tuple[pa.Table, pa.Table]:
     return pa.concat_tables([positions for positions, _ in parts]), documents.set_column(0, "document", numbers)
 
 
-@pytest.mark.parametrize("rule", ALL_RULES)
+@each("rule", ALL_RULES)
 def test_a_mixed_shard_has_rounds_where_the_rule_would_write_that_text(rule: str) -> None:
     """And every document counts as it does alone, whatever it shares a shard with."""
     positions, texts = mixed_shard()
@@ -453,7 +437,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("rule", "temperature", "accepted"),
     [
         ("strict", None, 2.0),
@@ -492,7 +476,7 @@ THROUGH_EOS = FOUND | {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("flavour", "expected"),
     [
         # [2, 3], [4], [0]: of three drafts one is right, of two none, of three the EOS.

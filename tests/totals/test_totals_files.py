@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.files import TotalsPart, ranges, readable, shards_of
-from alphaprof.log.manifest import Shard, part_name
+from alphaprof.log.files import shards_of
+from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import DraftTotals, read_totals, shard_totals
@@ -48,28 +47,6 @@ def shards(count: int, documents: int) -> list[Shard]:
 
 def rows(table: pa.Table) -> list[dict]:
     return table.set_column(1, "rule", table["rule"].cast(pa.string())).sort_by(ORDER).to_pylist()
-
-
-def test_ranges_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full files, and the rest."""
-    monkeypatch.setattr(files, "ENOUGH", 6)
-    assert list(ranges(shards(8, 2))) == [(0, 2), (3, 5), (6, 7)]
-    assert list(ranges(shards(6, 2))) == [(0, 2), (3, 5)]
-    assert list(ranges([])) == []
-
-
-def test_a_shard_is_read_once() -> None:
-    """A file that another one covers, or that reaches beyond complete shards, is left alone."""
-    covering = [(0, 2), (0, 0), (1, 1), (3, 9), (3, 3), (4, 4)]
-    found = [TotalsPart(part_name(*pair, "0123abcd"), *pair) for pair in covering]
-    assert [(part.first, part.last) for part in readable(found, 5)] == [(0, 2), (3, 3), (4, 4)]
-
-
-def test_names_say_which_shards_they_cover() -> None:
-    names = ("part-00003.0123abcd.parquet", "part-00000-00002.0123abcd.parquet", "part-123456.0123abcd.parquet")
-    assert [shards_of(f"totals/draft=small/{name}") for name in names] == [(3, 3), (0, 2), (123456, 123456)]
-    foreign = ("part-00003.parquet", ".part-00004.0123abcd.parquet", "part-00003.0123abcd.parquet.bak", "part-3.json")
-    assert [shards_of(name) for name in foreign] == [None] * 4
 
 
 def test_totals_are_joined_in_files_of_enough_documents(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,21 +111,6 @@ def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(ru
     assert [again.totals(part).equals(before) for part in again.totals_parts("small")] == [True]
     assert again.damaged == set()
     Run.open(run.path).verify()
-
-
-def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:
-    """A row group a rule; each rule's documents ascend, stored or not."""
-    (part,) = run.totals_parts("small")
-    file = pq.ParquetFile(run.path / part.name)
-    assert [set(file.read_row_group(group)["rule"].to_pylist()) for group in range(3)] == [{rule} for rule in RULES]
-    found = read_totals(run, "small", TotalsRequest(["lossless", "top_m_3"], run.gammas), ["document", "rule", "rounds_2"])
-    assert found.column_names == ["document", "rule", "rounds_2"]
-    whole = {row["document"]: row for row in read_totals(run, "small", TotalsRequest(["lossless"], run.gammas)).to_pylist()}
-    for rule in ("lossless", "top_m_3"):
-        mine = [row for row in found.to_pylist() if row["rule"] == rule]
-        assert [row["document"] for row in mine] == list(range(20))
-        expected = [whole[row["document"]]["rounds_2"] if rule == "lossless" else None for row in mine]
-        assert [row["rounds_2"] for row in mine] == expected
 
 
 def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:

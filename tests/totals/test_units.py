@@ -6,15 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.report.decision import held_out
-from alphaprof.stats.estimate import by_cluster, distinct, present
 from alphaprof.totals.documents import SETTINGS, Documents, Units, lots_of, numbered
+from tests.loops import each
 
 prompts_and_clusters = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([None, None, *"uvwxyz"])), min_size=1, max_size=40
@@ -53,7 +51,7 @@ def slow_halves(clusters: dict[str, list[str]]) -> dict[str, list[bool]]:
     return {domain: [cluster in kept_back for cluster in members] for domain, members in clusters.items()}
 
 
-@pytest.mark.parametrize("width", [1, 64])
+@each("width", [1, 64])
 @given(rows=prompts_and_clusters)
 def test_units_are_those_of_a_loop_over_documents(width: int, rows: list[tuple[str, str | None]]) -> None:
     """Names included, of hashes and of other names: the halves that they are split into hang on them."""
@@ -95,16 +93,6 @@ def test_halves_are_those_of_sorted_names(clusters: dict[str, list[str]]) -> Non
     """Clusters that lie in several domains included."""
     found = held_out({domain: lots_of(names) for domain, names in clusters.items()})
     assert {domain: mask.tolist() for domain, mask in found.items()} == slow_halves(clusters)
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=30))
-def test_sums_of_numbers_are_those_of_names(rows: list[tuple[int, int]]) -> None:
-    """Clusters as numbers, few or many of them missing, and as names that sort like them."""
-    numbers, values = np.array([row[0] for row in rows], dtype=np.int64), np.array([row[1] for row in rows], dtype=float)
-    names = np.array([f"{number:02d}" for number in numbers], dtype=object)
-    (found,), (expected,) = by_cluster(numbers, values), by_cluster(names, values)
-    assert found.tolist() == expected.tolist()
-    assert distinct(numbers) == distinct(names) == len(present(numbers)) == len(set(numbers.tolist()))
 
 
 kinds = st.tuples(
