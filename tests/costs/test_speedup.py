@@ -516,3 +516,25 @@ def test_a_control_variate_narrows_what_luck_widens(drawn_texts: Drawn) -> None:
     without = [dataclasses.replace(one, control=np.zeros(50)) for one in samples]
     with_it, plain = (np.var([known(speedup([one], [1.0], STEPS)).value for one in kind]) for kind in (samples, without))
     assert plain / with_it > {0.0: 8, 0.05: 1.5, 0.15: 1}[drawn_texts.spread]
+
+
+@pytest.mark.parametrize("first", [(3.0, 3.5, 5.0), (3.0, 0.01, 90.0), (3.0, 90.0, 0.01)])
+def test_bounds_hold_for_every_round_of_a_head(first: tuple[float, ...]) -> None:
+    times = dataclasses.replace(TIMES, draft_first={n: StepTime(ms, 0.0) for n, ms in enumerate(first, 1)})
+    cost, more = round_costs(times, 2), times.catching_up(2)
+    rounds = [cost[drafted] + more[kept] for drafted in range(3) for kept in range(drafted + 1)]
+    tokens = [1 + kept for drafted in range(3) for kept in range(drafted + 1)]
+    best, worst = cost_bounds(times, 2)
+    assert best == pytest.approx(min(np.array(rounds) / tokens))
+    assert worst == pytest.approx(max(rounds))
+
+
+def test_timing_error_is_the_spread_over_repeated_timings() -> None:
+    """Step times drawn anew 4000 times with their errors: log speedup spreads as the timing error says."""
+    rng = np.random.default_rng(0)
+    logs = []
+    for _ in range(4000):
+        noise = {n: math.exp(rng.normal(0, time.relative_error)) for n, time in TIMES.target.items()}
+        times = perturbed(TIMES, noise, math.exp(rng.normal(0, TIMES.draft.relative_error)))
+        logs.append(math.log(known(speedup([HAND], [1.0], times)).value))
+    assert np.std(logs) == pytest.approx(known(speedup([HAND], [1.0], TIMES)).timing_error, rel=0.05)

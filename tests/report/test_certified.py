@@ -265,3 +265,44 @@ def test_no_draft_within_epsilon_needs_more_rounds_than_are_certain(
     needed = replay(trace_of(accepted, lengths, gamma), gamma)
     assert (needed.rounds <= most.rounds).all()
     np.testing.assert_array_equal(needed.tokens, most.tokens)
+
+
+@pytest.mark.parametrize("rule", CERTIFIED)
+@pytest.mark.parametrize("draft", MIXED.drafts)
+def test_counts_are_those_of_pandas(run: Run, log: pd.DataFrame, draft: str, rule: str) -> None:
+    rows, found = log[log["draft"] == draft], tally_of(run, rule, draft)
+    again = recounted(rows, rule)
+    assert len(again) == run.manifest.documents
+    for name in NAMES:
+        np.testing.assert_allclose(getattr(found, name), again[name], rtol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(found.thresholds, rows.loc[judged(rows, rule), f"threshold_{rule}"])
+    assert again["certified"].sum() != again["accepted"].sum()
+
+
+@pytest.mark.parametrize("rule", CERTIFIED)
+@pytest.mark.parametrize("axis", AXES)
+def test_counts_by_tenths_are_those_of_pandas(run: Run, log: pd.DataFrame, axis: str, rule: str) -> None:
+    """A tenth holds the positions from its lower edge, included, to its upper edge, left out."""
+    rows, edges = log[log["draft"] == "small"], decile_edges(run, "small")
+    found = decile_counts(run, "small", rules_of([rule]), edges)[rule, axis]
+    places = pd.cut(rows[AXES[axis]].astype(float), [-np.inf, *edges[axis].astype(float), np.inf], right=False, labels=False)
+    for place in range(10):
+        mine = rows[places == place]
+        again = recounted(mine, rule)
+        again["proposed"] = (mine["proposed"] > 0).groupby(mine["document"]).sum()
+        again["kept"] = mine[f"accept_{rule}"].astype(float).fillna(0).groupby(mine["document"]).sum()
+        again = again.reindex(range(run.manifest.documents), fill_value=0)
+        np.testing.assert_allclose(found[:, place], again[["proposed", "kept", "judged", "certified"]], atol=1e-5)
+    assert found.shape[1] == 10
+
+
+@pytest.mark.parametrize("rule", CERTIFIED)
+@pytest.mark.parametrize("draft", MIXED.drafts)
+def test_whole_distributions_never_contradict_a_certificate(run: Run, log: pd.DataFrame, draft: str, rule: str) -> None:
+    """Sampled text of these runs has divergences and acceptance from one pair of distributions at each position."""
+    kinds = log[log["draft"] == draft].groupby("document")["kind"].first()
+    found = tally_of(run, rule, draft)
+    sampled = (kinds == "sampled").to_numpy()
+    np.testing.assert_array_equal(found.certified[sampled], found.both[sampled])
+    if not rule.startswith("tree"):
+        assert found.certified[sampled].sum() > 5

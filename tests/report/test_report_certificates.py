@@ -22,7 +22,7 @@ from alphaprof.report.sections.predictability import EPSILONS, Predictability
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, judged, prepared, recounted, sharpest
-from tests.reporting import as_json, as_terminal, codes, engine, reported, runs_of
+from tests.reporting import as_json, as_terminal, codes, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -545,3 +545,46 @@ def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any
         ("ngram", "one_hot"),
         ("ngram", "one_hot"),
     ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_draft_with_that_mean_divergence_can_be_rejected_more_often(tmp_path: Path, seed: int) -> None:
+    """Every set of eight positions that could be rejected: their thresholds fit into the sum of the divergences."""
+    rng = np.random.default_rng(seed)
+    thresholds, divergences = rng.exponential(0.2, 8).astype(np.float32), rng.exponential(0.1, 8).astype(np.float32)
+    thresholds[rng.random(8) < 0.15] = np.inf
+    found = certificate(build_report(small_run(tmp_path, thresholds, divergences)), "code")
+    budget = float(divergences.astype(float).sum())
+    sizes = [
+        len(chosen)
+        for size in range(9)
+        for chosen in itertools.combinations(thresholds.astype(float), size)
+        if sum(chosen) <= budget
+    ]
+    assert found.rejected_at_most == max(sizes) / 8
+    assert 1 - found.accepted.value <= found.rejected_at_most
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.4])
+def test_what_is_certain_is_the_least_that_a_draft_within_epsilon_reaches(tmp_path: Path, luck: float) -> None:
+    """A draft with a KL of .03 everywhere that is right where it must be, and elsewhere with luck: without it, just that."""
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=10)}, certificates=True, seed=4))
+    rng = np.random.default_rng(1)
+
+    def change(rows: pd.DataFrame) -> None:
+        rows["token"] = rows["target_top"]
+        right = (rows["threshold_strict"] > 0.03) | (rng.random(len(rows)) < luck)
+        rows["kl_target_draft"] = np.float32(0.03)
+        rows["draft_top"] = np.where(right, rows["token"], rows["token"] + 1)
+
+    found = build_report(rewritten(run, "small", change))
+    (least,) = [item for item in found.predictability[0].runs if (item.rule, item.epsilon) == ("strict", 0.03)]
+    reached = only(found, "code").gammas[-1]
+    assert least.tokens_per_round is not None
+    assert reached.tokens_per_round is not None
+    assert reached.gamma == least.gamma == 4
+    if luck:
+        assert reached.tokens_per_round.value > least.tokens_per_round.value
+    else:
+        assert reached.tokens_per_round == least.tokens_per_round
+    assert certificate(found, "code").contradicted == 0

@@ -537,3 +537,13 @@ def test_rank_correlation_is_that_of_scipy(found: list[tuple[int, int]]) -> None
     expected = stats.spearmanr(first, second)
     assert value == pytest.approx(expected.statistic, abs=1e-9)
     assert by_chance == pytest.approx(expected.pvalue, abs=1e-6)
+
+
+def test_treating_positions_as_independent_is_wrong(simulated: tuple[Array, Array]) -> None:
+    """The standard error that counts positions is less than half of the spread that alpha really has."""
+    accepted = simulated[0]
+    alphas = accepted.mean(1) / TOKENS
+    per_position = np.sqrt(alphas * (1 - alphas) / (TOKENS * accepted.shape[1]))
+    per_document = [ratio(row, np.full(len(row), TOKENS)).stderr for row in accepted]
+    assert per_position.max() < 0.5 * alphas.std()
+    assert np.mean(per_document) == pytest.approx(alphas.std(), rel=0.15)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
-from scipy.special import rel_entr
+from scipy.special import expit, rel_entr
 
 from alphaprof.rules import BoundRule, parse_rule
 from alphaprof.theory.bounds import (
+    BEST_REJECTED,
     LARGE,
     SMALL,
     beta_bound,
@@ -28,6 +29,7 @@ from alphaprof.theory.bounds import (
 )
 from alphaprof.theory.certificates import ACCEPTED, Divergence, certify, thresholds
 from tests.loops import each
+from tests.reference import threshold
 from tests.theory.test_certificates import SPECIFICATIONS, distance, distributions, every_divergence, whole
 
 Array = np.ndarray[Any, Any]
@@ -293,3 +295,98 @@ def test_runs_are_certified_where_every_threshold_exceeds_the_divergence() -> No
     assert certified_runs(found, 0.15, start, stop).tolist() == [2, 1, 0, 1, 3, 2, 1]
     assert certified_runs(found, 0.2, start, stop).tolist() == [1, 0, 0, 1, 0, 2, 1]
     assert certified_runs(found, 0.0, start, stop).tolist() == [4, 3, 2, 1, 3, 2, 1]
+
+
+def extremal(rule: BoundRule, margin: float, width: int, best: float) -> Array:
+    """One token ahead by `margin`, accepted and rejected tokens of probability `best`, and dust."""
+    same = width + (int(rule.values[0]) - 1 if rule.name in ("top_m", "trtllm") and margin <= rule.values[-1] else 0)
+    p = np.concatenate([[best + margin], np.full(same, best)])
+    left = 1 - p.sum()
+    grains = max(1, math.ceil(left / best * 1.01)) if left > 1e-12 else 0
+    return np.concatenate([p, np.full(grains, left / max(1, grains))])
+
+
+@widths
+@every_divergence
+@each(
+    ("specification", "margin"),
+    [
+        ("strict", 0.3),
+        ("additive:0.1", 0.3),
+        ("tree:2", 0.3),
+        ("top_m:3", 0.3),
+        ("top_m:1", 0.7),
+        ("trtllm:4,0.6", 0.3),
+        ("trtllm:4,0.2", 0.3),
+        ("multiplicative:0.9", 0.6),
+        ("multiplicative:0.2", 0.3),
+        ("multiplicative:1", 0.3),
+        ("typical:0.09,0.3", 0.8),
+    ],
+)
+def test_margin_bounds_are_attained(specification: str, margin: float, width: int, divergence: Divergence) -> None:
+    """A little inside what the rule rejects, where only strictly smaller tokens are."""
+    rule = parse_rule(specification)
+    best = float(BEST_REJECTED[rule.name](np.array(margin), width, *rule.values))
+    p = extremal(rule, margin + 1e-9, width, best - 1e-9)
+    target = whole(p[None])
+    accepted = ACCEPTED[rule.name](target, **rule.arguments)
+    assert p[accepted.count[0]] == pytest.approx(best, abs=1e-8)
+    found = thresholds(target, accepted, width, divergence).value
+    assert found == pytest.approx(margin_bound(rule, np.array([margin]), width, divergence), rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("divergence", ["kl", "rkl", "tv"])
+@pytest.mark.parametrize("margin", [0.02, 0.3, 0.6, 0.95])
+def test_coverage_bounds_are_attained(margin: float, divergence: Divergence) -> None:
+    """Three tokens, width 2: all p with the margin in one scan. Two tokens, width 1: the margin is all there is."""
+    last = np.linspace(max(0.0, (1 - 2 * margin) / 3), (1 - margin) / 3, 20001)
+    target = whole(np.stack([last + margin, np.clip(1 - margin - 2 * last, last, last + margin), last], 1))
+    found = thresholds(target, ACCEPTED["strict"](target), 2, divergence).value
+    assert found.min() == pytest.approx(coverage_bound(np.array([margin]), 2, divergence)[0], abs=1e-8)
+    pair = threshold(np.array([(1 + margin) / 2, (1 - margin) / 2]), 1, 1, divergence)
+    assert coverage_bound(np.array([margin]), 1, divergence) == pytest.approx([pair], abs=1e-12)
+
+
+def bisected(low: Array, high: Array, exceeds: Any) -> Array:
+    """Where a condition that holds from some number on begins to hold, between `low` and `high`."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        beyond = exceeds(middle)
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    return low
+
+
+def jeffreys_bound(total: Any) -> Array:
+    """The least beta at KL(p||q) + KL(q||p) = `total`, as docs/theory.md states it: 2 expit(-2z), 4 z tanh z = total."""
+    quarter = np.maximum(np.asarray(total, dtype=np.float64), 0) / 4
+    z = bisected(np.zeros_like(quarter), quarter + 0.3, lambda z: z * np.tanh(z) > quarter)
+    return np.asarray(2 * expit(-2 * np.where(np.isinf(quarter), np.inf, z)))
+
+
+def rejection_bound(rejected: Any, amount: Any, divergence: Divergence) -> Array:
+    """The most q(R) at a divergence of `amount` with p(R) = `rejected`, as docs/theory.md states it: that of two coins."""
+    x, amount = (np.asarray(values, dtype=np.float64) for values in (rejected, amount))
+
+    def coins(y: Array) -> Array:
+        return distance(np.stack([x, 1 - x], -1), np.stack([y, 1 - y], -1), divergence)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return bisected(x, np.ones_like(x), lambda y: coins(y) > np.maximum(amount, 0))
+
+
+@given(st.floats(1e-6, 1 - 1e-6))
+def test_the_bound_from_both_directions_is_attained_by_a_coin_and_its_mirror_image(x: float) -> None:
+    p = np.array([x, 1 - x])
+    total = distance(p, 1 - p, "kl") + distance(1 - p, p, "kl")
+    assert float(jeffreys_bound(total)) == pytest.approx(2 * min(x, 1 - x), rel=1e-9)
+
+
+@every_divergence
+@given(x=st.floats(0.01, 0.99), share=st.floats(0, 1))
+def test_the_bound_on_sampled_drafts_is_attained_by_coins(x: float, share: float, divergence: Divergence) -> None:
+    y = x + share * (0.999 - x) if x < 0.999 else x
+    amount = distance(np.array([x, 1 - x]), np.array([y, 1 - y]), divergence)
+    bound = rejection_bound(np.array([x]), np.array([amount]), divergence)[0]
+    assert bound == pytest.approx(y, abs=1e-5)
+    assert bound >= y - 1e-6

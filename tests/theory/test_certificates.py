@@ -387,3 +387,67 @@ def test_rules_in_float32_are_compared_with_in_float64() -> None:
 
 def test_rounding_of_probabilities_is_no_error() -> None:
     assert certify(parse_rule("strict"), Target(np.array([[0.6, 0.4000001]]), 2)).value[0] > 0
+
+
+@every_divergence
+@each("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
+def test_golden_cases_are_not_exceeded_when_less_is_known(case: dict[str, Any], divergence: Divergence) -> None:
+    p = np.sort(case["p"])[::-1]
+    rule = parse_rule(GOLDEN_RULES[case["rule"]].format(**case["params"]))
+    for known in range(1, len(p)):
+        target = Target(p[None, :known], len(p), entropies(p[None]))
+        found = thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), case["draft_width"], divergence)
+        assert found.value[0] <= float(case[divergence]) + 1e-6
+        assert not found.exact[0] or found.value[0] == infinities_and(case[divergence])
+        assert found.exact[0] or case["n_accepted"] + case["draft_width"] > known
+
+
+@every_divergence
+def test_the_two_implementations_agree(divergence: Divergence) -> None:
+    for size, seed in ((2, 0), (5, 1), (24, 2)):
+        p = distributions(60, size, seed)
+        for count, width in itertools.product(range(size + 2), (1, 2, 5, size)):
+            accepted = Accepted(np.full(60, count), np.ones(60, dtype=bool), np.full(60, np.inf))
+            found = thresholds(whole(p), accepted, width, divergence)
+            assert found.exact.all()
+            chosen = range(60) if size < 10 else range(count, 60, 25)
+            assert found.value[chosen] == pytest.approx(
+                [threshold(p[i], count, width, divergence) for i in chosen], abs=1e-12
+            )
+
+
+def hostile(p: Array, count: int, width: int, drafts: int, rng: np.random.Generator) -> Array:
+    """Drafts [drafts, V] whose `width` top tokens are rejected ones, ties allowed: at random, and close to the cheapest."""
+    size = len(p)
+    block = np.arange(size) >= count
+    lifted = np.where(block & (np.arange(size) < count + width), np.maximum(p, p[0]), p)
+    near = np.exp(rng.normal(size=(drafts // 2, size)) * rng.choice([1e-4, 1e-2, 0.3], size=(drafts // 2, 1)))
+    mix = rng.uniform(size=(drafts // 2, 1))
+    q = np.vstack([near * (mix * p + (1 - mix) * lifted), rng.dirichlet(np.ones(size), drafts - drafts // 2)])
+    keys = rng.random((drafts, size)) - (q > np.median(q)) + np.where(block, 0, 9)
+    keys[: drafts // 2, count : count + width] -= 5  # the cheapest choice, as often as any
+    drafted = np.zeros((drafts, size), dtype=bool)
+    np.put_along_axis(drafted, np.argsort(keys, 1)[:, :width], True, 1)
+    best = np.where(drafted, 0, q).max(1, keepdims=True)
+    level = np.where(rng.random((drafts, 1)) < 0.5, best, rng.uniform(q.min(1, keepdims=True), best))
+    q = np.where(drafted, np.maximum(q, level), np.minimum(q, level))  # lift the drafts, lower the others
+    return np.asarray(q / q.sum(1, keepdims=True))
+
+
+@every_divergence
+def test_no_draft_below_the_threshold_has_all_its_top_tokens_rejected(divergence: Divergence) -> None:
+    """And some come close to it: no larger number would do."""
+    rng = np.random.default_rng(11)
+    closest = []
+    for index, size in enumerate([3, 4, 5, 6, 8] * 5):
+        p = distributions(1, size, index)[0]
+        count = int(rng.integers(1, size - 1))
+        width = int(rng.integers(1, min(3, size - count) + 1))
+        q = hostile(p, count, width, 1000, rng)
+        top = np.sort(q, 1)[:, -width]
+        assert ((q >= top[:, None] - 1e-15)[:, count:].sum(1) >= width).all()  # rejected, for a tie-break at least
+        found = distance(p, q, divergence)
+        limit = threshold(p, count, width, divergence)
+        assert found.min() >= limit - 1e-12
+        closest.append(found.min() / limit)
+    assert np.median(closest) < 1.01

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alphaprof.rules import lossless_emitted
 from alphaprof.theory.trees import (
     NodePath,
     Tree,
@@ -448,3 +449,67 @@ def test_draws_are_kept_as_in_every_outcome_of_the_process(width: int) -> None:
             assert found.emitted(token) == pytest.approx(given_token, abs=1e-12)
             none_kept = float(found.reached[-1] * found.targets[-1, token])
             assert float(share) * found.emitted(token).sum() + none_kept == pytest.approx(float(share), abs=1e-12)
+
+
+@given(documents, st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_every_round_is_counted_once(given_documents: list[list[int]], seed: int) -> None:
+    """By accepted length; and a round emits what it accepted and one more, but for what the end cuts off."""
+    rng = np.random.default_rng(seed)
+    ranks = np.array(list(itertools.chain(*given_documents)))
+    tree = Tree.from_paths(random_paths(rng, int(rng.integers(1, 20)), 4))
+    found = replay_tree(ranks, *bounds([len(document) for document in given_documents]), tree)
+    lengths = accepted_lengths(found)
+    assert (lengths >= 0).all()
+    assert lengths.sum(1).tolist() == found.rounds.tolist()
+    missing = found.rounds + lengths @ np.arange(tree.depth + 1) - found.tokens
+    assert set(missing.tolist()) <= {0, 1}
+
+
+TREES = {"chain": Tree.chain(5), "full": Tree.full(2, 3), "best": optimal_tree(np.array([0.55, 0.15, 0.1]), 20)}
+
+
+def tokens_per_round(ranks: Array, tree: Tree) -> tuple[float, float]:
+    """Of documents [documents, positions] by replay, and its standard error over documents."""
+    stop = np.arange(1, len(ranks) + 1) * ranks.shape[1]
+    found = replay_tree(ranks.ravel(), stop - ranks.shape[1], stop, tree)
+    ratio = float(found.tokens.sum() / found.rounds.sum())
+    off = found.tokens - ratio * found.rounds
+    return ratio, math.sqrt(len(off) * float(off.var(ddof=1))) / float(found.rounds.sum())
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_replay_of_independent_ranks_agrees_with_the_model_within_its_error(tree: Tree) -> None:
+    ranks = np.random.default_rng(4).choice(5, size=(40, 8000), p=[0.1, 0.55, 0.15, 0.1, 0.1])
+    found, error = tokens_per_round(ranks, tree)
+    assert error < 0.005
+    assert abs(found - expected_tokens(tree, rank_shares(ranks.ravel(), 3))) < 4 * error
+
+
+@pytest.mark.parametrize("depth", [None, 1, 2, 4])
+def test_heap_and_program_agree_on_large_trees(depth: int | None) -> None:
+    rng = np.random.default_rng(6)
+    for ranks, nodes in itertools.product((1, 2, 5, 9), (7, 30, 64)):
+        shares = np.sort(random_shares(rng, ranks))[::-1]
+        heap, program = (build(shares, nodes, depth) for build in (tree_by_heap, tree_by_program))
+        assert expected_tokens(heap, shares) == pytest.approx(expected_tokens(program, shares), abs=1e-12)
+        assert heap.nodes == program.nodes
+
+
+def random_pairs(rng: np.random.Generator, positions: int, vocabulary: int) -> tuple[Array, Array]:
+    """p and q [positions, V]."""
+    p = rng.dirichlet(np.full(vocabulary, 0.3), positions)
+    return p, 0.5 * p + 0.5 * rng.dirichlet(np.full(vocabulary, 0.3), positions)
+
+
+def test_one_draw_is_the_lossless_rule() -> None:
+    """sum min(p, q), and min(1, q / p) at the emitted token."""
+    rng = np.random.default_rng(12)
+    p, q = random_pairs(rng, 50, 8)
+    tokens = rng.integers(0, 8, 50)
+    p_token, q_token = (law[np.arange(50), tokens] for law in (p, q))
+    found = MultiDraft.of(p, q, 1)
+    assert found.total == pytest.approx(np.minimum(p, q).sum(1), abs=1e-12)
+    assert found.beta[:, 0] == pytest.approx(np.minimum(p, q).sum(1), abs=1e-12)
+    columns = {"target_token_prob": p_token, "draft_token_prob": q_token, "draft_top": tokens, "token": tokens}
+    assert found.emitted(tokens)[:, 0] == pytest.approx(lossless_emitted(columns), abs=1e-12)

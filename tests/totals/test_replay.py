@@ -571,3 +571,46 @@ def test_prompt_lookup_in_chats_drafts_what_vllm_did_and_less_before_an_eos() ->
         before_eos, _, _ = with_a_proposal(looked_up(request["prompt_ids"], text, lookup, before_eos=True), 3)
         otherwise += before_eos != counted["drafted"]
     assert otherwise == 3
+
+
+def test_markov_agreement_matches_the_closed_form() -> None:
+    # theory: tokens/round = 1 + a/(1-a) * (1-r^k)/(1-rho r^k), r = a + rho (1-a), for a two-state chain of agreements.
+    mean, rho, gamma, size = 0.8, 0.6, 4, 400_000
+    generator = np.random.default_rng(5)
+    stay, enter = mean + rho * (1 - mean), mean * (1 - rho)
+    uniform = generator.random(size)
+    state, chain = True, np.empty(size, dtype=bool)
+    for index in range(size):
+        state = uniform[index] < (stay if state else enter)
+        chain[index] = state
+    counted = replay(trace(chain.astype(int).tolist()), gamma)
+    expected = 1 + mean / (1 - mean) * (1 - stay**gamma) / (1 - rho * stay**gamma)
+    assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
+    independent = sum(mean**depth for depth in range(gamma + 1))
+    assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
+
+
+COUNTS = ("rounds", "tokens", "drafted", "tested", "accepted")
+
+
+bits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=8)
+
+
+@every_flavour
+@given(bits, st.integers(1, 4), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_expected_counts_are_the_mean_over_independent_acceptances(
+    flavour: Flavour, positions: list[tuple[float, int]], gamma: int, room: int
+) -> None:
+    """Every combination of accepted positions replayed, whatever a round proposes that starts there."""
+    size = len(positions)
+    kept, proposed = (np.array(column) for column in zip(*positions, strict=True))
+    outcomes = np.array(list(itertools.product((0, 1), repeat=size)))
+    chances = np.where(outcomes == 1, kept, 1 - kept).prod(1)
+    limit = np.full(len(outcomes), size + room)
+    every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes), limit)
+    facts = replay(every, gamma, flavour)
+    one = corpus(np.zeros(size), proposed, [size], limit[:1])
+    found = expected_replay(one, kept, kept, gamma, flavour)
+    for name in COUNTS:
+        assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
