@@ -417,7 +417,7 @@ def profiles(folder: Path) -> Iterator[Case]:
     texts = [PROFILE, *(models.sub("stub", path.read_text()) for path in sorted(folder.glob("*.yaml")))]
     trees = list(map(yaml.safe_load, texts))
 
-    def reached(options: Any, *_: object) -> None:
+    def reached(options: Any, *_: object, **__: object) -> None:
         json.dumps(options.model_dump(mode="json"), allow_nan=False)  # as the manifest will hold it
         raise Reached
 

@@ -480,9 +480,9 @@ def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs
             refusals.append((another == other, resume, caught.value.message.removeprefix(str(out))))
         monkeypatch.setattr(pipeline, "load", load)
 
-    def loading(*rest: Any) -> Any:
+    def loading(*rest: Any, **named: Any) -> Any:
         second((other, False), (other, True))
-        return load(*rest)
+        return load(*rest, **named)
 
     def staging(*rest: Any) -> None:
         stage(*rest)
