@@ -32,7 +32,7 @@ from alphaprof.commands.doctor.build import Doctor
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
-from alphaprof.commands.preflight.build import Preflight
+from alphaprof.commands.preflight.answer import Preflight
 from alphaprof.commands.runs import RunStatus
 from alphaprof.commands.trees.answer import TreesReport
 from alphaprof.commands.validate.answer import Validation

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
 
 # In a command's room models run in the file named for it, and nowhere else.
-IN_ROOMS = tuple(f"commands/{name}.py" for name in ("*/measure", "preflight/trial"))
+IN_ROOMS = ("commands/*/measure.py",)
 # One home per library: folders that may import it.
 HOMES = {
     "torch": ("profiling/*", *IN_ROOMS),
@@ -60,7 +60,6 @@ RUNS_MODELS = (
     *(f"profiling.texts.{name}" for name in ("corpus", "continuations")),
     *(f"profiling.decoding.{name}" for name in ("drafters", "verification", "speculative")),
     *("profiling.timing.steppers", "profiling.timing.latency", "profiling.run.shards"),
-    "commands.preflight.trial",
 )
 
 

@@ -209,14 +209,12 @@ def _require_together(
 
 
 def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:
-    """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
+    """Prints the checks of a run before it runs, and ends the command."""
     with working(None) as progress:
-        from alphaprof.commands.preflight.build import build_preflight, require_clear
         from alphaprof.commands.preflight.measure import preflight
 
-        answer = build_preflight(preflight(options, out, progress))
+        answer = preflight(options, out, progress)
     show(answer, output)
-    require_clear(answer)
     raise Exit
 
 

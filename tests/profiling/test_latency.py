@@ -305,19 +305,6 @@ def test_how_long_a_thread_waited_is_counted_by_linux_and_elsewhere_known_of_one
     assert latency._waited_s(on_cpu) == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_rehearsal_knows_what_will_take_longer_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of 8 s and 4 ms of bookkeeping: at least 4 of each cell, and 2 prefills for each model and context. With rounds
-    of 12 ms: the budget, or all of them.
-    """
-    subjects = subjects_of_two_tokens()
-    Clockwork(monkeypatch, 1.0)
-    assert latency.rehearsed(subjects, MeasuredCosts(context=[8, 12])) == pytest.approx(2 * 4 * 8.004 + 2 * 2)
-    assert latency.rehearsed(subjects, MeasuredCosts(context=[8, 12], budget=30)) == pytest.approx(2 * 4 * 8.004 + 2 * 2)
-    Clockwork(monkeypatch, 0.001)
-    assert latency.rehearsed(subjects, MeasuredCosts(context=8, repeats=10**6)) == 60
-    assert latency.rehearsed(subjects, MeasuredCosts(context=8)) == pytest.approx(103 * 0.012 + 5 * 2 * 0.001)
-
-
 def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = Stepper._choose
 

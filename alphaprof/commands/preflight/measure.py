@@ -1,201 +1,203 @@
-"""preflight(): what a run would load, looked at before it runs. Nothing is written."""
+"""preflight(): a profile in small, in a folder that goes with it, and what the first documents of the data look like."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
+import resource
 import shutil
+import sys
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import (
-    Bos,
-    Memory,
-    ModelSeen,
-    NoiseFloor,
-    PreflightFacts,
-    Refusal,
-    SelfDraft,
-    SourceSeen,
-    Speed,
-    Storage,
-    estimated,
-)
-from alphaprof.commands.preflight.trial import (
-    bos_of,
-    differing_specials,
-    first_documents,
-    free_memory,
-    outside,
-    peak_of,
-    try_out,
-)
+import numpy as np
+import torch
+
+from alphaprof.commands.preflight.answer import Finding, Needs, Preflight
+from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.errors import AlphaprofError
+from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.store import require_new
-from alphaprof.profiling.heads.wiring import Trials, Warnings, check_wiring
-from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
-from alphaprof.profiling.models.hub import require_model
-from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer
-from alphaprof.profiling.run.pipeline import in_memory
-from alphaprof.profiling.run.resume import early_warnings, require_costs
-from alphaprof.profiling.run.shards import Loaded, Progress
-from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.models.hub import expected_documents
+from alphaprof.profiling.run.pipeline import profile_with_models, time_steps_of
+from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.render.wording import wiring_lines
+from alphaprof.report.format import count, data_size, duration, many, percent, short
+from alphaprof.report.notes import kind
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-class _Refusals(list[Refusal]):
-    """Errors that would stop the run, kept until everything else was looked at."""
-
-    @contextlib.contextmanager
-    def kept(self, check: str, subject: str) -> Iterator[None]:
-        """Keeps an error of the block, which is what `check` says of `subject`."""
-        try:
-            yield
-        except AlphaprofError as error:
-            self.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
+FIRST = 200  # documents that are looked at
+TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
+ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
 
 
-def preflight(options: ProfileOptions, out: str | None, progress: Progress) -> PreflightFacts:
-    """Load what a run into `out` (None: not said where) would load, look at its data, and run it in small.
-
-    Errors that would stop the run are kept in `PreflightFacts.refusals`. Raises those that leave nothing to look at: a
-    target that cannot be loaded, or memory that the models alone fill.
+def preflight(options: ProfileOptions, out: str | None, progress: Progress) -> Preflight:
+    """Profile the first documents with few new tokens, and look at more of them. `out`: the planned run's place, if known.
+    Raises the errors of `errors.py` that would stop the run.
     """
-    with in_memory():
-        return _preflight(options, out, progress)
-
-
-def _preflight(options: ProfileOptions, out: str | None, progress: Progress) -> PreflightFacts:
-    refusals = _Refusals()
     if out is not None:
-        with refusals.kept("disk", out):
-            require_new(place_of(out))
-    require_model(options.target, "target")
-    progress.say(f"loading {options.target.model}")
-    tokenizer = load_tokenizer(options.target)
-    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
-    dispatch.warm_up(target.device, progress.say)
-    drafts, views = _drafts(options, tokenizer, target, refusals)
-    with refusals.kept("costs", options.costs.source):
-        require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
-    bos = bos_of(tokenizer)
-    sources, documents = _data(options, tokenizer, target, bos, refusals, progress)
-    extras = Extras.of(options.rules, options.certificates)
-    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
-    corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-    loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
-    free = free_memory(target.device)
-    with peak_of(target.device) as most:
-        trials, told, trial = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else ({}, (), None)
-    self_draft, noise, speed, storage = trial or (None, None, None, None)
-    if not drafts:  # speed and size are of target and drafts together
-        speed = storage = None
-    every = list(itertools.chain.from_iterable(documents))
-    seen = {draft.name: dataclasses.replace(draft.facts(), trials=trials.get(draft.name, ())) for draft in drafts}
-    reached = [(view, *outside(every, view.facts.context)) for view in views]
-    facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
-    return PreflightFacts(
-        target=ModelSeen("target", facts, token_count(tokenizer)),
-        drafts=tuple(
-            dataclasses.replace(view, facts=seen[view.name], beyond=beyond, silent=silent)
-            for view, beyond, silent in reached
-        ),
-        dtype=target.choice.reason if target.choice is not None else None,
-        scored_ids=scorer.width,
-        template=bool(tokenizer.chat_template),
-        bos=bos,
-        sources=tuple(sources),
-        repeated=len(every) - len({document.prompt.tobytes() for document in every}),
-        warnings=(*early_warnings(options, scorer, bool(tokenizer.chat_template)), *told),
-        self_draft=self_draft,
-        noise=noise,
-        speed=speed,
-        storage=storage,
-        memory=Memory(_weights([target, *drafts]), most[0], free),
-        estimate=estimated(sources, speed, storage, options.shard_documents) if speed and storage else None,
-        refusals=tuple(refusals),
-    )
+        require_new(place_of(out))
+    with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
+        plan = profile_with_models(
+            _in_small(options), LocalPlace(Path(folder, "run")), progress, max(TRIED, len(options.data))
+        )
+        if isinstance(options.costs, MeasuredCosts):  # whether they can be timed, at the first batch size and context
+            first = {"concurrency": options.costs.concurrency[:1], "context": options.costs.context[:1], "repeats": 3}
+            time_steps_of(plan, options.costs.model_copy(update=first), progress)
+        progress.say("looking at data")
+        corpus = Corpus(options, plan.tokenizer, plan.target.context, plan.target.vocabulary, plan.target.served)
+        seen = list(itertools.islice(corpus, FIRST))
+        estimate = _estimate(options, plan, seen, corpus.skipped.total())
+        checks = (
+            *_models(plan, seen),
+            *_warned(plan),
+            *_texts(plan, seen),
+            *_data(corpus, seen),
+            *_needs(plan, estimate, out),
+        )
+    order = {name: place for place, name in enumerate(ORDER)}
+    return Preflight.of(tuple(sorted(checks, key=lambda check: order.get(check.name, len(ORDER)))), estimate)
 
 
-Trial = tuple[SelfDraft, NoiseFloor | None, Speed, Storage]
-
-
-def _tried(
-    loaded: Loaded, documents: Sequence[Sequence[Document]], free: int | None, refusals: _Refusals, progress: Progress
-) -> tuple[dict[str, Trials], Warnings, Trial | None]:
-    """What readings of heads get by draft, the warnings of that, and a run in small; None: it was refused."""
-    trials: dict[str, Trials] = {}
-    told: Warnings = ()
-    with refusals.kept("wiring", "run"), in_memory():
-        trials, told = check_wiring(loaded, progress)
-    trial: Trial | None = None
-    progress.say("a run in small")
-    with refusals.kept("trial", "target"), in_memory():
-        trial = try_out(loaded, documents, free)
-    return trials, told, trial
-
-
-def _weights(loaded: Sequence[Model | Draft]) -> int:
-    """Bytes of the weights of target and drafts; some share theirs, and some have none."""
-    networks = [each.network for each in loaded if hasattr(each, "network")]
-    parameters = {id(item): item for network in networks for item in network.parameters()}.values()
-    return sum(item.numel() * item.element_size() for item in parameters)
-
-
-def _drafts(
-    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals
-) -> tuple[list[Draft], list[ModelSeen]]:
-    drafts: list[Draft] = []
-    views = []
-    for name, given in options.drafts.items():
-        with refusals.kept("vocabulary", name):
-            if given.own_model is not None:
-                require_model(given.own_model, f"draft {name}")
-            draft = load_draft(name, given, options, target, tokenizer)
-            view = ModelSeen(name, draft.facts(), None)
-            if given.own_model is not None and draft.models:  # a head has none of its own
-                own = load_tokenizer(given.own_model)
-                shared, _ = shared_ids(tokenizer, own)
-                view = dataclasses.replace(
-                    view, tokens=token_count(own), shared=shared, special=differing_specials(tokenizer, own)
-                )
-            drafts.append(draft)
-            views.append(view)
-    return drafts, views
-
-
-def _data(
-    options: ProfileOptions,
-    tokenizer: PreTrainedTokenizerBase,
-    target: Model,
-    bos: Bos,
-    refusals: _Refusals,
-    progress: Progress,
-) -> tuple[list[SourceSeen], list[list[Document]]]:
-    """The first documents of every source that can be read, and what they look like."""
-    progress.start("looking at data", len(options.data), "sources")
-    sources, documents = [], []
+def _in_small(options: ProfileOptions) -> ProfileOptions:
+    """The profile with few new tokens, in one shard."""
+    kept = []
     for index, source in enumerate(options.data):
-        untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
-        with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
-            seen, first = first_documents(options, index, tokenizer, target, bos)
-            sources.append(seen)
-            documents.append(first)
-        progress.advance(1)
-    return sources, documents
+        continuation = options.continuation_of(index)
+        if limit := getattr(continuation, "max_new_tokens", None):
+            continuation = continuation.model_copy(update={"max_new_tokens": min(NEW_TOKENS, limit)})
+        kept.append(source.model_copy(update={"continuation": continuation}))
+    return options.model_copy(update={"data": kept, "shard_documents": max(TRIED, len(kept))})
 
 
-def _free(out: str | None) -> int | None:
-    """Bytes free where the run will be written; None: no place was named."""
-    if out is None or not isinstance(place_of(out), LocalPlace):
-        return None
-    return shutil.disk_usage(next(place for place in (Path(out), *Path(out).absolute().parents) if place.exists())).free
+def _models(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
+    """Checks of target and drafts."""
+    target, width = plan.run.manifest.target, plan.scorer.width
+    if plan.target.choice is not None and all(warning["code"] != "other_dtype" for warning in plan.run.manifest.warnings):
+        yield Finding.of("dtype", "target", plan.target.choice.reason)
+    for name, facts in {"target": target, **plan.run.manifest.drafts}.items():
+        logits = facts.vocabulary or 0
+        if isinstance(facts, DraftFacts) and facts.reduced_vocabulary:
+            cause = f"can propose {count(logits)} of the target's {count(width)} ids ({percent(logits / width)})"
+            yield Finding.of("vocabulary", name, cause, "the run measures how much of the text these are")
+        elif logits:
+            padding = f", the last {count(logits - width)} of them padding that is left out" if logits > width else ""
+            yield Finding.of("vocabulary", name, f"{count(logits)} logits{padding}")
+        if isinstance(facts, DraftFacts) and facts.depths is not None:
+            drafted = f"{facts.architecture} in {facts.dtype}, {many(facts.depths, 'draft')} a round"
+            yield Finding.of("wiring", name, ". ".join([drafted, *wiring_lines(facts)]))
+        own = facts.parameters
+        if facts is not target and own and target.parameters and own > target.parameters:
+            cause = (
+                f"has {count(own)} parameters, the target {count(target.parameters)}: its step costs more than the target's"
+            )
+            yield Finding.of("costs", name, cause, "take a smaller draft, or swap the two if they were mixed up")
+        longest = max(len(document.prompt) + document.limit for document in seen)
+        limit = "no limit" if facts.context is None else f"{count(facts.context)} tokens"
+        reach = f"{limit}; the longest document seen has {count(longest)} with its new tokens"
+        beyond = [len(document.prompt) + document.limit - 1 > (facts.context or longest) for document in seen]
+        if facts is target or not any(beyond):
+            yield Finding.of("context", name, reach)
+            continue
+        silent = sum(len(document.prompt) > (facts.context or 0) for document in seen)
+        cause = f"{reach}; {sum(beyond)} of {many(len(seen), 'document')} go beyond it, {silent} with the prompt alone"
+        remedy = "engines stop drafting there too, or refuse: take a draft with a longer context, or lower max_new_tokens"
+        yield Finding("context", name, "problem" if silent == len(seen) else "note", cause, remedy)
+
+
+def _warned(plan: Plan) -> Iterator[Finding]:
+    """What the run itself notes."""
+    for warning in plan.run.manifest.warnings:
+        code = warning["code"]
+        yield Finding.of(kind(code).check or code.replace("_", " "), "run", warning["message"], warning["remedy"])
+
+
+def _texts(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
+    """Checks of how prompts are encoded."""
+    template = plan.tokenizer.chat_template is not None
+    used = sum(bool(source.chat or source.messages is not None) for source in plan.options.data)
+    there = f"used for {used} of {many(len(plan.options.data), 'source')}" if template else "the target has none"
+    yield Finding.of("chat template", "target", there)
+    begin = plan.tokenizer.bos_token_id
+    if begin is None:
+        yield Finding.of("bos", "target", "the tokenizer has no BOS token")
+        return
+    once, twice = (sum(document.prompt[:times].tolist() == [begin] * times for document in seen) for times in (1, 2))
+    cause = f"{count(once)} of {many(len(seen), 'prompt')} begin with BOS ({short(str(plan.tokenizer.bos_token))})"
+    if twice:
+        remedy = "remove it from the data, or give rendered prompts as prompt_ids"
+        yield Finding("bos", "run", "problem", f"{cause}, {count(twice)} with two: the data contain it already", remedy)
+    elif once < len(seen) and plan.tokenizer("a")["input_ids"][:1] == [begin]:
+        remedy = (
+            "right if your server sends them like this (many use a template as it is); else give token ids as prompt_ids"
+        )
+        yield Finding.of("bos", "run", f"{cause}, which the tokenizer adds to plain text", remedy)
+    else:
+        yield Finding.of("bos", "run", cause)
+
+
+def _data(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
+    """Checks of the first documents."""
+    for domain in dict.fromkeys(document.domain for document in seen):
+        lengths = [len(document.prompt) for document in seen if document.domain == domain]
+        cause = f"prompts of {min(lengths)} to {max(lengths)} tokens, median {int(np.median(lengths))}"
+        yield Finding.of("data", short(domain), f"{cause}, in {many(len(lengths), 'document')} seen")
+    for reason, number in Counter({**corpus.skipped, **corpus.truncated}).items():
+        left_out = f"{many(number, 'row')} left out {reason}" if reason in corpus.skipped else f"{count(number)} {reason}"
+        yield Finding.of("data", "run", left_out, left_out_remedy(reason))
+    if repeated := len(seen) - len({document.prompt_hash for document in seen}):
+        cause = f"{count(repeated)} of {many(len(seen), 'prompt')} seen occur before: equal prompts count once"
+        yield Finding.of("data", "run", cause, "remove duplicates: they cost time and add no information")
+
+
+def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], skipped: int) -> Needs:
+    """What the run takes if its documents are like the first, at the speed and size of the profile in small, whose batches
+    are smaller: at most, roughly.
+    """
+    documents: int | None = len(seen)
+    if len(seen) == FIRST:
+        expected = expected_documents(options)
+        documents = None if expected is None else max(FIRST, round(expected * FIRST / (FIRST + skipped)))
+    tried = sum(document.limit for document in plan.documents)  # new tokens at most, as `positions` are
+    each = sum(document.limit for document in seen) / len(seen)
+    seconds = sum(commit.seconds for commit in plan.run.commits().values()) / tried
+    rows = sum(shard.positions for shard in plan.run.manifest.shards)
+    size = sum(file.size for name, file in plan.run.manifest.files.items() if not name.startswith("prompts")) / rows
+    if documents is None:
+        return Needs(None, None, None, None)
+    positions = round(documents * each)
+    return Needs(documents, positions, seconds * positions, round(size * positions))
+
+
+def _needs(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
+    """Checks of what the run takes."""
+    costs, timed = plan.options.costs, plan.run.latency() is not None
+    if timed and isinstance(costs, MeasuredCosts):
+        yield Finding.of("costs", "run", f"steps can be timed; the run takes up to {costs.budget:g} s for it (costs.budget)")
+    if estimate.seconds is None or estimate.disk is None:
+        unknown = "the number of documents is not known before all are read"
+        yield Finding.of("time", "run", unknown, "give the source a limit, or use --limit")
+    else:
+        documents = f"{many(estimate.documents or 0, 'document')} of at most {many(estimate.positions or 0, 'position')}"
+        yield Finding.of(
+            "time", "run", f"at most about {duration(estimate.seconds)} for {documents}, in batches as small as here"
+        )
+        free = shutil.disk_usage(_folder(out)).free if out is not None and isinstance(place_of(out), LocalPlace) else None
+        cause = f"at most about {data_size(estimate.disk)}" + ("" if free is None else f"; {data_size(free)} are free")
+        full = free is not None and free < estimate.disk
+        remedy = "free space or choose another --out: a run ends where the disk is full" if full else None
+        yield Finding("disk", "run", "problem" if full else "ok", cause, remedy)
+    if plan.target.device.type == "cuda":
+        peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(plan.target.device).total_memory
+        took = f"{data_size(peak)} of the GPU's {data_size(whole)}"
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        took = data_size(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    yield Finding.of("memory", "run", f"the trial took {took}; larger batches that do not fit are halved")
+
+
+def _folder(out: str) -> Path:
+    """The folder that is there already of a path."""
+    return next(place for place in (Path(out), *Path(out).absolute().parents) if place.exists())

@@ -132,12 +132,12 @@ def require_verdict(options: ProfileOptions) -> None:
         )
 
 
-def profile_with_models(options: ProfileOptions, place: Place, progress: Progress) -> Plan:
-    """Profile into a new place without timing any step; the complete run with its loaded models. Raises the errors of
-    `errors.py`.
+def profile_with_models(options: ProfileOptions, place: Place, progress: Progress, first: int | None = None) -> Plan:
+    """Profile into a new place without timing any step; the complete run with its loaded models. `first`: so many documents,
+    default all. Raises the errors of `errors.py`.
     """
     with in_memory():
-        plan = _begun(options, place, progress)
+        plan = _begun(options, place, progress, first=first)
         with plan.run.beginning():
             stage(plan, progress)
             if not plan.run.begin():
@@ -361,10 +361,13 @@ def _begun(
     reuse: Path | None = None,
     in_random_order: bool = False,
     units: frozenset[str] | None = None,
+    first: int | None = None,
 ) -> Plan:
     """Load everything for a new run, whose manifest is not written yet; what can fail early fails here."""
     loaded = load(options, progress, reuse, units=units)
     order: RandomOrder | None = None
+    if first is not None and isinstance(loaded.documents, Corpus):
+        loaded = dataclasses.replace(loaded, documents=InRandomOrder.first(loaded.documents, first))
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import difflib
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +69,11 @@ class Document:
     def prompt_hash(self) -> str:
         """SHA-256 of the token ids of the prompt: what tells equal prompts."""
         return hashlib.sha256(self.prompt.astype("<i4").tobytes()).hexdigest()
+
+    @property
+    def limit(self) -> int:
+        """How many tokens the continuation has at most."""
+        return len(self.given) if self.given is not None else self.max_new_tokens or 0
 
     @property
     def greedy(self) -> bool:
@@ -196,13 +202,18 @@ class Corpus:
 
 @dataclass(frozen=True)
 class InRandomOrder:
-    """All documents of a corpus, drawn without replacement, in an order that follows from their prompts. Iterated like a
-    `Corpus`.
+    """All documents of a corpus, drawn without replacement, in an order that follows from their prompts, or the first ones.
+    Iterated like a `Corpus`.
     """
 
     documents: Sequence[Document]
     skipped: Counter[str]
     truncated: Counter[str]
+
+    @classmethod
+    def first(cls, corpus: Corpus, count: int) -> InRandomOrder:
+        """The first documents as they come."""
+        return cls(list(itertools.islice(corpus, count)), corpus.skipped, corpus.truncated)
 
     @classmethod
     def of(cls, corpus: Corpus, options: ProfileOptions) -> InRandomOrder:
@@ -246,8 +257,7 @@ class InRandomOrder:
         chooses = any(len(given) > 1 and decided == AUTO for given, decided in choices)
         reach: dict[str, int] = {}
         for document in self.documents:
-            longest = len(document.given) if document.given is not None else document.max_new_tokens or 0
-            reach[document.domain] = max(reach.get(document.domain, 1), longest - 1)
+            reach[document.domain] = max(reach.get(document.domain, 1), document.limit - 1)
         return {
             "choosing": CHOOSING if chooses else 0,
             "available": len(self.documents),

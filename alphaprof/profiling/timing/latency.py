@@ -126,24 +126,6 @@ def measure(
     return Timed(table, tuple(left_out), tuple(late), clock.waiting)
 
 
-@torch.inference_mode()
-def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
-    """About how many seconds `measure` would take to time every batch size and context, if all are like the first: at least
-    what the fewest rounds take, which may be more than `costs.budget`. Every step of the first runs twice, as the first time
-    also holds what is done once. Raises `NotTimed` for a model without a cache that can be cut back.
-    """
-    mode = common_mode(_models(subjects), subjects.text, costs.mode)
-    blocks = _cell(subjects, costs.concurrency[0], costs.context[0], mode)
-    jobs = list(itertools.chain.from_iterable(_with_decode_thrice(blocks)[0]))
-    for job in jobs:
-        job.run()
-    steps = sum(job.run() for job in jobs) * len(costs.concurrency) * len(costs.context)
-    del blocks, jobs  # and the caches with them
-    reading = sum(job.run() for job in _prefills(subjects, costs.context[:1])) * len(costs.context)
-    least = (LEAST_WARM_UP + LEAST_ROUNDS) * steps + reading
-    return max(least, min(costs.budget, (WARM_UP + costs.repeats) * steps + MOST_PREFILLS * reading))
-
-
 class _TimeBudget:
     """Divides `costs.budget` among batch sizes and contexts, and what is left among prefills: what one part does not need
     goes to the next.
