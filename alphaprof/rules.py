@@ -142,7 +142,7 @@ def tree(columns: Columns, width: int) -> Values:
 
 def multi_draft(p: Any, q: Any, token: Any, width: int) -> tuple[Any, Any]:
     """1 - prod (1 - beta_r), r = 1..`width`: one of `width` tokens drawn from q is kept, tried in turn by recursive
-    rejection sampling; and the sum of a^(r): the emitted token was one of them (docs/theory.md, part 8).
+    rejection sampling; and the sum of a^(r): the emitted token was one of them (docs/theory.md, part 7).
     """
     chosen = token.clamp(max=p.shape[1] - 1)[:, None]
     p_token, q_token = p.gather(1, chosen)[:, 0], q.gather(1, chosen)[:, 0]

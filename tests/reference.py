@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.theory.certificates import Divergence, js_term
-from alphaprof.theory.trees import SLACK
+from alphaprof.theory.certificates import Divergence
 
 Array = np.ndarray[Any, Any]
 
@@ -148,44 +147,17 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
     if accepted == 0 or accepted + width > len(ranked):
         return math.inf if accepted else 0.0
     high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
-    listed = sum(high) + sum(low)
-    if divergence == "js":
-        from scipy.optimize import brentq  # here, because it takes longer to load than most reports do without
-
-        level = brentq(lambda u: _js_at(u, high, low)[0], max(low[-1], 1e-15), high[0], xtol=1e-16)
-        return _js_at(level, high, low)[1]
-    geometric = divergence == "rkl"
-    block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
+    block, high, low = [high[0], low[-1]], high[1:], low[:-1]
     while True:
-        if geometric:  # of probabilities so small that their product may not be a number
-            level = math.exp(math.fsum(map(math.log, block)) / len(block)) if min(block) > 0 else 0.0
-        else:
-            level = sum(block) / len(block)
+        level = sum(block) / len(block)
         if high and high[0] > level:
             block.append(high.pop(0))
         elif low and low[-1] < level:
             block.append(low.pop())
         else:
             break
-    if geometric:
-        total = max(1.0, listed)  # float32 probabilities may add up to more
-        left = (total - listed + sum(high) + sum(low) + len(block) * level) / total
-        return -math.log(left) if best > 0 and left > 0 else math.inf
     costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
     return float(sum(costs[divergence]))
-
-
-def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:
-    """For the q that is c u in the block of tokens beyond u, and c p elsewhere: what rises through 0 where it is the nearest
-    to p, and its Jensen-Shannon divergence from p.
-    """
-    block = np.array([x for x in high if x > u] + [x for x in low if x < u])
-    left = 1 - (block - u).sum()
-    if left <= 0:  # the block gives away all of a p whose sum exceeds 1 by rounding: u is below the root
-        return -1.0, math.inf
-    c = 1 / left
-    divergence = js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c)
-    return float(np.log(u * (1 + c) / (block + c * u)).sum()), float(divergence)
 
 
 @dataclass(frozen=True)
@@ -242,6 +214,6 @@ def _distribution(name: str, values: Array) -> Array:
     """Probabilities [..., V] in float64 that sum to 1."""
     values = np.asarray(values, dtype=np.float64)
     total = values.sum(-1, keepdims=True)
-    if not ((values >= 0).all() and (np.abs(total - 1) <= SLACK).all()):
+    if not ((values >= 0).all() and (np.abs(total - 1) <= 1e-4).all()):
         raise ValueError(f"{name} is no probability distribution along its last axis")
     return np.asarray(values / total)

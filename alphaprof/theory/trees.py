@@ -1,4 +1,4 @@
-"""Draft trees: their rounds from a log of ranks, the best tree of a size, and the acceptance of several draws."""
+"""Draft trees: their rounds from a log of ranks, and the best tree of a size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Ints, Rounds, Trace, replay
 
 NodePath = tuple[int, ...]
-SLACK = 1e-4  # by how much probabilities in float32 may miss a sum of 1
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -35,14 +34,12 @@ class Tree:
 
     @classmethod
     def chain(cls, gamma: int) -> Tree:
-        """The draft's top token, gamma times: no tree at all. ValueError where gamma < 0."""
+        """The draft's top token, gamma times: no tree at all."""
         return cls.full(1, gamma)
 
     @classmethod
     def full(cls, width: int, depth: int) -> Tree:
-        """The `width` top tokens beneath every node above `depth`. ValueError where width < 1 or depth < 0."""
-        _at_least("width", width, 1)
-        _at_least("depth", depth, 0)
+        """The `width` top tokens beneath every node above `depth`."""
         ranks = range(1, width + 1)
         return cls(tuple(path for length in range(1, depth + 1) for path in itertools.product(ranks, repeat=length)))
 
@@ -125,24 +122,10 @@ def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
     return replay(Trace(lengths, proposed, start, stop, stop - start, np.zeros(len(ranks), dtype=bool)), tree.depth)
 
 
-def rank_shares(ranks: Array, width: int) -> Array:
-    """b_r = share of positions whose emitted token has rank r, for r = 1..width, [width]; `ranks` [positions] as in
-    `path_lengths`. Positions without a proposal count as positions. ValueError where there are no positions.
-    """
-    _at_least("number of positions", len(ranks), 1)
-    counted = np.asarray(ranks)[(ranks >= 1) & (ranks <= width)].astype(np.int64)
-    return np.bincount(counted, minlength=width + 1)[1:] / len(ranks)
-
-
 def expected_tokens(tree: Tree, shares: Array) -> float:
     """Tokens per verification if ranks were independent with shares b_r [R]: the sum over nodes, root included, of the
     product of b on the path (positional acceptance of Sequoia, Chen et al. 2024, arXiv:2402.12374).
-
-    ValueError where `shares` are no probabilities of exclusive events or the tree has ranks beyond them.
     """
-    shares = _checked(shares)
-    if tree.width > len(shares):
-        raise ValueError(f"the tree has rank {tree.width}; shares are known for ranks 1 to {len(shares)}")
     return 1 + math.fsum(math.prod(float(shares[rank - 1]) for rank in path) for path in tree.paths)
 
 
@@ -150,19 +133,16 @@ def optimal_tree(shares: Array, nodes: int, depth: int | None = None) -> Tree:
     """The tree of at most `nodes` nodes and `depth` levels that `expected_tokens` likes best, for any shares b_r [R].
 
     Beside a child of rank r it has all of smaller rank: engines take the top tokens, and draws come in order. It has fewer
-    nodes than asked for where more would add nothing. ValueError where `nodes` or `depth` < 0, or as in `expected_tokens`.
+    nodes than asked for where more would add nothing.
     """
-    rising = (np.diff(_checked(shares)) > 0).any()
+    rising = (np.diff(shares) > 0).any()
     return (tree_by_program if rising else tree_by_heap)(shares, nodes, depth)
 
 
 def tree_by_heap(shares: Array, nodes: int, depth: int | None = None) -> Tree:
     """`optimal_tree` for b_1 >= b_2 >= ..., the nodes with the largest products of b, since none beats its parent or
-    the sibling before it. ValueError where b increases.
+    the sibling before it.
     """
-    shares = _checked(shares, nodes, depth)
-    if (np.diff(shares) > 0).any():
-        raise ValueError("shares increase with rank: the heap would miss the best tree")
     paths: list[NodePath] = []
     heap: list[tuple[float, NodePath, float]] = [(-float(shares[0]), (1,), 1.0)]  # negative product, path, parent's product
     while heap and len(paths) < nodes:
@@ -183,7 +163,6 @@ def tree_by_program(shares: Array, nodes: int, depth: int | None = None) -> Tree
     rank r and more beneath one node, is 0 (none) or the maximum over j of b_r T(j) + F(n - j, r + 1), j >= 1 nodes being in
     the subtree of child r. One table T for each number of levels beneath the root, until one more level changes nothing.
     """
-    shares = _checked(shares, nodes, depth)
     below = np.arange(nodes + 1)[:, None] - np.arange(nodes + 1)  # n - j
     subtree = np.minimum(np.arange(nodes + 1), 1).astype(np.float64)  # T of j nodes, without a level beneath
     splits = [np.zeros((0, nodes + 1), dtype=np.int64)]  # by number of levels: the j of each rank, [R, n]
@@ -214,21 +193,6 @@ def _unfold(splits: list[Array], nodes: int) -> list[NodePath]:
             open_nodes.append(((*parent, rank), taken - 1))
             left -= taken
     return paths
-
-
-def _checked(shares: Array, nodes: int = 0, depth: int | None = None) -> Array:
-    """Shares b_r [R] in float64, after a look at the size that is asked for."""
-    _at_least("nodes", nodes, 0)
-    _at_least("depth", depth or 0, 0)
-    shares = np.asarray(shares, dtype=np.float64)
-    if shares.ndim != 1 or not len(shares) or not ((shares >= 0).all() and shares.sum() <= 1 + SLACK):
-        raise ValueError("shares are probabilities of ranks 1, 2, ...: at least one, none below 0, and at most 1 in sum")
-    return shares
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
 @dataclass(frozen=True)

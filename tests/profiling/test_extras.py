@@ -282,8 +282,7 @@ def own_texts(target: Model, length: int) -> list[Continuation]:
 
 def distances(table: pd.DataFrame) -> dict[Divergence, Any]:
     """How far the draft is from the target, by divergence."""
-    named = {"kl": table["kl_target_draft"], "rkl": table["kl_draft_target"], "js": table["js"]}
-    return named | {"tv": 1 - table["overlap"]}
+    return {"kl": table["kl_target_draft"], "tv": 1 - table["overlap"]}
 
 
 @models

@@ -18,7 +18,7 @@ from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import BoundRule
 from alphaprof.stats import sequential
 from alphaprof.theory import bounds, trees
-from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Target, certify, draft_width
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Target, certify
 from tests.loops import each
 from tests.reference import MultiDraft, threshold
 
@@ -69,10 +69,6 @@ def of_thresholds() -> Iterator[str]:
     yield f"mean {(P[0] + P[2]) / 2:.2f}; 0.30 lies below it and joins, t = {P[:3].mean():.4f}"
     assert threshold(P, 1, 2) == pytest.approx(kl(P[:3], np.full(3, P[:3].mean())))
     assert threshold(P, 1, 2, "tv") == pytest.approx(P[0] - P[:3].mean())
-    geometric = math.sqrt(P[0] * P[2])
-    reverse = -math.log(1 - P[0] - P[2] + 2 * geometric)
-    assert threshold(P, 1, 2, "rkl") == pytest.approx(reverse)
-    yield f"With the geometric mean, {geometric:.4f}, it stays out, and D\\* = {reverse:.4f} for KL(q‖p)"
     least, most = (threshold(np.array([0.969, *rest]), 1) for rest in ([0.031], [1e-9] * 2))
     yield f"p₍₁₎ = 0.969 has a threshold of at least {least:.3f} (one other token has all the rest) and at most {most:.3f}"
     sure = np.eye(1, 6)[0]
@@ -83,16 +79,6 @@ def of_thresholds() -> Iterator[str]:
     yield f"`tree:2` then gives {few.value[0]:.4f} instead of {threshold(P, 1, 2):.4f}"
     assert SLACK == 1e-5
     yield "max(KL(p‖q), 0) + 10⁻⁵ < D\\*"
-
-
-def of_margins() -> Iterator[str]:
-    found = bounds.margin_bound(STRICT, np.array([0.1, 0.5, 0.9]), 1)
-    yield "at m = 0.1, 0.5, 0.9 the KL bound is " + ", ".join(f"{value:.4f}" for value in found)
-    lead, coverage = P[0] - P[1], P[0] - P[2]
-    by_lead = bounds.margin_bound(TREE, np.array([lead]), draft_width(TREE))[0]
-    by_coverage = bounds.coverage_bound(np.array([coverage]), 2)[0]
-    yield f"D\\* = {threshold(P, 1, 2):.4f}: the lead over the second token ({lead:.2f}) gives {by_lead:.4f}"
-    yield f"the coverage margin ({coverage:.2f}) {by_coverage:.4f}"
 
 
 def of_many_positions() -> Iterator[str]:
@@ -118,9 +104,6 @@ def of_lossless() -> Iterator[str]:
     first, second = bounds.beta_bound(two)
     mean = f"{(first + second) / 2:.4f} on average; their mean alone gives {bounds.mean_beta_bound(two):.4f}"
     yield f"KLs of 0.02 and 0.5 give {first:.4f} and {second:.4f}, {mean}"
-    both = 1 - brentq(lambda v: 2 * v * math.log((1 + v) / (1 - v)) - 0.2, 1e-9, 0.9)
-    one = bounds.beta_bound(np.array([0.1]))[0]
-    yield f"with 0.1 each, β ≥ {both:.4f} instead of {one:.4f}"
     by_kl, by_tv = brentq(lambda y: kl(np.array([0.2, 0.8]), np.array([y, 1 - y])) - 0.05, 0.2, 0.9), 0.2 + 0.05
     yield f"p(R) = 0.2; a KL of 0.05 allows {by_kl:.4f}, a TV of 0.05 allows {by_tv:.4f}"
     p, q = np.array([0.6, 0.4]), np.array([1.0, 0.0])
@@ -143,7 +126,6 @@ def of_trees() -> Iterator[str]:
     replayed = []
     for stretch in (20, 1):
         ranks = np.tile(np.repeat([1, 9], stretch), 500 // stretch)
-        assert trees.rank_shares(ranks, 1) == 0.5
         rounds = trees.replay_tree(ranks, ONE, np.array([1000]), chain_of_4)
         replayed.append((rounds.tokens / rounds.rounds)[0])
     model = trees.expected_tokens(chain_of_4, np.array([0.5]))
@@ -179,7 +161,7 @@ def of_verdicts_at_any_time() -> Iterator[str]:
     yield f"with max_new_tokens 256 after {shorter[0]}, {shorter[1]} and {shorter[2]}"
 
 
-PARTS = (of_thresholds, of_margins, of_many_positions, of_lossless, of_trees, of_verdicts_at_any_time)
+PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees, of_verdicts_at_any_time)
 
 
 @each("part", PARTS)
