@@ -39,7 +39,6 @@ WIDTH = 150  # of a line of the page
 PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "pyarrow", "pydantic", "datasets")
 # A part is a function Setting -> Iterator[Line], named "module in scripts/gpu:function"; the value says what it checks.
 PARTS = {
-    "correctness:tests": "tests/profiling/test_cuda.py and tests/profiling/test_triton.py",
     "correctness:columns": "columns of the kernels against float64 on the CPU",
     "correctness:profile": "a small profile against the same on the CPU, float32",
     "correctness:rounds": "speculative decoding in 16 bits against its replay",
@@ -55,8 +54,6 @@ PARTS = {
     "speed:kernels": "statistics kernels against the memory's bandwidth",
     "speed:run": "positions a second, end to end",
     "speed:assisted": "a run against assisted generation and generation without a draft",
-    "speed:generation": "generation eager, with a static cache, and compiled",
-    "memory:trace": "what one scoring step spends its time on",
 }
 
 

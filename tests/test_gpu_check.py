@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -39,24 +38,15 @@ def test_every_part_runs_on_tiny_shapes(tmp_path: Path) -> None:
     assert written["machine"]["torch"] == torch.__version__.split("+")[0] or written["machine"]["torch"] == torch.__version__
 
 
-Part = Callable[[Setting], Iterator[Line]]
-
-
-def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: Part, seconds: float = 60) -> gpu_check.Record:
-    """What is recorded of one part."""
-    monkeypatch.setattr(gpu_check, "import_module", lambda name: SimpleNamespace(columns=part))
-    record = gpu_check.Record(tmp_path, {})
-    setting = Setting(torch.device("cpu"), True, gpu_check.time.monotonic() + seconds, tmp_path)
-    gpu_check.run("correctness:columns", setting, record)
-    return record
-
-
 def test_a_part_that_fails_is_recorded_with_what_it_saw_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def part(_: Setting) -> Iterator[Line]:
         yield Line("the first line", ok=True)
         raise ValueError("out of order")
 
-    record = checked(monkeypatch, tmp_path, part)
+    monkeypatch.setattr(gpu_check, "import_module", lambda name: SimpleNamespace(columns=part))
+    record = gpu_check.Record(tmp_path, {})
+    setting = Setting(torch.device("cpu"), True, gpu_check.time.monotonic() + 60, tmp_path)
+    gpu_check.run("correctness:columns", setting, record)
     assert [(line["ok"], line["text"]) for line in record.lines] == [
         (True, "the first line"),
         (False, "broke off with ValueError: out of order"),
@@ -81,42 +71,3 @@ def test_a_gpu_that_is_lost_ends_the_run_with_the_parts_that_are_left(
     gpu_check.run_all(["correctness:columns", "speed:steps", "memory:waiting"], setting, record)
     assert [line["ok"] for line in record.lines] == [True, False]
     assert record.lines[1]["text"].endswith("in a new process: --parts steps,waiting")
-
-
-def test_a_missing_package_is_named_with_what_was_not_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def part(_: Setting) -> Iterator[Line]:
-        import no_such_package.part as missing  # type: ignore[import-not-found]
-
-        yield Line(missing)
-
-    record = checked(monkeypatch, tmp_path, part)
-    what = gpu_check.PARTS["correctness:columns"]
-    assert [line["text"] for line in record.lines] == [f"not checked, the package no_such_package is missing: {what}"]
-    assert not record.failed
-
-
-def test_a_part_ends_with_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def part(_: Setting) -> Iterator[Line]:
-        yield Line("one")
-        yield Line("two")
-
-    record = checked(monkeypatch, tmp_path, part, seconds=-1)
-    assert [line["text"] for line in record.lines] == ["one", "cut short: the time is over"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "parts"),
-    [
-        ("columns, steps", ["correctness:columns", "speed:steps"]),
-        ("memory", [part for part in gpu_check.PARTS if part.startswith("memory:")]),
-        ("", list(gpu_check.PARTS)),
-    ],
-)
-def test_parts_are_asked_for_by_name_or_group(asked: str, parts: list[str]) -> None:
-    assert gpu_check.arguments(["--parts", asked]).parts == parts
-
-
-def test_a_part_that_does_not_exist_is_refused(capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        gpu_check.arguments(["--parts", "columns,speeed"])
-    assert "no part or group speeed" in capsys.readouterr().err

@@ -1,10 +1,9 @@
-"""Whether results on a GPU are right: the tests that need one, columns against float64, profiles against those of the CPU,
-decoding in 16 bits against its replay, and a profile that was killed and resumed.
+"""Whether results on a GPU are right: columns against float64, profiles against those of the CPU, decoding in 16 bits
+against its replay, and a profile that was killed and resumed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -26,20 +25,19 @@ import pyarrow as pa
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from alphaprof.log.schema import LogRules
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.drafters import DRAFTED, KEPT, Choice, Chooser
 from alphaprof.profiling.decoding.speculative import Decoded, Speculation
-from alphaprof.profiling.models.drafts import Arrays, Draft, DraftModel, PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import Arrays, DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
-from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
+from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
-from alphaprof.totals.count import TotalsRequest, counts, table_of
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.replay import Trace, expected_replay, run_lengths, steps
 from scripts.gpu.setting import Line, Setting, documents, near_draft, perturb
 
@@ -47,52 +45,6 @@ ROOT = Path(__file__).parent.parent.parent
 BOUND = 1e-5  # of a column's error, absolute and relative to its value, as in tests/profiling/test_cuda.py
 TIE = 1e-4  # a choice whose alternative is nearer than this may fall otherwise on another device
 SAMPLED = Processing(0.8, 0, 0.95)
-
-
-# --- tests ----------------------------------------------------------------------------------------------------------------
-
-TESTS = ("tests/profiling/test_cuda.py", "tests/profiling/test_triton.py")
-TESTS_SECONDS = 240  # after which other parts shall have their turn
-QUICK = ("tests/profiling/test_triton.py", "-k", "equal_logits_everywhere")  # on tiny settings
-OUTCOME = re.compile(
-    r"^(?:\[gw\d+\] \[ *\d+%\] (?P<first>[A-Z]+) tests/|tests/\S+?\.py::.* (?P<last>PASSED|FAILED|ERROR|SKIPPED)\b)",
-    re.MULTILINE,
-)
-REASON = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?\.py\S*.*?) - (.+)$", re.MULTILINE)
-
-
-def tests(setting: Setting) -> Iterator[Line]:
-    """Runs the tests of the kernels and of the GPU: a line of counts, and one for each test that fails.
-
-    Warnings are no failures here: packages may be others than those that the tests are written with.
-    """
-    import pytest  # noqa: F401  # where it is missing, the check says so
-
-    command = [sys.executable, "-m", "pytest", *(QUICK if setting.tiny else TESTS), "-v", "-rfE", "--tb=no", "-W", "default"]
-    command += ["-o", "addopts=--strict-markers", "-p", "no:cacheprovider"]
-    if setting.on_gpu and importlib.util.find_spec("xdist"):
-        command += ["-n", "6"]  # compiling kernels and computing on the CPU is what takes time
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "400", "TRITON_INTERPRET": str(int(not setting.on_gpu))}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    began, ended, streams = time.monotonic(), True, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams) as run:
-        try:
-            output, _ = run.communicate(timeout=max(1.0, min(setting.left(), TESTS_SECONDS)))
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)  # its workers too
-            output, ended = run.communicate()[0], False
-    if missing := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", output):
-        raise ModuleNotFoundError(missing[0], name=missing[1])
-    outcomes = [match["first"] or match["last"] for match in OUTCOME.finditer(output)]
-    figures = {word.lower(): outcomes.count(word) for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
-    figures["seconds"] = round(time.monotonic() - began, 1)
-    text = ", ".join(f"{count} {word}" for word, count in figures.items()) + ("" if ended else ", and the time was over")
-    whole = ended and run.returncode == 0 and figures["passed"] > 0
-    yield Line(text, figures, ok=whole and not (setting.on_gpu and figures["skipped"]))
-    for name, reason in REASON.findall(output):
-        yield Line(f"{name}: {reason}", ok=False)
-    if ended and run.returncode not in (0, 1):
-        yield Line(f"pytest ended with {run.returncode}: {output.strip().splitlines()[-1]}", ok=False)
 
 
 # --- columns --------------------------------------------------------------------------------------------------------------
@@ -355,22 +307,20 @@ def difference_of_rounds(ours: Seen, theirs: Seen, number: int) -> tuple[str, fl
 
 
 def profile(setting: Setting) -> Iterator[Line]:
-    """Profiles the same documents on the device and on the CPU in float32: by generation, scoring and replay, and as a user
-    does, with reports of both. On a CPU it is the same twice, and nothing may part.
+    """Profiles the same documents on the device and on the CPU in float32, with reports of both. On a CPU it is the same
+    twice, and nothing may part.
     """
     torch.set_float32_matmul_precision("highest")
     allowed = TIE if setting.on_gpu else 0.0
     save_models(setting)
-    reference = loaded(setting, "target", "cpu")
-    pieces = [seen_of_models(setting, device) for device in (setting.device, torch.device("cpu"))]
-    yield compared(*pieces, reference.network, allowed).line("generated, scored, replayed", shares(pieces[0]))
+    reference = AutoModelForCausalLM.from_pretrained(setting.folder / "target", dtype=torch.float32).eval()
     import datasets  # noqa: F401  # where it is missing, the check says so
 
     from alphaprof.report.build import build_report
 
     write_profile(setting)
     runs = [run_profile(setting, name, device) for name, device in (("device", setting.device), ("cpu", "cpu"))]
-    found = compared(*map(seen_of_run, runs), reference.network, allowed)
+    found = compared(*map(seen_of_run, runs), reference, allowed)
     verdicts = [verdicts_of(build_report(run)) for run in runs]
     other = [f"{left} and {right}" for left, right in zip(*verdicts, strict=True) if left != right]
     if other and not found.parted:
@@ -400,40 +350,6 @@ def save_models(setting: Setting) -> None:
             perturb(network, 0.02)
         network.save_pretrained(setting.folder / name)
         words.save_pretrained(setting.folder / name)
-
-
-def loaded(setting: Setting, name: str, device: Any) -> Model:
-    """One of the two models, in float32."""
-    network = AutoModelForCausalLM.from_pretrained(setting.folder / name, dtype=torch.float32).eval().requires_grad_(False)
-    return DraftModel(name, network.to(device), "model", name)
-
-
-def seen_of_models(setting: Setting, device: torch.device) -> Seen:
-    """Generated, scored and replayed as a run does it, without a run directory."""
-    target, draft = (loaded(setting, name, device) for name in ("target", "draft"))
-    lookup = PromptLookup("ngram", 2, target.eos, target.vocabulary, "float32")
-    drafts: list[Draft] = [draft, layer_skip("skip", target, [2]), lookup]
-    count, new = (3, 24) if setting.tiny else (8, 96)
-    asked = documents(count, (12, 47), new) + documents(count, (52, 87), new, SAMPLED, first=count)
-    texts, scored = [], {each.name: {} for each in drafts}
-    scorer = Scorer(target, drafts, target.vocabulary)
-    for group in grouped(asked, lambda document: document.processing):
-        some = generate(target, group, target.vocabulary)
-        texts += some
-        for name, arrays in scorer.score(some).items():
-            scored[name] |= by_document(some, arrays)
-    written, facts = continuation_table(texts), target.facts()
-    positions = {}
-    for each in drafts:
-        known = each.facts()
-        flags = {"has_distribution": known.has_distribution, "starts_matter": known.starts_matter}
-        positions[each.name] = position_table(texts, scored[each.name], LogRules(RULES), each.name, **flags)
-    request = TotalsRequest(RULES, GAMMAS)
-    totals = {
-        each.name: table_of([counts(positions[each.name], written, (facts, each.facts()), request)], GAMMAS)
-        for each in drafts
-    }
-    return Seen(written.to_pylist(), positions, totals)
 
 
 def shares(seen: Seen) -> dict[str, Any]:

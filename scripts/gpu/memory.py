@@ -1,4 +1,4 @@
-"""What runs take of the device's memory, what happens when it runs out, and whether anything waits for the device."""
+"""What happens when it runs out, and whether anything waits for the device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import gc
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import autograd
-from torch.autograd import DeviceType
 from torch.overrides import TorchFunctionMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaprof.errors import OutOfMemory
@@ -33,7 +31,6 @@ from scripts.gpu.setting import Line, Setting, documents, random_texts
 CERTIFIED = Extras.of([*DEFAULT_RULES, "multi_draft_2"], certificates=True)
 NUCLEUS = Processing(0.8, 0, 0.95)
 GIB = 2**30
-ROWS = 20  # of the table of `trace`
 WAITS = {f"aten.{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")}
 BY_MASK = ("aten.index", "aten.index_put", "aten.index_put_")  # which look for the places of a mask
 
@@ -262,49 +259,3 @@ def counted(setting: Setting) -> Iterator[Counter[str]]:
             for warning in caught:
                 if "called a synchronizing" in str(warning.message):
                     seen["/".join(warning.filename.split("/")[-2:]) + f":{warning.lineno}"] += 1
-
-
-def trace(setting: Setting) -> Iterator[Line]:
-    """The kernels (on a CPU the operators) that one scoring step spends its time on, and the time between them."""
-    target = setting.loaded("llama-3.1-8b", dtype_of(setting))
-    draft = setting.loaded("llama-3.2-1b", dtype_of(setting), "draft")
-    scorer = Scorer(target, [draft], target.vocabulary, extras=CERTIFIED)
-    batch = random_texts(documents(*((8, (33, 40), 24) if setting.tiny else (32, (249, 256), 256))))
-    scorer.score(batch)
-    device, activity = DeviceType.CPU, ProfilerActivity.CPU
-    if setting.on_gpu:
-        device, activity = DeviceType.CUDA, ProfilerActivity.CUDA
-        torch.cuda.synchronize(setting.device)
-    with profile(activities=[activity], acc_events=True) as recorded:
-        scorer.score(batch)
-        if setting.on_gpu:
-            torch.cuda.synchronize(setting.device)
-    events = [event for event in recorded.events() if event.device_type == device]
-    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
-    span = max(end for _, end in spans) - spans[0][0]
-    busy = _covered(spans)
-    positions = sum(len(each.ids) for each in batch)
-    figures = {"span_us": span, "busy_us": busy, "gap_share": 1 - busy / span, "events": len(events)}
-    what = "kernels" if setting.on_gpu else "operators"
-    text = f"{positions} positions in {span / 1e3:.1f} ms, {len(events)} {what}, nothing runs in {1 - busy / span:.1%} of it"
-    yield Line(text, figures)
-    yield from _table(recorded, device)
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """How much of the time is covered by spans that are sorted by their begin."""
-    covered, until = 0.0, -np.inf
-    for start, end in spans:
-        covered += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return float(covered)
-
-
-def _table(recorded: profile, device: DeviceType) -> Iterator[Line]:
-    """The rows of the table, the longest first."""
-    name = "self_cpu_time_total" if device == DeviceType.CPU else "self_device_time_total"
-    rows = [(getattr(row, name), row.count, row.key) for row in recorded.key_averages() if row.device_type == device]
-    total = sum(spent for spent, _, _ in rows)
-    for spent, count, key in sorted(rows, reverse=True)[:ROWS]:
-        figures = {"us": spent, "count": count, "share": spent / total, "name": key}
-        yield Line(f"{spent / total:6.1%} {spent / 1e3:8.2f} ms {count:6} x {key[:90]}", figures)

@@ -8,7 +8,6 @@ that the parts run: their figures mean nothing.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,24 +16,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from alphaprof.costs.cost_model import RooflineSetting
-from alphaprof.costs.roofline import ACCELERATORS, Accelerator, Efficiency, Load, ModelShape, bytes_moved, flops
+from alphaprof.costs.roofline import ACCELERATORS, ModelShape
 from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.drafts import Arrays, DraftPass, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.models.processing import PLAIN
 from alphaprof.profiling.models.teacher_forced import recorded
-from alphaprof.profiling.scoring import dispatch, statistics
-from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
 from alphaprof.rules import DEFAULT_RULES
-from alphaprof.totals.replay import Trace, replay, replays, run_lengths
+from alphaprof.totals.replay import Trace, replays, run_lengths
 from scripts.gpu.setting import Line, Setting, documents, near_draft, random_texts
 
 TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"
@@ -43,23 +40,8 @@ TOKENS = (1, 2, 5, 9)
 SPREAD = 4.0  # logits of these models lie that many times as far apart as those of real ones
 ASSUMED = "h200"  # where the GPU is in no table
 MOST_STATISTICS, MOST_SCORING, LEAST_ADVANTAGE = 0.10, 1.05, 50
-BLOCKS, WARPS = (1024, 2048, 4096, 8192), (4, 8, 16)
 GAMMAS = (1, 8, 4, 2, 6, 3, 5, 7)  # in the order in which they are run as long as there is time
 Figures = dict[str, Any]
-
-
-def fit_times(shape: ModelShape, accelerator: Accelerator, measured: Sequence[tuple[Load, float]]) -> Efficiency:
-    """The efficiencies at which steps take the measured times in ms, on one device: exactly for two of them, by least
-    squares of relative errors for more. Raises `ValueError` where they are faster than the device, or do not tell both.
-    """
-    times = np.array([ms for _, ms in measured])
-    rows = [
-        (bytes_moved(shape, load) / accelerator.bandwidth, flops(shape, load) / accelerator.peak) for load, _ in measured
-    ]
-    slowness, _ = nnls(1000 * np.array(rows) / times[:, None], np.ones(len(times)))
-    if slowness.min() < 1e-6:
-        raise ValueError("these step times do not tell bandwidth from compute: take batches that lie further apart")
-    return Efficiency(*(float(1 / slow) for slow in slowness))
 
 
 def within(setting: Setting, most: float) -> Setting:
@@ -118,20 +100,19 @@ def _logits(one: DraftPass, rows: torch.Tensor, rows_at_once: int) -> None:
             one.logits(rows[start : start + rows_at_once], depth)
 
 
-def accelerator(setting: Setting) -> tuple[str, str]:
-    """The GPU's name in the roofline's table, and in words where another one is assumed."""
+def accelerator(setting: Setting) -> str:
+    """The GPU's name in the roofline's table; ASSUMED where it is not in it."""
     name = torch.cuda.get_device_name(setting.device) if setting.on_gpu else "cpu"
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     found = [key for key in ACCELERATORS if set(key.split("-")) <= words]
-    return (found[0], "") if found else (ASSUMED, f"; {name} is not in the table: an {ASSUMED} is assumed")
+    return found[0] if found else ASSUMED
 
 
 def steps(setting: Setting) -> Iterator[Line]:
     """Step times, as CUDA graphs, and what the roofline says."""
     setting = within(setting, 100)
-    named, note = accelerator(setting)
+    roofline = RooflineSetting(accelerator(setting))
     for pair in PAIRS[:1] if setting.tiny else PAIRS:
-        rows: dict[str, list[Figures]] = {name: [] for name in pair}
         for name in pair:
             if setting.left() <= 0:
                 yield Line(f"{name}: no time left")
@@ -141,14 +122,10 @@ def steps(setting: Setting) -> Iterator[Line]:
             mode, line = way(setting, model, text)
             yield line
             for batch, context in cells(setting):
-                line, some = cell(setting, model, text, (batch, context), mode, RooflineSetting(named))
-                rows[name] += some
-                yield line
+                yield cell(setting, model, text, (batch, context), mode, roofline)
                 setting.clean()
-            yield fit(model, named, rows[name], note)
             del model
             setting.clean()
-        yield from relative(pair, rows)
 
 
 def cells(setting: Setting) -> list[tuple[int, int]]:
@@ -203,14 +180,12 @@ def compared(recorded: GraphStepper, eager: Stepper) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def cell(
-    setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: RooflineSetting
-) -> tuple[Line, list[Figures]]:
+def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: RooflineSetting) -> Line:
     """Times of one batch size and context beside the roofline's, or why there are none."""
     batch, context = place
     where = f"{model.reference}, {batch} x {context} tokens"
     if setting.left() <= 0:
-        return Line(f"{where}: no time left"), []
+        return Line(f"{where}: no time left")
     times: dict[int, list[float]] = {tokens: [] for tokens in TOKENS}
     try:
         subject = stepper(model, fitted(text, model, context, max(TOKENS)), batch, max(TOKENS), mode)
@@ -219,8 +194,8 @@ def cell(
                 times[tokens].append(1000 * subject.step(tokens))
     except (RuntimeError, NotTimed) as error:
         if is_out_of_memory(error):
-            return Line(f"{where}: skipped, they do not fit into memory"), []
-        return Line(f"{where}: {str(error).splitlines()[0][:200]}", ok=False), []
+            return Line(f"{where}: skipped, they do not fit into memory")
+        return Line(f"{where}: {str(error).splitlines()[0][:200]}", ok=False)
     shape = ModelShape(**(shape_of(model.network) or {}))
     rows = [
         {
@@ -234,42 +209,7 @@ def cell(
         for tokens, ms in times.items()
     ]
     words = ", ".join(f"{row['tokens']}: {row['ms']:.2f} ({row['ms'] / row['roofline_ms']:.3g} x)" for row in rows)
-    return Line(f"{where}, {mode}, ms by tokens (times the roofline): {words}", {"steps": rows}), rows
-
-
-def fit(model: Model, named: str, rows: Sequence[Figures], note: str) -> Line:
-    """Efficiencies at which the roofline has a model's measured times, and by how much it is off without them."""
-    if not rows:
-        return Line(f"{model.reference}: no step was timed")
-    off = [row["ms"] / row["roofline_ms"] for row in rows]
-    loads = [(Load(row["tokens"], row["batch"], row["context"]), row["ms"]) for row in rows]
-    figures: Figures = {"accelerator": named, "ratios": off}
-    try:
-        fitted_to = fit_times(ModelShape(**(shape_of(model.network) or {})), ACCELERATORS[named], loads)
-        figures |= {"memory": fitted_to.memory, "compute": fitted_to.compute}
-        words = f"fitted efficiencies: memory {fitted_to.memory:.2f}, compute {fitted_to.compute:.2f}"
-    except ValueError as error:
-        words = f"no efficiencies fit: {error}"
-    said = f"{median(off):.3g} times the roofline ({min(off):.3g} to {max(off):.3g}, {len(off)} steps)"
-    return Line(f"{model.reference}: steps take {said}; {words}{note}", figures)
-
-
-def relative(pair: Sequence[str], rows: Mapping[str, Sequence[Figures]]) -> Iterator[Line]:
-    """The ratios that a speedup is made of: the draft's step and the verification of 5 tokens, over the target's step."""
-    times = {
-        (name, row["batch"], row["context"], row["tokens"]): np.array([row["ms"], row["roofline_ms"]])
-        for name in pair
-        for row in rows[name]
-    }
-    yield Line(f"in steps of {pair[0]} (by the roofline), a step of {pair[1]} and a verification of 5 tokens:")
-    for batch, context in sorted({key[1:3] for key in times}):
-        steps_of = [times.get((name, batch, context, tokens)) for name, tokens in ((pair[0], 1), (pair[1], 1), (pair[0], 5))]
-        if any(each is None for each in steps_of):
-            continue
-        one, draft, five = np.array(steps_of)
-        figures = {"batch": batch, "context": context, "draft": (draft / one).tolist(), "verify": (five / one).tolist()}
-        drafted, verified = (f"{ours:.2f} ({by_roofline:.2f})" for ours, by_roofline in (draft / one, five / one))
-        yield Line(f"  {batch} x {context}: {drafted} and {verified}", figures)
+    return Line(f"{where}, {mode}, ms by tokens (times the roofline): {words}", {"steps": rows})
 
 
 def scoring(setting: Setting) -> Iterator[Line]:
@@ -285,16 +225,6 @@ def scoring(setting: Setting) -> Iterator[Line]:
     ok = judged(setting, found[0] <= MOST_SCORING)
     yield Line(f"scoring / bare forwards, {TARGET} with {DRAFT}, {size}: {spread(found)}", {"ratio": found}, ok)
     yield statistics_share(setting, scorer, batches[0])
-    for name, extras in (
-        ("certificates", Extras.of(DEFAULT_RULES, certificates=True)),
-        ("multi_draft of 2 and 4", Extras.of([*DEFAULT_RULES, "multi_draft_2", "multi_draft_4"], certificates=False)),
-    ):
-        if setting.left() > 0:
-            scorer.extras = extras
-            found = against_bare(setting, scorer, batches[:1], 3)
-            yield Line(f"the same with {name}: {spread(found)}", {"ratio": found})
-    if setting.left() > 0:
-        yield shared(setting, target, batches[:1])
 
 
 def scored_batches(setting: Setting, target: Model) -> list[list[Continuation]]:
@@ -343,39 +273,10 @@ def statistics_share(setting: Setting, scorer: Scorer, batch: Sequence[Continuat
     return Line(text, figures, ok)
 
 
-def shared(setting: Setting, target: Model, batches: Sequence[Sequence[Continuation]]) -> Line:
-    """Scoring with a draft that skips every second layer of the later half, from the target's states on and all of it."""
-    layers = len(target.network.base_model.layers)
-    dropped = list(range(layers // 2, layers - 1, 2))
-    scorer = Scorer(target, [layer_skip("skip", target, dropped)], target.vocabulary)
-    rest = scorer.drafts[0].rest
-
-    def score(after: Any) -> None:
-        scorer.drafts[0].rest = after
-        for batch in batches:
-            scorer.score(batch)
-
-    ways = {
-        "bare": lambda: [bare(scorer, batch, scorer.head_rows) for batch in batches],
-        "scoring": lambda: score(None),
-        "shared": lambda: score(rest),
-    }
-    taken = in_turn(ways, 1 if setting.tiny else 3, lambda work: seconds(setting.device, work))
-    found = {name: ratios(taken, name, "bare") for name in ("scoring", "shared")}
-    words = (
-        f"from layer {rest.count} of {layers} on {spread(found['shared'])}" if rest else "it cannot go on from its states"
-    )
-    text = f"the same with the target without {len(dropped)} layers as draft: whole {spread(found['scoring'])}, {words}"
-    return Line(text, found, ok=rest is not None)
-
-
 def kernels(setting: Setting) -> Iterator[Line]:
     """Statistics kernels alone, as a share of what the memory's bandwidth allows."""
     from alphaprof.profiling.scoring import gpu_statistics as triton_statistics
 
-    if not setting.on_gpu and (reason := no_interpreter(triton_statistics)):
-        yield Line(f"not checked, Triton's interpreter does not run here: {reason}")
-        return
     setting = within(setting, 50)
     copied = bandwidth(setting)
     widths = (320, 257) if setting.tiny else (128_256, 32_000, 50_257, 151_936, 262_144)
@@ -395,17 +296,6 @@ def kernels(setting: Setting) -> Iterator[Line]:
         figures = {"width": width, "share": shares, "seconds": taken, "bytes_a_row": read, "copy": copied}
         yield Line(text, figures)
         setting.clean()
-    yield from tuned(setting, triton_statistics, widths[0], rows)
-
-
-def no_interpreter(module: Any) -> str | None:
-    """Why kernels cannot be interpreted on a CPU: that of Triton 3.6 breaks off with NumPy 2.5. None: they can."""
-    logits = torch.zeros(1, 8)
-    try:
-        module.measured(ProcessedLogits(logits), [ProcessedLogits(logits)], torch.zeros(1, dtype=torch.long), [])
-    except Exception as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
-    return None
 
 
 def bandwidth(setting: Setting) -> float:
@@ -431,111 +321,6 @@ def kernel_seconds(setting: Setting, work: Callable[..., object], width: int, ro
             work(ProcessedLogits(ours), [ProcessedLogits(theirs)], token, [])
 
     return timed(setting, calls, 7) / pairs
-
-
-def tuned(setting: Setting, module: Any, width: int, rows: int) -> Iterator[Line]:
-    """Other blocks and numbers of warps than those that are shipped; and torch without kernels."""
-    shipped = module.BLOCK, module.WARPS
-    pairs = [(block, warps) for block in BLOCKS for warps in WARPS]
-    pairs.sort(key=lambda pair: sum(abs(math.log2(ours / theirs)) for ours, theirs in zip(pair, shipped, strict=True)))
-    if setting.tiny:
-        pairs = pairs[:2]
-    torch_s = kernel_seconds(setting, by_torch, width, rows)
-    taken: dict[tuple[int, int], float] = {}
-    try:
-        for block, warps in pairs:
-            if setting.left() > 0:
-                module.BLOCK, module.WARPS = block, warps
-                taken[block, warps] = kernel_seconds(setting, module.measured, width, rows)
-    finally:
-        module.BLOCK, module.WARPS = shipped
-    if shipped not in taken:
-        yield Line("no time to compare blocks and warps")
-        return
-    best = min(taken, key=lambda pair: taken[pair])
-    over = {f"{block} x {warps}": took / taken[best] for (block, warps), took in taken.items()}
-    text = f"BLOCK x WARPS, V {width:,}, {rows} rows, {len(taken)} of {len(pairs)} pairs tried: best {best[0]} x {best[1]}, "
-    text += f"and the shipped {shipped[0]} x {shipped[1]} takes {taken[shipped] / taken[best]:.2f} times as long"
-    yield Line(text, {"times_the_best": over, "best_ms": 1000 * taken[best]})
-    text = f"torch takes {torch_s / taken[shipped]:.1f} times as long as the kernels"
-    yield Line(text, {"torch_ms": 1000 * torch_s})
-
-
-def by_torch(
-    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
-) -> None:
-    """Statistics in torch, as many rows at a time as where no kernel runs."""
-    size = statistics.rows_at_once(token.device)
-    for start in range(0, len(token), size):
-        part = slice(start, start + size)
-        some = [ProcessedLogits(item.logits[part]) for item in (target, *drafts)]
-        statistics.columns(some[0], some[1:], token[part], proposals)
-
-
-def generation(setting: Setting) -> Iterator[Line]:
-    """Tokens a second of greedy texts: with a growing cache, with a static one, and with a static one and compiled steps."""
-    setting = within(setting, 90)
-    target = setting.loaded(TARGET, setting.dtypes[0])
-    new = 8 if setting.tiny else 128
-    batches = {
-        count: documents(count, (9, 9) if setting.tiny else (256, 256), new, ids=target.vocabulary)
-        for count in ((1, 2) if setting.tiny else (64, 8, 1))
-    }
-    texts = {}
-    for count, batch in batches.items():
-        line, texts[count] = written(setting, target, batch, "eager", [])
-        yield line
-    compiled = list(batches)[1::-1] + list(batches)[2:]  # the middle one first: compiling takes most of the time
-    longest = 0.0
-    for how, count in (("static", compiled[0]), *(("compiled", count) for count in compiled)):
-        needed = max(longest, 30 if how == "compiled" and setting.on_gpu else 0)
-        if setting.left() < 1.5 * needed:
-            yield Line(f"generation {how}, batch {count}: no time left, it may take {needed:.0f} s")
-            continue
-        begun = time.monotonic()
-        line, _ = written(setting, target, batches[count], how, texts[count])
-        longest = time.monotonic() - begun
-        yield line
-    torch.compiler.reset()
-
-
-def written(
-    setting: Setting, target: Model, batch: Sequence[Document], how: str, expected: Sequence[Ids]
-) -> tuple[Line, list[Ids]]:
-    """Tokens a second of a batch, its first time apart, and how much of its texts is as expected (empty: unknown)."""
-    served = target.network.generation_config
-    served.cache_implementation = None if how == "eager" else "static"
-    served.disable_compile = how != "compiled"
-    texts: list[Ids] = []
-
-    def write() -> None:
-        texts[:] = [item.ids for item in generate(target, batch, target.vocabulary)]
-
-    place = f"generation {how}, batch {len(batch)}"
-    try:
-        with without_advice():
-            if how != "compiled":  # nothing is done once but what libraries load
-                generate(target, [dataclasses.replace(item, max_new_tokens=4) for item in batch], target.vocabulary)
-            took = [seconds(setting.device, write) for _ in range(2 if how == "compiled" else 1)]
-    except Exception as error:  # of compilers, of the driver
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Line(f"{place}: {type(error).__name__}: {reason[:200]}", ok=False), []
-    finally:
-        served.cache_implementation = served.disable_compile = None
-    tokens = sum(map(len, texts))
-    figures = {"how": how, "batch": len(batch), "tokens_per_second": tokens / took[-1], "first_s": took[0], "s": took[-1]}
-    words = f"{place}: {tokens / took[-1]:,.0f} tokens/s, {1000 * took[-1] / len(texts[0]):.1f} ms a step"
-    if how == "compiled":
-        figures["compiled"] = hasattr(target.network, "_compiled_call")  # transformers decides; on a CPU it does not
-        words += f", the first time {took[0]:.1f} s{'' if figures['compiled'] else ' (transformers has not compiled it)'}"
-    if expected:
-        same = [float(np.mean(np.cumprod(ours == theirs))) for ours, theirs in zip(texts, expected, strict=True)]
-        figures |= {"equal_texts": sum(share == 1 for share in same), "equal_until": float(np.mean(same))}
-        words += (
-            f"; {figures['equal_texts']} of {len(same)} texts are eager's, {100 * figures['equal_until']:.0f} % of tokens"
-        )
-        words += " stand before the first other one"
-    return Line(words, figures), texts
 
 
 def run(setting: Setting) -> Iterator[Line]:
@@ -624,7 +409,6 @@ def assisted(setting: Setting) -> Iterator[Line]:
             by_gamma[gamma] = alone(target, document, draft, gamma)
     yield Line(f"{DRAFT}, a draft as large as the target: alpha {alpha:.3f} at noise of {scale:.3g}", {"alpha": alpha})
     yield advantage(setting, rate, by_gamma, plain)
-    yield rounds(scorer, document, by_gamma)
 
 
 def trace(texts: Sequence[Continuation], arrays: Mapping[int, Arrays]) -> Trace:
@@ -641,11 +425,10 @@ def trace(texts: Sequence[Continuation], arrays: Mapping[int, Arrays]) -> Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Alone:
-    """One text that transformers wrote: its ids, the seconds that it took, and how often the target was called."""
+    """One text that transformers wrote: its ids, and the seconds that it took."""
 
     ids: Ids
     seconds: float
-    calls: int
 
 
 @torch.inference_mode()
@@ -658,20 +441,15 @@ def alone(target: Model, document: Document, draft: Model | None = None, gamma: 
         served.num_assistant_tokens, served.num_assistant_tokens_schedule = gamma, "constant"
         served.assistant_confidence_threshold = 0.0
         how["assistant_model"] = draft.network
-    calls: list[int] = []
     texts: list[torch.Tensor] = []
 
     def write() -> None:
         mask, most = torch.ones_like(ids), document.max_new_tokens
         texts.append(target.network.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **how))
 
-    handle = target.network.register_forward_pre_hook(lambda *_: calls.append(1))
-    try:
-        with without_advice():
-            took = seconds(target.device, write)
-    finally:
-        handle.remove()
-    return Alone(texts[0][0, ids.shape[1] :].cpu().numpy().astype(np.int32), took, len(calls))
+    with without_advice():
+        took = seconds(target.device, write)
+    return Alone(texts[0][0, ids.shape[1] :].cpu().numpy().astype(np.int32), took)
 
 
 def advantage(setting: Setting, rate: float, by_gamma: Mapping[int, Alone], plain: Alone) -> Line:
@@ -690,15 +468,3 @@ def advantage(setting: Setting, rate: float, by_gamma: Mapping[int, Alone], plai
     text += f"{without:.0f} times as fast as generation without a draft"
     reached = times >= LEAST_ADVANTAGE
     return Line(text, figures, judged(setting, reached) if reached or len(by_gamma) == len(GAMMAS) else None)
-
-
-def rounds(scorer: Scorer, document: Document, by_gamma: Mapping[int, Alone]) -> Line:
-    """Tokens a round of assisted generation beside those that replay says of the same texts."""
-    pairs = {}
-    for gamma, text in sorted(by_gamma.items()):
-        item = Continuation(document, text.ids, "length")
-        arrays = by_document([item], scorer.score([item])[scorer.drafts[0].model.name])
-        replayed = float(replay(trace([item], arrays), gamma, "hf").rounds.sum())
-        pairs[gamma] = (len(text.ids) / text.calls, len(text.ids) / replayed)
-    words = ", ".join(f"{gamma}: {ours:.2f} and {theirs:.2f}" for gamma, (ours, theirs) in pairs.items())
-    return Line(f"tokens a round by gamma, assisted and replayed: {words}", {"tokens_a_round": pairs})
