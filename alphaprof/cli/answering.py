@@ -17,7 +17,6 @@ from alphaprof.cli.common import (
     one_line,
     print_text,
     show,
-    without_pandas,
 )
 from alphaprof.errors import OptionInvalid
 
@@ -96,17 +95,16 @@ def report(
     from alphaprof.report.build import build_report
 
     shown = _sections(sections, output, out)
-    with without_pandas():
-        opened = Run.open(run)
-        if verify:
-            opened.verify()
-        config = ids = None
-        if overrides or rules:
-            from alphaprof.config.load import changed_question, known_rules  # what validates profiles takes a while to load
+    opened = Run.open(run)
+    if verify:
+        opened.verify()
+    config = ids = None
+    if overrides or rules:
+        from alphaprof.config.load import changed_question, known_rules  # what validates profiles takes a while to load
 
-            config = changed_question(opened.manifest.config, overrides) if overrides else None
-            ids = known_rules(rules) if rules else None
-        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), output, out)
+        config = changed_question(opened.manifest.config, overrides) if overrides else None
+        ids = known_rules(rules) if rules else None
+    show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), output, out)
 
 
 def check(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Annotated
 
 import typer
 
 from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
-from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
+from alphaprof.cli.common import discard_output, disk_failure, escape_characters, one_line, print_notes
 from alphaprof.cli.exchange import export, import_app
 from alphaprof.cli.heads import curve, train
 from alphaprof.cli.help import Command
@@ -48,22 +47,25 @@ def _options(
 
 def main() -> None:
     """The console script: the one place that prints the errors a user can cause, as two lines on stderr."""
-    with standard_streams():
-        try:
-            _run()
-        except AlphaprofError as error:
-            with contextlib.suppress(AlphaprofError):  # nothing can be said where the standard error cannot be written
-                print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
-                print_notes(error)
-            sys.exit(error.exit_code)
+    escape_characters()
+    try:
+        _run()
+    except AlphaprofError as error:
+        print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
+        print_notes(error)
+        sys.exit(error.exit_code)
 
 
 def _run() -> None:
     """Run the command, and write what it left in the buffer of the standard output. Raises errors of disks as `DiskFull`."""
     try:
-        app()
-    except (SystemExit, AlphaprofError):
-        sys.stdout.flush()
-        raise
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads the answer any more
+        discard_output()
+        sys.exit(1)
     except OSError as error:
+        discard_output()
         raise disk_failure(error) from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
@@ -22,60 +23,20 @@ if TYPE_CHECKING:
 # What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
 DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
-INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143  # what shells say of SIGINT, SIGPIPE and SIGTERM
+INTERRUPTED, TERMINATED = 130, 143  # what shells say of SIGINT and SIGTERM
 
 
-class Stream:
-    """A standard stream (None: closed) whose failures end a command: quietly where nobody reads it, else as `DiskFull`."""
-
-    def __init__(self, stream: TextIO | None, name: str) -> None:
-        self._stream = stream or _nowhere()
-        self._name, self._closed = name, stream is None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write text; characters that the stream's encoding lacks as escapes. Raises `DiskFull` and `SystemExit`."""
-        if self._closed:
-            raise DiskFull(f"the {self._name} is closed", "open it, or redirect it to a file")
-        encoding = self._stream.encoding or "utf-8"
-        with self._failing():
-            return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-
-    def flush(self) -> None:
-        """Write what is in the buffer. Raises `DiskFull` and `SystemExit`."""
-        with self._failing():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            with contextlib.suppress(OSError, ValueError), _nowhere() as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())  # for what is still in the buffer
-            if isinstance(error, BrokenPipeError):
-                raise SystemExit(READER_GONE) from None
-            raise DiskFull(
-                f"cannot write the {self._name}: {error.strerror}", "free space, or redirect it to another place"
-            ) from None
+def escape_characters() -> None:
+    """Have the standard streams write characters that their encoding lacks as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
-def _nowhere() -> TextIO:
-    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def standard_streams() -> Iterator[None]:
-    """Failures of the standard streams are errors of a command; where the standard error is closed, nothing is said."""
-    before = sys.stdout, sys.stderr
-    sys.stdout = Stream(sys.stdout, "standard output")
-    sys.stderr = Stream(sys.stderr or _nowhere(), "standard error")
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+def discard_output() -> None:
+    """Drop what is still in the buffer of the standard output, which cannot be written, so that Python's end is quiet."""
+    with contextlib.suppress(OSError, ValueError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def disk_failure(error: OSError) -> DiskFull:
@@ -83,7 +44,7 @@ def disk_failure(error: OSError) -> DiskFull:
     if error.errno not in DISK:
         raise error
     return DiskFull(
-        f"{error.filename or 'a file'} cannot be read or written: {os.strerror(error.errno)}",
+        f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
         "check the disk and its permissions, free space, or use another folder",
     )
 
@@ -137,25 +98,6 @@ def print_notes(error: BaseException) -> None:
         print(f"note: {one_line(note)}", file=sys.stderr)
 
 
-class _NoPandas:
-    """A finder of modules that lets nobody find pandas."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(f"{name} is not looked for here", name=name)
-
-
-@contextlib.contextmanager
-def without_pandas() -> Iterator[None]:
-    """Keep pyarrow from loading pandas at its first conversion, which takes as long as a report: nothing here is pandas'."""
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
 def show(answer: Answer, output: str, out: Path | None = None) -> None:
     """Prints an answer in the format `output`, or writes it to the file `out`. Raises `DiskFull`."""
     from alphaprof.render.answer import answer_text
@@ -188,15 +130,18 @@ def _place(path: Path | None) -> Path | None:
     """Return where `print_text` writes; None for -. Raises `DiskFull` if it cannot: better known before hours of work."""
     if path is None or str(path) == "-":
         return None
+    reason = None
     try:
         if not path.parent.is_dir():
-            raise _unwritable(path, f"there is no directory {cut(str(path.parent))}")
-        if path.exists() and not path.is_file():
-            raise _unwritable(path, "it is not a file (- is the standard output)")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise _unwritable(path, f"{os.strerror(errno.EACCES)} in {cut(str(path.parent))}")
+            reason = f"there is no directory {cut(str(path.parent))}"
+        elif path.exists() and not path.is_file():
+            reason = "it is not a file (- is the standard output)"
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            reason = f"{os.strerror(errno.EACCES)} in {cut(str(path.parent))}"
     except OSError as error:  # a name that is too long
-        raise _unwritable(path, error.strerror) from None
+        reason = error.strerror
+    if reason:
+        raise _unwritable(path, reason)
     return path
 
 

@@ -211,14 +211,9 @@ def _import(asked: ImportRequest, out: Path) -> None:
 def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
     """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
     if rule == "strict":
-        if temperature:
-            problem = f"strict is greedy decoding, and temperature {temperature:g} means sampling"
+        if temperature or top_k != 0 or top_p != 1:
+            problem = "strict is greedy decoding, and --temperature above 0, --top-k and --top-p mean sampling"
             raise OptionInvalid(problem, "name the engine's rule: --rule one_hot (its default when it samples), or lossless")
-        if top_k != 0 or top_p != 1:
-            raise OptionInvalid(
-                "strict is greedy decoding, which --top-k and --top-p do not change",
-                "leave them out; where the engine sampled, --rule one_hot or lossless, with --temperature",
-            )
         return None
     if not temperature:
         problem = f"{rule} keeps drafts by the target's distribution, which needs a temperature"

@@ -183,29 +183,41 @@ def _require_together(
     engine: str,
 ) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
-    if part is not None and workers is not None:
-        problem = "--workers starts every part on this machine, and --part is one of them"
-        raise OptionInvalid(problem, "use --workers on one machine, --part on several")
-    if engine == "ray" and (part is not None or workers is not None):
-        option = "--part" if part is not None else "--workers"
-        raise OptionInvalid(
-            f"engine ray starts actors by itself, and {option} processes",
-            f"leave {option} out, and set execution.workers, or use --engine local",
-        )
-    if until_decided and reuse is not None:
-        problem = "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run"
-        raise OptionInvalid(problem, "use one of them")
-    if output is not None and not dry_run:
-        raise OptionInvalid(
-            "--format needs --dry-run: a run prints no report", "use alphaprof report RUN --format after the run"
-        )
     given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
     given |= {"--part": part is not None, "--workers": workers is not None}
-    if dry_run and (odd := [name for name, present in given.items() if present]):
-        raise OptionInvalid(
-            f"--dry-run checks a new run with documents in the order of the data, so {odd[0]} cannot be combined with it",
-            f"leave {' and '.join(odd)} out for the dry run: models and data are the same",
-        )
+    odd = [name for name, present in given.items() if present]
+    option = "--part" if part is not None else "--workers"
+    together = " and ".join(odd)
+    problems = [
+        (
+            part is not None and workers is not None,
+            "--workers starts every part on this machine, and --part is one of them",
+            "use --workers on one machine, --part on several",
+        ),
+        (
+            engine == "ray" and (part is not None or workers is not None),
+            f"engine ray starts actors by itself, and {option} processes",
+            f"leave {option} out, and set execution.workers, or use --engine local",
+        ),
+        (
+            until_decided and reuse is not None,
+            "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run",
+            "use one of them",
+        ),
+        (
+            output is not None and not dry_run,
+            "--format needs --dry-run: a run prints no report",
+            "use alphaprof report RUN --format after the run",
+        ),
+        (
+            dry_run and bool(odd),
+            f"--dry-run checks a new run with documents in the order of the data, so {together} cannot be combined with it",
+            f"leave {together} out for the dry run: models and data are the same",
+        ),
+    ]
+    for wrong, problem, hint in problems:
+        if wrong:
+            raise OptionInvalid(problem, hint)
 
 
 def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:

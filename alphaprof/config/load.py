@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import copy
 import datetime
-import difflib
-from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import DRAFTS, DraftOptions, MeasuredCosts
+from alphaprof.config.options import DRAFTS, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
 WHOLE = "profile"  # where a problem lies that concerns several options
-UNKNOWN_KEY = "extra_forbidden"
 # What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
 # for text that is nested deeper than Python calls.
 BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
@@ -160,28 +156,40 @@ def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
     try:
         return ProfileOptions.model_validate(tree)
     except ValidationError as error:
-        raise _invalid(error, origin) from None
+        raise _invalid(error, tree, origin) from None
 
 
-def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
+def _invalid(error: ValidationError, tree: dict[str, Any], origin: str) -> ProfileInvalid:
     """The failure that names the first problem; an unknown key comes first, since it often explains the others."""
     problems: dict[str, ErrorDetails] = {}
     for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
-        keys = [str(part) for part, is_key, _ in _walk(problem["loc"]) if is_key]  # `loc` holds tags of unions as well
-        problems.setdefault(".".join(keys) or WHOLE, problem)
+        problems.setdefault(_place(problem, tree) or WHOLE, problem)
     # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
     places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
     place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     first: Any = problems[place]
     if first["type"] == UNKNOWN_KEY:
-        options = _choices(_annotation(first["loc"][:-1]))[0].model_fields
-        near = difflib.get_close_matches(str(first["loc"][-1]), options, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(options))}"
-        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", hint)
+        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", first["ctx"]["hint"])
     where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
     tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
     problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
     return ProfileInvalid(f"{origin}:{where} {problem}{more}", _advice(first, place, origin))
+
+
+def _place(problem: ErrorDetails, tree: Any) -> str:
+    """Where a problem lies, by the keys of the file. Pydantic's location holds tags of unions as well: the kind of a draft,
+    a type. A tag follows its group, so that `model` after a draft of this kind is no key, and a second one is.
+    """
+    keys, node, tagged, location = [], tree, False, problem["loc"]
+    for place, part in enumerate(location):
+        if isinstance(node, dict) and not tagged and part in (node.get("kind"), node.get("source")):
+            tagged = True
+        elif (isinstance(node, list) and isinstance(part, int)) or (isinstance(node, dict) and part in node):
+            node, tagged = node[part], False  # type: ignore[index]
+            keys.append(str(part))
+        elif problem["type"] == "missing" and place == len(location) - 1:
+            keys.append(str(part))
+    return ".".join([*keys, problem["ctx"]["key"]] if problem["type"] == UNKNOWN_KEY else keys)
 
 
 def _advice(error: ErrorDetails, place: str, origin: str) -> str:
@@ -190,8 +198,8 @@ def _advice(error: ErrorDetails, place: str, origin: str) -> str:
     if error["type"] == "missing":
         return "add this key; the files in profiles/ show a complete profile"
     if error["type"] == "union_tag_not_found":
-        kinds = [tag for choice in _choices(_annotation(error["loc"])) for tag in _tags(choice)[1:]]
-        return f"add kind: {' or '.join(kinds)}"
+        choices = DRAFTS if place.startswith("drafts") else get_args(get_args(ContinuationOptions)[0])
+        return f"add kind: {' or '.join(get_args(each.model_fields['kind'].annotation)[0] for each in choices)}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return "it is a group of options: write {key: value, ...}, or one key: value a line, indented"
     if error["type"] == "string_type" and isinstance(error["input"], bool):
@@ -199,40 +207,3 @@ def _advice(error: ErrorDetails, place: str, origin: str) -> str:
     if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
         return "YAML reads it as a number or a date: quote it"
     return "correct this value" if origin == SET else "correct the value in the profile, or override it with --set KEY=VALUE"
-
-
-def _annotation(location: tuple[str | int, ...]) -> Any:
-    """The type that the options declare at pydantic's error location."""
-    return [ProfileOptions, *(declared for _, _, declared in _walk(location))][-1]
-
-
-def _walk(location: tuple[str | int, ...]) -> Iterator[tuple[str | int, bool, Any]]:
-    """Each part of an error location, whether it is a key of the file, and the declared type that it leads to."""
-    here: Any = ProfileOptions
-    for part in location:
-        choices = _choices(here)
-        fields, inner = getattr(choices[0], "model_fields", {}), get_args(choices[0])
-        is_key = len(choices) == 1 and bool(inner or fields)
-        if len(choices) > 1:
-            here = next((choice for choice in choices if part in _tags(choice)), None)
-        else:
-            here = fields[part].annotation if part in fields else inner[-1] if inner else None
-        yield part, is_key, here
-
-
-def _choices(annotation: Any) -> list[Any]:
-    """What an annotation allows besides None, without Annotated: more than one type where it is a union."""
-    if get_origin(annotation) is Annotated:
-        return _choices(get_args(annotation)[0])
-    if annotation is DraftOptions:
-        return list(DRAFTS)
-    if get_origin(annotation) in (Union, UnionType):
-        return [choice for part in get_args(annotation) if part is not NoneType for choice in _choices(part)]
-    return [annotation]
-
-
-def _tags(choice: Any) -> tuple[str, ...]:
-    """How pydantic may name one choice of a union: by its class, or by its kind or source."""
-    fields = getattr(choice, "model_fields", {})
-    kind = fields.get("kind") or fields.get("source")
-    return (getattr(choice, "__name__", ""), *(get_args(kind.annotation) if kind else ()))

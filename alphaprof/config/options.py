@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
 from functools import cache, partial, reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,11 +20,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from alphaprof.errors import shown
 from alphaprof.rules import GAMMA_LIMIT
 from alphaprof.totals.lookup import MAX_NGRAM
 
+UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 
@@ -40,6 +44,26 @@ class Options(BaseModel):
     """Base of all option groups: unknown keys are errors, numbers are finite, and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given: Any) -> Any:
+        odd = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
+        if odd:
+            near = difflib.get_close_matches(str(odd[0]), cls.model_fields, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(cls.model_fields))}"
+            raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}", {"key": str(odd[0]), "hint": hint})
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if problem := next(self.problems(), None):
+            raise ValueError(problem)
+        return self
+
+    def problems(self) -> Iterator[str]:
+        """Yield what contradicts itself in a group whose options are valid by themselves."""
+        yield from ()
 
 
 class ModelOptions(Options):
@@ -255,11 +279,10 @@ class GivenContinuation(Sampling):
     )
     max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
 
-    @model_validator(mode="after")
-    def _sampled_at(self) -> GivenContinuation:
+    def problems(self) -> Iterator[str]:
+        """Yield settings of a text that is greedy."""
         if self.temperature is None and (self.top_k or self.top_p or self.min_p):
-            raise ValueError("top_k, top_p and min_p need temperature (1 changes nothing); without it the text is greedy")
-        return self
+            yield "top_k, top_p and min_p need temperature (1 changes nothing); without it the text is greedy"
 
 
 class TextContinuation(Options):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,16 +103,15 @@ class SourceOptions(Options):
             raise ValueError(f"{error}: quote dates, and write finite numbers") from None
         return options
 
-    @model_validator(mode="after")
-    def _one_prompt(self) -> SourceOptions:
+    def problems(self) -> Iterator[str]:
+        """Yield what a row cannot become a prompt for."""
         given = [name for name in ("prompt", "messages", "prompt_ids") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"needs exactly one of prompt, messages, prompt_ids (has {', '.join(given) or 'none'})")
+            yield f"needs exactly one of prompt, messages, prompt_ids (has {', '.join(given) or 'none'})"
         if self.chat and self.prompt is None:
-            raise ValueError("chat: true needs prompt; messages always pass through the chat template")
+            yield "chat: true needs prompt; messages always pass through the chat template"
         if self.system is not None and not self.chat:
-            raise ValueError("system needs chat: true; with messages, put it into the messages")
-        return self
+            yield "system needs chat: true; with messages, put it into the messages"
 
 
 class DecisionOptions(Options):
@@ -157,11 +157,10 @@ class WorkerBounds(Options):
     min: Annotated[Whole, Field(ge=1)] = Field(1, description="as many are asked for at once")
     max: Annotated[Whole, Field(ge=1)] = Field(description="as many are added as the cluster has room for, or makes room")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> WorkerBounds:
+    def problems(self) -> Iterator[str]:
+        """Yield bounds in the wrong order."""
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}")
-        return self
+            yield f"min {self.min} is above max {self.max}"
 
 
 class ExecutionOptions(Options):
@@ -277,30 +276,29 @@ class ProfileOptions(Options):
             raise ValueError(f"must lie between 1 and {GAMMA_LIMIT}")
         return sorted(set(gammas))
 
-    @model_validator(mode="after")
-    def _consistent(self) -> ProfileOptions:
+    def problems(self) -> Iterator[str]:
+        """Yield what the decision, the costs and the data do not agree on."""
         decision = self.decision
         if decision.draft != "auto" and decision.draft not in self.drafts:
             names = cut(", ".join(self.drafts), 100)
-            raise ValueError(f"decision.draft {shown(decision.draft)} is none of the drafts ({names})")
+            yield f"decision.draft {shown(decision.draft)} is none of the drafts ({names})"
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
-            raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}")
+            yield f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}"
         for name, draft in self.drafts.items():
             if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < max(self.gammas):
-                raise ValueError(f"drafts.{name}.depths {draft.depths} lies below the largest of gammas, {max(self.gammas)}")
+                yield f"drafts.{name}.depths {draft.depths} lies below the largest of gammas, {max(self.gammas)}"
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             sizes = self.costs.concurrency
             if not sizes[0] <= decision.concurrency <= sizes[-1]:
                 outside = f"{decision.concurrency} lies outside costs.concurrency {cut(str(sizes), 100)}"
-                raise ValueError(f"decision.concurrency {outside}: there are no step times for it")
+                yield f"decision.concurrency {outside}: there are no step times for it"
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
-                raise ValueError(f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat")
+                yield f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat"
         fixed = [source.domain for source in self.data if isinstance(source.domain, str)]
         if decision.weights is not None and len(fixed) == len(self.data) and set(fixed) != set(decision.weights):
             odd = sorted(set(fixed) ^ set(decision.weights))
-            raise ValueError(f"decision.weights must name every domain and no other (check {cut(', '.join(odd), 100)})")
-        return self
+            yield f"decision.weights must name every domain and no other (check {cut(', '.join(odd), 100)})"
 
     def continuation_of(self, source: int) -> ContinuationOptions:
         """The continuation that holds for one source: its own, or the profile's."""

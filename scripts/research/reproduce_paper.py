@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put what finished runs say of their target beside the figures of arXiv:2606.30265 for Qwen3-1.7B and Qwen3-4B.
 
-    python scripts/research/reproduce_paper.py RUN [RUN ...] [--format markdown]
+    python scripts/research/reproduce_paper.py RUN [RUN ...]
 
 Runs of profiles/paper-qwen3-1.7b.yaml and profiles/paper-qwen3-4b.yaml follow the paper's protocol as far as it is known to
 us; any other run with certificates: true shows how far another target or other traffic is from it. Reads the log alone.
@@ -160,16 +160,6 @@ def _cell(found: Interval | None) -> str:
     return fmt.interval(found, digits=3)
 
 
-def terminal(rows: Sequence[Row]) -> str:
-    """Rows with aligned columns: names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        figures = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *figures]))
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
 def markdown(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table."""
     head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
@@ -177,21 +167,17 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 
-FORMATS = {"terminal": terminal, "markdown": markdown}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the exit code of the failure where a run cannot be read."""
     parser = argparse.ArgumentParser(description="Put runs beside the published figures of arXiv:2606.30265.")
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="directory of a complete run with thresholds")
-    parser.add_argument("--format", choices=FORMATS, default="terminal")
     options = parser.parse_args(arguments)
     try:
         rows = table([opened(path) for path in options.runs])
     except AlphaprofError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
-    print("\n\n".join([FORMATS[options.format](rows), "\n".join(NOTES)]))
+    print("\n\n".join([markdown(rows), "\n".join(NOTES)]))
     return 0
 
 

@@ -329,7 +329,7 @@ def test_a_full_standard_output_is_an_error_of_every_command(
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(monkeypatch, *command.split()) == 5
-    assert capsys.readouterr().err.startswith("error: cannot write the standard output: No space left on device\nhint: ")
+    assert "No space left on device\nhint: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", PRINTING)
@@ -340,7 +340,7 @@ def test_a_command_whose_reader_has_gone_ends_quietly(
     os.close(reading)
     with os.fdopen(writing, "w") as nobody:
         monkeypatch.setattr(sys, "stdout", nobody)
-        assert main(monkeypatch, *command.split()) == 141
+        assert main(monkeypatch, *command.split()) == 1
     assert capsys.readouterr().err == ""
 
 
@@ -361,8 +361,8 @@ def test_a_closed_stream_is_not_another_one(stream: str, tmp_path: Path) -> None
 def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    with common.standard_streams():
-        common.print_text("speedup \u2265 1 of \udcff\n", None)
+    common.escape_characters()
+    common.print_text("speedup \u2265 1 of \udcff\n", None)
     terminal.flush()
     assert terminal.buffer.getvalue() == b"speedup \\u2265 1 of \\udcff\n"  # type: ignore[attr-defined]
 

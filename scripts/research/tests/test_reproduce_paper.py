@@ -57,7 +57,7 @@ def test_the_table_holds_each_figure_once_a_run_and_what_is_published(tmp_path: 
     runs = [
         write_run(tmp_path / name, dataclasses.replace(RECIPE, seed=seed)) for seed, name in enumerate(("one", "a|b\nc"))
     ]
-    code, text, _ = reproduced(capsys, *(run.path for run in runs), "--format", "markdown")
+    code, text, _ = reproduced(capsys, *(run.path for run in runs))
     table, notes = text.split("\n\n")
     head, *rows = cells(table)
     assert code == 0

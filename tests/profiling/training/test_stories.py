@@ -18,15 +18,8 @@ from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
 from alphaprof.totals.decoded import decoded_totals
-from scripts.make_stories import FILE, stories
 from tests.conftest import ROOT
 from tests.profiling.test_speculation import Silent
-
-
-def test_the_prompts_are_those_that_the_script_writes() -> None:
-    import json
-
-    assert [json.loads(line)["prompt"] for line in FILE.read_text().splitlines()] == stories()
 
 
 @pytest.mark.slow
