@@ -361,30 +361,17 @@ def test_an_id_is_read_back_and_safe_in_sql(rule: BoundRule) -> None:
     assert parse_rule(rule) is rule
 
 
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_any_value_survives_its_id(epsilon: float, delta: float) -> None:
-    rule = parse_rule({"typical": {"epsilon": epsilon, "delta": delta}})
-    assert re.fullmatch(r"typical_[0-9]+(p[0-9]+)?_[0-9]+(p[0-9]+)?", rule.id)
-    assert parse_rule(rule.id) == rule
-
-
 @each(
     ("specification", "expected"),
     [
         ("strict", "strict"),
-        ("one_hot", "one_hot"),
-        ({"lossless": []}, "lossless"),
         ("additive:0.1", "additive_0p1"),
-        ("additive_0p1", "additive_0p1"),
         ({"additive": 0.1}, "additive_0p1"),
         ({"additive": {"epsilon": 0.1}}, "additive_0p1"),
         ({"additive": 1e-05}, "additive_0p00001"),
-        ({"additive": 1.0}, "additive_1"),
         ("additive:-0.0", "additive_0"),
-        ("typical:0.09,0.3", "typical_0p09_0p3"),
         ("typical: 0.09, 0.3", "typical_0p09_0p3"),
         ({"typical": {"delta": 0.3, "epsilon": 0.09}}, "typical_0p09_0p3"),
-        ({"top_m": 3.0}, "top_m_3"),
         ("top_m_1000000", "top_m_1000000"),
     ],
 )
@@ -392,35 +379,24 @@ def test_every_spelling_of_a_rule(specification: object, expected: str) -> None:
     assert parse_rule(specification).id == expected
 
 
-UNKNOWN = ["medusa", "", "Strict", "additives_0p1", "additive:x"]
-NO_RULE = [3, ["strict"], {}, {"medusa": 0.1}, {"strict": {}, "lossless": {}}]
-OTHERS = [form for name in NOT_MODELLED for form in (name, f"{name}:0.5", {name: 0.5})]
+NO_RULE = ["medusa", "", "Strict", "additive:x", 3, {"strict": {}, "lossless": {}}, *NOT_MODELLED]
 
 
-@each("specification", [*UNKNOWN, *NO_RULE, *OTHERS], ids=str)
+@each("specification", NO_RULE)
 def test_what_is_no_rule_is_told_what_is(specification: object) -> None:
-    with pytest.raises(ValueError, match=r"known: .*") as caught:
+    with pytest.raises(ValueError, match=r"known: .*typical:epsilon,delta") as caught:
         parse_rule(specification)
     assert all(name in str(caught.value) for name in RULES)
-    assert "typical:epsilon,delta" in str(caught.value)
-
-
-@each("name", NOT_MODELLED)
-def test_rules_of_engines_that_are_not_modelled_are_known_by_name(name: str) -> None:
-    assert name not in RULES
-    with pytest.raises(ValueError, match=f"'{name}' is not modelled"):
-        parse_rule(name)
+    assert ("is not modelled" in str(caught.value)) == (specification in [*NOT_MODELLED])
 
 
 @each(
     ("specification", "says"),
     [
         ("additive", "write additive:epsilon"),
-        ("typical:0.1", "write typical:epsilon,delta"),
         ("typical:0.1,0.2,0.3", "not 3: write typical:epsilon,delta"),
         ("strict:1", "strict has 0 parameters, not 1"),
         ({"typical": {"epsilon": 0.1, "delta": 0.1, "gamma": 1}}, "has the parameters epsilon, delta"),
-        ({"additive": {"eps": 0.1}}, r"has the parameters epsilon \(not eps\)"),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,23 +23,14 @@ from unittest.mock import Mock
 import numpy as np
 import pyarrow as pa
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from alphaprof.log.store import Run
-from alphaprof.profiling.decoding.drafters import DRAFTED, KEPT, Choice, Chooser
-from alphaprof.profiling.decoding.speculative import Decoded, Speculation
-from alphaprof.profiling.models.drafts import Arrays, DraftModel
-from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
+from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
-from alphaprof.profiling.texts.continuations import Continuation, generate
-from alphaprof.profiling.texts.corpus import Document
-from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.replay import Trace, expected_replay, run_lengths, steps
-from scripts.gpu.setting import Line, Setting, documents, near_draft, perturb
+from scripts.gpu.setting import Line, Setting, perturb
 
 ROOT = Path(__file__).parent.parent.parent
 BOUND = 1e-5  # of a column's error, absolute and relative to its value, as in tests/profiling/test_cuda.py
@@ -509,142 +500,34 @@ def shards_of(out: Path) -> int:
 GAMMA = 4
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What replay makes of one decoded text: rounds as (start, drafted, accepted), how many are expected where acceptance is
-    random, and how near the choices at each place were to others [positions]: any of them (`margin`), and the target's where
-    it is greedy (`lead`).
-    """
-
-    rounds: list[tuple[int, int, int]]
-    expected: float
-    margin: Any
-    lead: Any = None
-
-
 def rounds(setting: Setting) -> Iterator[Line]:
-    """Decodes texts and replays them from one pass over each. They differ by rounding alone, since sums over one token and
-    over a whole text have another order: a figure in 16 bits; in float32 only near ties may part.
+    """Decodes documents for real, as `alphaprof validate` does, beside their replay. They differ by rounding alone, since
+    sums over one token and over a whole text have another order: in float32 at near ties, of which one document is granted;
+    in 16 bits a figure.
     """
+    import datasets  # noqa: F401  # where it is missing, the check says so
+
+    from alphaprof.commands.validate.build import build_validation
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
+
     torch.set_float32_matmul_precision("highest")
-    for dtype in (*setting.dtypes[: 1 if setting.tiny else 2], torch.float32):
-        target = small_target(setting, dtype)
-        texts = generate(target, asked(setting, target, None), target.vocabulary)
-        draft, alpha, _ = near_draft(target, texts)
-        for rule, processing in (("strict", None), ("lossless", SAMPLED)):
-            yield decoded_and_replayed(setting, (target, draft), alpha, rule, processing)
-        del target, draft
+    save_models(setting)
+    write_profile(setting)
+    costs = ["costs.source=measured", "costs.repeats=3", "costs.budget=5"]
+    for dtype in ("float32", "bfloat16"):
+        changes = [f"target.device={setting.device}", f"target.dtype={dtype}", *costs]
+        options = load_profile(setting.folder / "profile.yaml", changes, 2 if setting.tiny else 12)
+        run, measured = validate(options, setting.folder / f"rounds-{dtype}", [GAMMA], 1, Mock(), rules=["lossless"])
+        for cell in build_validation(run, measured, tolerance=0.1, kept=False).cells:
+            tokens = cell.tokens_per_round
+            text = f"{dtype} {cell.rule}, {cell.draft}, {cell.continuation}: {tokens.measured:.3f} tokens a round decoded, "
+            text += f"{tokens.predicted:.3f} replayed"
+            if cell.same_text is not None:
+                text += (
+                    f"; of {cell.documents} texts {cell.same_text} are the profiled ones, {cell.same_rounds} round by round"
+                )
+            bound = dtype == "float32" and cell.same_rounds is not None
+            same = min(cell.same_text or 0, cell.same_rounds or 0) >= cell.documents - 1
+            yield Line(text, asdict(cell), ok=same if bound else None)
         setting.clean()
-
-
-def small_target(setting: Setting, dtype: torch.dtype) -> Model:
-    """The model that was given, or one with random weights; its texts have their full length."""
-    if setting.model is None:
-        return setting.loaded("llama-3.2-1b", dtype)
-    network = AutoModelForCausalLM.from_pretrained(setting.model, dtype=dtype).to(setting.device)
-    network.generation_config = GenerationConfig(pad_token_id=0)
-    return DraftModel("target", network.eval().requires_grad_(False), "model", str(setting.model))
-
-
-def asked(setting: Setting, target: Model, processing: Processing | None) -> list[Document]:
-    """Documents to be decoded one at a time."""
-    count, lengths, new = (2, (8, 13), 32) if setting.tiny else (4, (64, 79), 128)
-    return documents(count, lengths, new, processing, ids=target.vocabulary)
-
-
-def decoded_and_replayed(
-    setting: Setting, pair: tuple[Model, Model], alpha: float, rule: str, processing: Processing | None
-) -> Line:
-    """How many rounds and texts of one rule are others when they are decoded than when they are replayed."""
-    target, draft = pair
-    choice, wanted = Choice(processing, 0), asked(setting, target, processing)
-    engine = Speculation(target, draft, parse_rule(rule), GAMMA, choice)
-    plain = generate(target, wanted, target.vocabulary) if processing is None else None
-    counted = np.zeros(4)  # rounds, those that replay has not, rounds of replay, expected rounds
-    texts, ties = 0, []
-    for number, document in enumerate(wanted):
-        decoded = engine.decode(document.prompt, document.max_new_tokens or 0, document.source_row)
-        text = Continuation(document, decoded.ids, "length")
-        columns = Scorer(target, [draft], target.vocabulary).score([text])[draft.name]
-        replayed = replayed_greedy(columns) if processing is None else replayed_sampled(pair, text, choice, columns)
-        own, theirs = rounds_of(decoded), replayed.rounds
-        starts = {start: accepted for start, _, accepted in theirs}
-        other = [one for one in own if one not in theirs]
-        # Where replay has no round that starts there, it is an earlier round that differs.
-        places = [one[0] + min(one[2], starts[one[0]]) for one in other if one[0] in starts]
-        ties += [replayed.margin[min(place, len(text.ids) - 1)] for place in places]
-        counted += len(own), len(other), len(theirs), replayed.expected
-        if plain is not None and len(apart := np.flatnonzero(plain[number].ids != decoded.ids)):
-            texts += 1
-            ties.append(replayed.lead[apart[0]])
-    what = f"{str(target.dtype).removeprefix('torch.')} {rule}, alpha {alpha:.2f}"
-    bound = target.dtype == torch.float32
-    return line_of_rounds(what, counted, None if plain is None else (texts, len(wanted)), ties, bound)
-
-
-def line_of_rounds(what: str, counted: Any, texts: tuple[int, int] | None, ties: Sequence[float], bound: bool) -> Line:
-    """The figures of one rule, as a line; where they are `bound`, whatever differs must be a near tie."""
-    total, other, replays, expected = counted
-    largest = float(max(ties, default=0.0))
-    figures = {
-        "rounds": int(total),
-        "other_rounds": int(other),
-        "other_texts": texts and texts[0],
-        "tokens_per_round_measured_over_replayed": replays / total,
-        "tokens_per_round_measured_over_expected": expected / total,
-        "largest_margin": largest,
-    }
-    text = f"{what}: {other / total:.1%} of {total:.0f} rounds differ from replay"
-    text += "" if texts is None else f", {texts[0]} of {texts[1]} texts from plain decoding"
-    text += f"; tokens a round / replayed {replays / total:.3f}"
-    text += f", / expected {expected / total:.3f}" if texts is None else ""
-    text += f"; margins to {largest:.1e}" if ties else ""
-    return Line(text, figures, ok=largest < TIE if bound else None)
-
-
-def rounds_of(decoded: Decoded) -> list[tuple[int, int, int]]:
-    """Start, drafted and accepted tokens of each round; the prefill emits the first token."""
-    starts = np.cumsum(decoded.accepted + 1) - decoded.accepted
-    return list(zip(starts.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist(), strict=True))
-
-
-def trace_of(run: Any, proposed: Any) -> Trace:
-    """The trace of one text."""
-    size = len(run)
-    start, stop = np.array([0]), np.array([size])
-    return Trace(run, proposed.astype(np.int64), start, stop, stop, np.zeros(size, dtype=bool))
-
-
-def replayed_greedy(columns: Arrays) -> Replayed:
-    """From the columns of the log: a draft is accepted where its top token is the text's."""
-    agrees = columns["draft_top"] == columns["token"]
-    trace = trace_of(run_lengths(agrees, np.array([0]), np.array([len(agrees)])), columns["proposed"])
-    found = steps(trace, GAMMA)
-    with np.errstate(divide="ignore"):
-        lead = np.log(columns["target_top_prob"]) - np.log(columns["target_second_prob"])
-        of_draft = np.log(columns["draft_top_prob"]) - np.log(columns["draft_top_prob"] - columns["draft_margin"])
-    listed = list(zip(found.at.tolist(), found.drafted.tolist(), found.accepted.tolist(), strict=True))
-    return Replayed(listed, len(listed), np.minimum(lead, of_draft), lead)
-
-
-@torch.inference_mode()
-def replayed_sampled(pair: tuple[Model, Model], text: Continuation, choice: Choice, columns: Arrays) -> Replayed:
-    """From whole distributions p and q of one pass and the numbers that the decoder draws by: which token the draft draws at
-    each place, and whether it is kept. The expectation is from the columns of the log.
-    """
-    document, size, device = text.document, len(text.ids), pair[0].device
-    chooser = Chooser(choice, document.prompt, document.source_row, size + GAMMA, device)
-    ids = torch.from_numpy(np.concatenate([document.prompt, text.ids]).astype(np.int64)).to(device)[None, :-1]
-    p, q = (weights_of(model.network(input_ids=ids).logits[0, -size:], SAMPLED) for model in pair)
-    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
-    by_draft, by_rule = chooser.numbers(DRAFTED, 0, size), chooser.numbers(KEPT, 0, size)
-    drawn = draw(q, by_draft)[:, None]
-    ratio = p.gather(1, drawn)[:, 0].double() / q.gather(1, drawn)[:, 0].double()
-    kept = (by_rule < ratio).cpu().numpy()
-    trace = trace_of(run_lengths(kept, np.array([0]), np.array([size])), columns["proposed"])
-    found = steps(trace, GAMMA)
-    emitted = np.minimum(1, columns["draft_token_prob"] / np.maximum(columns["target_token_prob"], 1e-30))
-    expected = expected_replay(trace, emitted, columns["overlap"], GAMMA).rounds.sum()
-    margin = torch.minimum((ratio - by_rule).abs(), edges(q, by_draft)).cpu().numpy()
-    listed = list(zip(found.at.tolist(), found.drafted.tolist(), found.accepted.tolist(), strict=True))
-    return Replayed(listed, float(expected), margin)

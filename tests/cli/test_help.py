@@ -79,8 +79,6 @@ def test_examples_of_help_work(command: str, place: Path, monkeypatch: pytest.Mo
     ("typed", "completed"),
     [
         (("alphaprof", "re"), ["report"]),
-        (("alphaprof", "check", "--min-s"), ["--min-speedup"]),
-        (("alphaprof", "import", "v"), ["vllm"]),
         (("alphaprof", "report", "--format", "h"), ["html"]),
     ],
 )

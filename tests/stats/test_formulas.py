@@ -97,12 +97,6 @@ def test_the_formula_is_what_replay_counts_on_simulated_chains(alpha: float, bur
         assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(simulated, rel=0.01)
 
 
-def test_the_rate_of_engines_is_not_alpha() -> None:
-    rate = float(formulas.accepted_per_drafted(tokens_per_round(0.8, 4), 4))
-    assert rate == pytest.approx((0.8 + 0.64 + 0.512 + 0.4096) / 4)
-    assert formulas.accepted_per_drafted(tokens_per_round(0.8, 1), 1) == pytest.approx(0.8)
-
-
 @given(chains(), gammas)
 def test_the_alpha_of_a_rate_is_the_alpha_that_made_it(chain: tuple[float, float], gamma: int) -> None:
     alpha, burstiness = chain

@@ -100,9 +100,6 @@ def test_wealth_stays_what_it_was_on_average_where_there_is_nothing_to_win(least
             assert mean[-1] < 1
 
 
-gains = st.lists(st.floats(-1, 2), min_size=2, max_size=30)
-
-
 def test_bounds_are_those_of_every_document() -> None:
     """Against documents of any length up to the reach, at any time per token in between."""
     size, pace = np.meshgrid(np.linspace(0, 100, 21), np.linspace(0.25, 1.5, 21))
@@ -119,12 +116,6 @@ def test_what_bounds_say_needs_no_document(threshold: float, verdict: str, size:
     assert (found.verdict, found.documents) == (verdict, size if verdict == "UNDECIDED" else 0)
     expected = {"GO": (threshold, math.inf), "NO-GO": (0.0, threshold), "UNDECIDED": (0.0, math.inf)}
     assert (found.low, found.high) == expected[verdict]
-
-
-def test_documents_without_tokens_say_nothing() -> None:
-    assert decide_sequentially(*alike(1, 0.5), 1.0, BOUNDS, 1.1, CONFIDENCE) == Sequential("UNDECIDED", 1, 0.0, math.inf)
-    nothing = decide_sequentially(np.zeros(500), np.zeros(500), 1.0, BOUNDS, 1.1, CONFIDENCE)
-    assert nothing.verdict == "UNDECIDED"
 
 
 def sample(rng: np.random.Generator, size: int) -> tuple[Array, Array]:
@@ -277,15 +268,6 @@ def test_power_is_about_what_theory_promises(corpus: Corpus, margin: float, verd
     found = corpus.verdicts(np.random.default_rng(11), 1.83 / margin)
     assert [one.verdict for one in found].count(verdict) >= 40
     assert least <= np.median([one.documents for one in found]) <= most
-
-
-@given(gains, st.data())
-def test_wealth_does_not_know_what_is_to_come(values: list[float], data: st.DataObject) -> None:
-    """Whatever comes later, in whatever order: what was won before stays."""
-    split = data.draw(st.integers(1, len(values) - 1))
-    later = data.draw(st.permutations(values[split:]))
-    assert wealth(values[:split] + later, -1.0, 2.0)[:split] == wealth(values, -1.0, 2.0)[:split]
-    assert wealth(values[:split] + [2.0] * 3, -1.0, 2.0)[:split] == wealth(values, -1.0, 2.0)[:split]
 
 
 def test_stopping_at_will_takes_several_times_the_documents_of_one_look(corpus: Corpus) -> None:
