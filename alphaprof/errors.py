@@ -6,8 +6,6 @@ bug and keeps its traceback.
 
 from __future__ import annotations
 
-import re
-
 # Characters that a message repeats of what was given: of a value that it quotes, of a word without spaces (a path, a key, a
 # number of 5,000 digits), and of a text that nothing else bounds.
 VALUE, WORD, TEXT = 60, 200, 600
@@ -21,13 +19,6 @@ def shown(value: object) -> str:
     return text if len(text) <= VALUE else f"{text[:VALUE]}..."
 
 
-def bounded(text: str) -> str:
-    """Cuts the middle out of words over 200 characters, which share these, and out of texts over 600."""
-    long = rf"\S{{{WORD + 1},}}"
-    share = max(WORD // max(len(re.findall(long, text)), 1), VALUE)
-    return cut(re.sub(long, lambda word: cut(word[0], share), text), TEXT)
-
-
 def cut(text: str, most: int = WORD) -> str:
     """Cuts the middle out of a text that is longer than `most` characters."""
     half = (most - len(" ... ")) // 2
@@ -35,7 +26,7 @@ def cut(text: str, most: int = WORD) -> str:
 
 
 class AlphaprofError(Exception):
-    """Base of all failures with a remedy. `message` says what is wrong, `hint` what to do next, both `bounded`."""
+    """Base of all failures with a remedy: what is wrong, and what to do next, each cut to 600 characters."""
 
     exit_code = 1
 
@@ -44,9 +35,8 @@ class AlphaprofError(Exception):
         cls.exit_code = cls.exit_code if exit_code is None else exit_code
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(bounded(message))
-        self.message = bounded(message)
-        self.hint = bounded(hint)
+        super().__init__(cut(message, TEXT))
+        self.message, self.hint = cut(message, TEXT), cut(hint, TEXT)
 
 
 class ProfileInvalid(AlphaprofError, exit_code=2):

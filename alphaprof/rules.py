@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -337,14 +338,13 @@ def _bound(name: str, given: object) -> BoundRule:
 
 
 def _checked(rule: str, parameter: Parameter, value: object) -> float:
-    if isinstance(value, str):  # YAML reads 1e-3 as a text
-        value = _number(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{rule}: {parameter.name} is not a number: {shown(value)}")
-    if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
+    number = _number(value) if isinstance(value, str) else value  # YAML reads 1e-3 as a text
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        number = math.nan
+    if not parameter.low <= number <= parameter.high or (parameter.whole and number != int(number)):
         kind = f"{'a whole' if parameter.whole else 'a'} number from {parameter.low:g} to {parameter.high:g}"
         raise ValueError(f"{rule}: {parameter.name} must be {kind}, not {shown(value)}")
-    return int(value) if parameter.whole else float(value) + 0.0  # no negative zero: additive_-0 is no column name
+    return int(number) if parameter.whole else float(number) + 0.0  # no negative zero: additive_-0 is no column name
 
 
 def _number(text: str) -> float:

@@ -53,7 +53,6 @@ PARTS = {
     "speed:scoring": "scoring against bare forward passes",
     "speed:kernels": "statistics kernels against the memory's bandwidth",
     "speed:run": "positions a second, end to end",
-    "speed:assisted": "a run against assisted generation and generation without a draft",
 }
 
 

@@ -410,7 +410,7 @@ def test_values_that_a_parameter_cannot_have_are_refused() -> None:
         highest = {item.name: item.high for item in rule.parameters}
         for one in rule.parameters:
             for wrong in ["x", float("nan"), one.low - 1, one.high + 1, *([1.5] if one.whole else [])]:
-                with pytest.raises(ValueError, match=f"{name}: {one.name} (is not a number|must be)|is not a number; known"):
+                with pytest.raises(ValueError, match=f"{name}: {one.name} must be|is not a number; known"):
                     parse_rule({name: highest | {one.name: wrong}})
             for end in (one.low, one.high):
                 assert parse_rule({name: highest | {one.name: end}}).arguments[one.name] == end

@@ -61,15 +61,13 @@ def ratio(totals: Array, counts: Array, strata: Array | None = None, sizes: Arra
     which has a correction of its own, and the degrees of freedom are Satterthwaite's. None: one stratum. Where what is
     sampled are clusters, `sizes` has the number of documents in each: their sum is what is fixed, so residuals are taken
     against the sizes. None: one each.
-    Documents without counts carry no information and are left out. Raises `ValueError` when nothing is left.
+    Documents without counts carry no information and are left out; at least one has to have some.
     """
     kept = counts > 0
     if not kept.all():
         totals, counts = totals[kept], counts[kept]
         strata, sizes = (None if each is None else each[kept] for each in (strata, sizes))
-    if not (documents := len(counts)):
-        raise ValueError("no document has a count")
-    value = float(totals.sum()) / float(counts.sum())
+    documents, value = len(counts), float(totals.sum()) / float(counts.sum())
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
     errors, freedom = _influences(totals, counts, strata, sizes)
@@ -306,11 +304,9 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
     interval of the share of values up to it (for the lower end: of those below it, which are fewer where values tie), over
     documents or clusters. Beyond what the sample can tell, 0 and infinity.
 
-    `counts`, `clusters` [documents]: how many of the values, which come document by document, are of each. Raises
-    `ValueError` without values.
+    `counts`, `clusters` [documents]: how many of the values, of which there is one at least and which come document by
+    document, are of each.
     """
-    if not len(values):
-        raise ValueError("no values")
     ordered = np.sort(values)
     value = _at(ordered, probability)
     stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

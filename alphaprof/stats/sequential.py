@@ -33,17 +33,11 @@ class Bounds:
     """What is known of every document before any is seen: `best` and `worst`, the least and the most time spent per token
     (min cost_m / (m + 1) and max cost_m over rounds that draft m tokens), and `reach`, the largest weight * base
     that a document of this traffic can have (its weight times max_new_tokens - 1).
-
-    Raises `ValueError` for bounds that no document can meet.
     """
 
     best: float
     worst: float
     reach: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.best <= self.worst < math.inf and 0 < self.reach < math.inf):
-            raise ValueError(f"bounds must be 0 < best <= worst and 0 < reach, all finite, and are not: {self}")
 
     def of_gains(self, thresholds: Array) -> tuple[Array, Array]:
         """The least and the largest weight * (base - threshold * spent) of a document; [thresholds]."""
@@ -90,7 +84,10 @@ def decide_sequentially(
     """
     base, spent = (np.asarray(values, dtype=np.float64) for values in (base, spent))
     weight = np.broadcast_to(np.asarray(weight, dtype=np.float64), base.shape)
-    _check(base, spent, weight, bounds, threshold, confidence, timing_error)
+    inside = (weight >= 0) & (base >= 0) & (weight * base <= bounds.reach * (1 + SLACK))
+    inside &= (spent >= bounds.best * base * (1 - SLACK)) & (spent <= bounds.worst * base * (1 + SLACK))
+    if not inside.all():
+        raise ValueError(f"document {int(np.argmin(inside))} lies outside of {bounds}: bets on it would not be fair")
     if math.isinf(timing_error):
         return Sequential("UNDECIDED", len(base), 0.0, math.inf)
     error, shift = 1 - confidence, 1.0
@@ -112,21 +109,6 @@ def decide_sequentially(
         low=float(lows[-1]) if len(lows) else 0.0,
         high=float(highs[0]) if len(highs) else math.inf,
     )
-
-
-def _check(
-    base: Array, spent: Array, weight: Array, bounds: Bounds, threshold: float, confidence: float, timing_error: float
-) -> None:
-    """Bets are fair only if no document can lie outside its bounds."""
-    if not (0 < threshold < math.inf and 0 < confidence < 1 and timing_error >= 0):
-        raise ValueError("threshold must be above 0, confidence between 0 and 1, timing_error at least 0")
-    if base.ndim != 1 or base.shape != spent.shape:
-        raise ValueError(f"base and spent must have a value for each document, and have shapes {base.shape}, {spent.shape}")
-    size = weight * base
-    inside = (weight >= 0) & (base >= 0) & (size <= bounds.reach * (1 + SLACK))
-    inside &= (spent >= bounds.best * base * (1 - SLACK)) & (spent <= bounds.worst * base * (1 + SLACK))
-    if not inside.all():
-        raise ValueError(f"document {int(np.argmin(inside))} lies outside of {bounds}: bets on it would not be fair")
 
 
 def thresholds_between(bounds: Bounds, threshold: float) -> Array:

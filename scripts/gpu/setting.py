@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,11 +18,8 @@ from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
-
-ALPHA, WITHIN = 0.7, 0.1  # the acceptance that a draft is made for, and how far from it the draft may be
 
 
 @dataclass(frozen=True)
@@ -124,28 +119,6 @@ def perturb(network: Any, scale: float, seed: int = 1) -> None:
             generator = torch.Generator(weight.device).manual_seed(seed * 10_007 + number)
             noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
             weight += scale * noise * weight.std()
-
-
-def near_draft(target: Model, texts: Sequence[Continuation]) -> tuple[Model, float, float]:
-    """A copy of the target with as much noise as makes its acceptance by strict on these greedy texts about ALPHA; the
-    acceptance, and the noise in standard deviations of each matrix. Raises `ValueError` where no noise does.
-    """
-    draft = DraftModel("noisy", copy.deepcopy(target.network), "model", "noise")
-    scorer = Scorer(target, [draft], target.vocabulary)
-    low, high = 1e-3, 1.0
-    scale = alpha = math.nan
-    for _ in range(9):
-        scale = math.sqrt(low * high)
-        draft.network.load_state_dict(target.network.state_dict())  # anew: noise that is taken out leaves that of rounding
-        perturb(draft.network, scale)
-        columns = scorer.score(texts)[draft.name]
-        alpha = float((columns["draft_top"] == columns["token"]).mean())
-        if abs(alpha - ALPHA) < WITHIN / 5:
-            break
-        low, high = (scale, high) if alpha > ALPHA else (low, scale)
-    if not abs(alpha - ALPHA) < WITHIN:
-        raise ValueError(f"no noise makes an acceptance of about {ALPHA}: {alpha:.2f} at {scale:.3g}")
-    return draft, alpha, scale
 
 
 def documents(

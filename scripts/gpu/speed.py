@@ -1,4 +1,4 @@
-"""How fast a GPU is at what the product does: its steps, its scoring, its kernels, its runs, and what it is compared with.
+"""How fast a GPU is at what the product does: its steps, its scoring, its kernels and its runs.
 
 Seconds are those between two events on the GPU's own time line (on a CPU by the wall clock), medians of several after one to
 warm up; versions that are compared take turns. Aims are judged on a GPU with real shapes only. Tiny shapes on a CPU show
@@ -21,7 +21,7 @@ from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ACCELERATORS, ModelShape
 from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.drafts import Arrays, DraftPass, PromptLookup, layer_skip
-from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
+from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of
 from alphaprof.profiling.models.processing import PLAIN
 from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.scoring import dispatch
@@ -31,16 +31,14 @@ from alphaprof.profiling.texts.continuations import Continuation, generate, gene
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
 from alphaprof.rules import DEFAULT_RULES
-from alphaprof.totals.replay import Trace, replays, run_lengths
-from scripts.gpu.setting import Line, Setting, documents, near_draft, random_texts
+from scripts.gpu.setting import Line, Setting, documents, random_texts
 
 TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"
 PAIRS = ((TARGET, DRAFT), ("qwen3-8b", "qwen3-0.6b"))
 TOKENS = (1, 2, 5, 9)
 SPREAD = 4.0  # logits of these models lie that many times as far apart as those of real ones
 ASSUMED = "h200"  # where the GPU is in no table
-MOST_STATISTICS, MOST_SCORING, LEAST_ADVANTAGE = 0.10, 1.05, 50
-GAMMAS = (1, 8, 4, 2, 6, 3, 5, 7)  # in the order in which they are run as long as there is time
+MOST_STATISTICS, MOST_SCORING = 0.10, 1.05
 Figures = dict[str, Any]
 
 
@@ -344,8 +342,8 @@ def run(setting: Setting) -> Iterator[Line]:
         if setting.left() <= 0:
             yield Line(f"a run with {len(drafts)} drafts, batches of {tokens:,} tokens: no time left")
             continue
-        spent, texts, _ = profiled(setting, Scorer(target, drafts, target.vocabulary), some, tokens)
-        positions, total = sum(len(item.ids) for item in texts), sum(spent.values())
+        spent, positions = profiled(setting, Scorer(target, drafts, target.vocabulary), some, tokens)
+        total = sum(spent.values())
         shares = ", ".join(f"{name} {100 * took / total:.0f} %" for name, took in spent.items())
         names = " + ".join(item.name for item in drafts)
         text = (
@@ -355,10 +353,8 @@ def run(setting: Setting) -> Iterator[Line]:
         yield Line(f"{text}: {shares}", figures)
 
 
-def profiled(
-    setting: Setting, scorer: Scorer, asked: Sequence[Document], batch_tokens: int
-) -> tuple[dict[str, float], list[Continuation], dict[str, dict[int, Arrays]]]:
-    """Seconds of what a run does by phase, its texts in document order, and its arrays by draft and document."""
+def profiled(setting: Setting, scorer: Scorer, asked: Sequence[Document], batch_tokens: int) -> tuple[dict[str, float], int]:
+    """Seconds of what a run does by phase, and how many positions it has."""
     scored: dict[str, dict[int, Arrays]] = {}
     texts: list[Continuation] = []
 
@@ -380,91 +376,5 @@ def profiled(
             (setting.folder / f"{draft}.parquet").write_bytes(table_content(table, rules.columns))
 
     phases = {"generation": generating, "scoring": scoring_them, "writing": writing}
-    return {name: seconds(setting.device, work) for name, work in phases.items()}, texts, scored
-
-
-def assisted(setting: Setting) -> Iterator[Line]:
-    """A run for all gammas at once against Hugging Face's assisted generation gamma by gamma, and against generation without
-    a draft. The draft is the target with noise on its weights: as large as the target, and its acceptance is known.
-    """
-    setting = within(setting, 60)
-    target = setting.loaded(DRAFT, setting.dtypes[0])
-    count, prompts, new = (4, (8, 24), 8) if setting.tiny else (64, (64, 256), 96)
-    asked = documents(count, prompts, new, ids=target.vocabulary)
-    texts = generate(target, asked[:16], target.vocabulary)
-    draft, alpha, scale = near_draft(target, texts)
-    scorer = Scorer(target, [draft], target.vocabulary)
-    gammas = GAMMAS[:2] if setting.tiny else GAMMAS
-    profiled(setting, scorer, asked[:2], 65_536)
-    spent, texts, scored = profiled(setting, scorer, asked, 65_536)
-    replays(trace(texts, scored[draft.name]), [1])  # loads the loops
-    spent["replay"] = seconds(torch.device("cpu"), lambda: replays(trace(texts, scored[draft.name]), sorted(gammas)))
-    rate = sum(len(item.ids) for item in texts) / sum(spent.values())
-    document = asked[len(asked) // 2]
-    alone(target, dataclasses.replace(document, max_new_tokens=4), draft, 2)
-    plain = alone(target, document)
-    by_gamma = {}
-    for gamma in gammas:
-        if setting.left() > 0:
-            by_gamma[gamma] = alone(target, document, draft, gamma)
-    yield Line(f"{DRAFT}, a draft as large as the target: alpha {alpha:.3f} at noise of {scale:.3g}", {"alpha": alpha})
-    yield advantage(setting, rate, by_gamma, plain)
-
-
-def trace(texts: Sequence[Continuation], arrays: Mapping[int, Arrays]) -> Trace:
-    """What a draft proposes in some texts: positions of one text after the other."""
-    parts = [arrays[item.document.document] for item in texts]
-    token, top, proposed = (
-        np.concatenate([part[name] for part in parts]).astype(np.int64) for name in ("token", "draft_top", "proposed")
-    )
-    stop = np.cumsum([len(item.ids) for item in texts])
-    start = stop - [len(item.ids) for item in texts]
-    limit = np.array([item.document.max_new_tokens for item in texts])
-    return Trace(run_lengths(token == top, start, stop), proposed, start, stop, limit, np.zeros(len(token), dtype=bool))
-
-
-@dataclasses.dataclass(frozen=True)
-class Alone:
-    """One text that transformers wrote: its ids, and the seconds that it took."""
-
-    ids: Ids
-    seconds: float
-
-
-@torch.inference_mode()
-def alone(target: Model, document: Document, draft: Model | None = None, gamma: int = 0) -> Alone:
-    """A document's greedy text, with assisted generation of `gamma` tokens a round where there is a draft."""
-    ids = torch.from_numpy(document.prompt.astype(np.int64))[None].to(target.device)
-    how: Figures = {}
-    if draft is not None:
-        served = draft.network.generation_config
-        served.num_assistant_tokens, served.num_assistant_tokens_schedule = gamma, "constant"
-        served.assistant_confidence_threshold = 0.0
-        how["assistant_model"] = draft.network
-    texts: list[torch.Tensor] = []
-
-    def write() -> None:
-        mask, most = torch.ones_like(ids), document.max_new_tokens
-        texts.append(target.network.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **how))
-
-    with without_advice():
-        took = seconds(target.device, write)
-    return Alone(texts[0][0, ids.shape[1] :].cpu().numpy().astype(np.int32), took)
-
-
-def advantage(setting: Setting, rate: float, by_gamma: Mapping[int, Alone], plain: Alone) -> Line:
-    """How many times as many tokens a second a run has as assisted generation of every gamma that was run."""
-    times = rate * sum(text.seconds / len(text.ids) for text in by_gamma.values())
-    without = rate * plain.seconds / len(plain.ids)
-    ran = ", ".join(map(str, sorted(by_gamma)))
-    figures = {
-        "run_tokens_per_second": rate,
-        "assisted_tokens_per_second": {gamma: len(text.ids) / text.seconds for gamma, text in sorted(by_gamma.items())},
-        "plain_tokens_per_second": len(plain.ids) / plain.seconds,
-        "times_assisted": times,
-        "times_plain": without,
-    }
-    text = f"a run ({rate:,.0f} positions/s) is {times:.0f} times as fast as assisted generation for gamma {ran} together, "
-    text += f"{without:.0f} times as fast as generation without a draft"
-    reached = times >= LEAST_ADVANTAGE
-    return Line(text, figures, judged(setting, reached) if reached or len(by_gamma) == len(GAMMAS) else None)
+    spent = {name: seconds(setting.device, work) for name, work in phases.items()}
+    return spent, sum(len(item.ids) for item in texts)
