@@ -276,10 +276,3 @@ def undescribed() -> list[str]:
             fields = part.get("properties", {}).items()
             silent += [f"{name}.{field}" for field, value in fields if "description" not in value]
     return sorted(set(silent))
-
-
-if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for path, text in pages():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}")

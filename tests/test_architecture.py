@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import subprocess
 import sys
@@ -52,15 +51,6 @@ ORDER = (
     *("profiling", "commands", "api", "cli", "__main__"),
 )
 APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"report", "render"}}  # pydantic; statistics
-
-RUNS_MODELS = (
-    *(f"profiling.scoring.{name}" for name in ("statistics", "dispatch", "cpu_loops", "extras", "scorer")),
-    *(("profiling.scoring.gpu_statistics",) if importlib.util.find_spec("triton") else ()),
-    *(f"profiling.models.{name}" for name in ("load", "drafts", "teacher_forced", "processing")),
-    *(f"profiling.texts.{name}" for name in ("corpus", "continuations")),
-    *(f"profiling.decoding.{name}" for name in ("drafters", "verification", "speculative")),
-    *("profiling.timing.steppers", "profiling.timing.latency", "profiling.run.shards"),
-)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -178,22 +168,6 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout
-
-
-def test_models_run_without_the_packages_of_profiles_and_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels, scoring, decoding and timing can be tried where neither pydantic nor datasets is installed. What this session
-    has imported already is put aside, and comes back at the end.
-    """
-    for name in [name for name in sys.modules if name.split(".")[0] in ("alphaprof", "pydantic", "datasets")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("pydantic", "datasets"):
-        monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
-    try:
-        for name in RUNS_MODELS:
-            importlib.import_module(f"alphaprof.{name}")
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "alphaprof"]:
-            del sys.modules[name]
 
 
 def test_tests_and_product_do_not_know_the_workplace() -> None:

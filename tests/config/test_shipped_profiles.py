@@ -12,12 +12,9 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import (
-    Eagle3Draft,
     GivenContinuation,
     GreedyContinuation,
-    ModelDraft,
     NoCosts,
-    PromptLookupDraft,
 )
 from alphaprof.config.profile import DomainColumn, ProfileOptions
 from tests.cli import test_docs_commands as pages
@@ -56,17 +53,6 @@ def test_commands_in_the_comment_of_a_profile_work(name: str, place: Path, monke
         pages.tried(command)
 
 
-def test_models_are_those_of_the_hub_and_a_gate_is_said() -> None:
-    qwen, llama = shipped("qwen3-8b"), shipped("llama-3.1-8b-eagle3")
-    assert [model.model for model in qwen.models().values()] == ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]
-    head = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
-    assert [model.model for model in llama.models().values()] == ["meta-llama/Llama-3.1-8B-Instruct", head]
-    assert [type(draft) for draft in qwen.drafts.values()] == [ModelDraft, PromptLookupDraft]
-    assert [type(draft) for draft in llama.drafts.values()] == [Eagle3Draft, PromptLookupDraft]
-    assert "gated" in " ".join(comment("llama-3.1-8b-eagle3"))
-    assert "need no account" in " ".join(comment("qwen3-8b"))
-
-
 def test_logged_traffic_reads_the_line_that_its_comment_shows() -> None:
     profile = shipped("logged-traffic")
     (line,) = [json.loads(line) for line in comment("logged-traffic") if line.startswith("{")]
@@ -82,7 +68,4 @@ def test_the_nightly_profile_is_small_and_needs_no_clock() -> None:
     profile = shipped("ci")
     assert isinstance(profile.costs, NoCosts)
     assert isinstance(profile.continuation, GreedyContinuation)
-    tokens = sum((source.limit or 10**9) * profile.continuation.max_new_tokens for source in profile.data)
-    assert tokens <= 20_000
-    assert profile.rules == ["strict"]
-    assert [source.shuffle_seed for source in profile.data] == [None, None]  # the same rows every night
+    assert sum((source.limit or 10**9) * profile.continuation.max_new_tokens for source in profile.data) <= 20_000
