@@ -171,9 +171,9 @@ def _invalid(error: ValidationError, tree: dict[str, Any], origin: str) -> Profi
     if first["type"] == UNKNOWN_KEY:
         return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", first["ctx"]["hint"])
     where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
-    tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
-    problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
-    return ProfileInvalid(f"{origin}:{where} {problem}{more}", _advice(first, place, origin))
+    return ProfileInvalid(
+        f"{origin}:{where} {first['msg'].removeprefix('Value error, ')}{more}", _advice(first, place, origin)
+    )
 
 
 def _place(problem: ErrorDetails, tree: Any) -> str:
