@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -53,19 +54,24 @@ def run(
     return subprocess.CompletedProcess(program, code, *texts)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a profile whose target holds no model, its data, a run, and what is no run."""
-    folder = tmp_path_factory.mktemp("place")
-    (folder / "model").mkdir()
-    (folder / "data.jsonl").write_text('{"text": "a"}\n')
-    (folder / "empty.jsonl").write_text("\n \n")
+def profile(folder: Path, content: str = '{"text": "a"}\n', **changes: Any) -> Path:
+    """A folder with a profile and its data; the target exists, but holds no model."""
+    (folder / "model").mkdir(parents=True)
+    (folder / "data.jsonl").write_text(content)
     tree = {
         "target": {"model": "./model"},
         "drafts": {"skip": {"kind": "layer_skip", "drop_layers": [1]}},
         "data": [{"domain": "code", "path": "data.jsonl", "prompt": "{text}"}],
     }
-    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree | changes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile whose target holds no model, its data, a run, and what is no run."""
+    folder = profile(tmp_path_factory.mktemp("place") / "place")
+    (folder / "empty.jsonl").write_text("\n \n")
     (folder / "malformed.yaml").write_text("target: [")
     (folder / "latin.yaml").write_bytes(b"target: \xff")
     write_run(folder / "run", Recipe(drafts={"small": 0.0, "other": 0.1}))
