@@ -257,10 +257,13 @@ def _below(report: Report) -> Iterator[str]:
         yield f"verdicts use one-sided {fmt.level(report.confidence)} bounds; the intervals shown are two-sided"
     if any(MARK in cell for answer in shown for cell in _answer(report, answer)):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
+    marks = []
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
-        yield f"{SAME}: not told apart from the best"
+        marks.append(f"{SAME}: not told apart from the best")
     if any(_alone(item) for item in report.domains):
-        yield f"{ALONE}: not sure for all {len(report.domains)} domains together (Holm)"
+        marks.append(f"{ALONE}: not sure for all {len(report.domains)} domains together (Holm)")
+    if marks:
+        yield "; ".join(marks)
     lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
     if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
         yield f"documents that would settle a domain with an even chance: {', '.join(needed)}"

@@ -75,10 +75,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("wide") / "run", WIDE)
 
 
-@pytest.mark.parametrize("threshold", ["1.02", "1.3", "1.6"])
-def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Path, threshold: str) -> None:
+def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Path) -> None:
     times = table_of_engine(tmp_path, tuple(WIDE.drafts), ("ngram",))
-    report = asked(wide, *times, f"decision.min_speedup={threshold}", "decision.concurrency=16")
+    report = asked(wide, *times, "decision.min_speedup=1.3", "decision.concurrency=16")
     notes = tuple(
         Note(code, "a long message about a run. " * 20, "do") for code in ("skipped", "wiring", "partial", "other")
     )
@@ -97,7 +96,7 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
             assert f" {item.best.verdict}{alone} " in row
 
 
-@pytest.mark.parametrize("width", [99, 80, 79, 60, 40])
+@pytest.mark.parametrize("width", [99, 60, 40])
 def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Run, width: int) -> None:
     report = build_report(wide)
     text = as_first_screen(report, width)
