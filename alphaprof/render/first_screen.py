@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from alphaprof.log.notes import RANKS
 from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.decision import beside
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, ServerPool
-from alphaprof.report.notes import RANKS
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
 from alphaprof.stats.estimate import Interval
@@ -252,10 +252,9 @@ def _below(report: Report) -> Iterator[str]:
     """What the table's numbers rest on, what its marks mean, what would settle domains, and drafts that pay nowhere."""
     shown = [item.best for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     if report.traffic.chosen and any(answer.speedup for answer in shown):
-        yield "speedup: on the documents that chose neither draft nor γ; alpha and tokens/round: on all documents"
-    if any(answer.speedup and _looks_otherwise(answer, report.traffic.min_speedup) for answer in shown):
-        level = fmt.level(report.confidence)
-        yield f"verdicts go by one-sided {level} bounds, which lie inside the two-sided intervals shown"
+        yield "speedup: held-out documents; other columns: all documents"
+    if any(answer.speedup for answer in shown):
+        yield f"verdicts use one-sided {fmt.level(report.confidence)} bounds; the intervals shown are two-sided"
     if any(MARK in cell for answer in shown for cell in _answer(report, answer)):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
@@ -271,46 +270,20 @@ def _below(report: Report) -> Iterator[str]:
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
         yield f"no step times: {', '.join(untimed)}"
-    slow = [said for answer in report.drafts if (said := _pays_nowhere(report, answer))]
-    if slow:
-        yield f"pays nowhere: {'; '.join(slow)}"
+    if slow := [str(answer.draft) for answer in report.drafts if _pays_nowhere(report, answer)]:
+        yield f"pays nowhere: {', '.join(slow)}"
 
 
-def _looks_otherwise(answer: DraftAnswer, asked: float) -> bool:
-    """Whether a verdict by one-sided bounds is not what the two-sided interval beside it seems to say."""
-    if answer.speedup is None:
-        return False
-    seems = "GO" if answer.speedup.low >= asked else "NO-GO" if answer.speedup.high < asked else "UNDECIDED"
-    return seems != answer.verdict
-
-
-def _pays_nowhere(report: Report, answer: DraftAnswer) -> str:
-    """A draft that is NO-GO in every domain, its speedup, and what its steps cost; empty for another one."""
-    judged = [result for result in report.results if result.draft == answer.draft and result.verdict is not None]
-    if answer.speedup is None or answer.speedup.value >= report.traffic.min_speedup or not judged:
-        return ""
-    if any(result.verdict != "NO-GO" for result in judged):
-        return ""
-    domains = len({result.domain for result in judged})
-    step = _draft_step(report, str(answer.draft))
-    where = f"NO-GO in {domains} of {fmt.many(domains, 'domain')}"
-    cost = f" ({step} of a target step)" if step else ""
-    return f"{answer.draft} {fmt.number(answer.speedup.value, unit='x')}, {where}{cost}"
-
-
-def _draft_step(report: Report, draft: str) -> str:
-    """What the first draft step of a round costs, in decode steps; empty where a draft has none, or nothing was timed."""
-    if report.times is None or draft not in report.times.draft_ms:
-        return ""
-    first = report.times.draft_first_ms.get(draft, {}).get(1)
-    ms = report.times.draft_ms[draft] if first is None else first
-    return f"a {'first ' if first else ''}draft step costs {fmt.number(ms / report.times.target_ms[1])}"
+def _pays_nowhere(report: Report, answer: DraftAnswer) -> bool:
+    """Whether a draft is NO-GO in every domain."""
+    verdicts = {result.verdict for result in report.results if result.draft == answer.draft and result.verdict is not None}
+    return verdicts == {"NO-GO"}
 
 
 def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
     """Best γ and its speedup by concurrency, and up to which concurrency that reaches what was asked for."""
     traffic = report.traffic
-    known = [item for item in traffic.load if item.best is not None]
+    known = [item for item in traffic.load if item.speedup is not None]
     if len(known) < 2:
         return (), ""
     shown = (
@@ -318,7 +291,7 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
     )
     rows = (
         ("sequences at a time", *(str(item.concurrency) for item in shown)),
-        (f"{traffic.draft}, best γ", *(fmt.number(item.best.value, unit="x") for item in shown if item.best)),
+        (f"{traffic.draft}, best γ", *(fmt.number(item.speedup.value, unit="x") for item in shown if item.speedup)),
         ("that γ", *(str(item.best_gamma) for item in shown)),
     )
     last = pays_up_to(known, traffic.min_speedup)

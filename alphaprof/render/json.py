@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from importlib.resources import files
 from typing import Any, ClassVar, Protocol
 
@@ -46,11 +45,8 @@ def plain_values(value: Any) -> Any:
 
 def published() -> dict[str, str]:
     """File names of the schemas by what they describe: report -> alphaprof-report-1.json; the latest version of each."""
-    latest: dict[str, tuple[int, str]] = {}
-    for path in files("alphaprof.render").joinpath("schemas").iterdir():
-        if named := re.fullmatch(rf"{PREFIX}(\w+)-(\d+)\.json", path.name):
-            latest[named[1]] = max(latest.get(named[1], (0, "")), (int(named[2]), path.name))
-    return {name: file for name, (_, file) in sorted(latest.items())}
+    names = sorted(path.name for path in files("alphaprof.render").joinpath("schemas").iterdir())
+    return {name.removeprefix(PREFIX).rsplit("-", 1)[0]: name for name in names if name.startswith(PREFIX)}
 
 
 def json_schema(name: str) -> str:

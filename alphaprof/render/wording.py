@@ -6,22 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from alphaprof.costs.cost_model import Cost
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.model import AtConcurrency, GammaResult, Result, RunFacts, Traffic
+from alphaprof.report.model import AtConcurrency, GammaResult, Result, RunFacts
 from alphaprof.report.sections.difficulty import Decile
 
 FEW = 20  # drafts: a share of fewer says little
-ACCEPT_AT_1 = (
-    "alpha of a draft head: acceptance of a first draft, were a round to begin at every position. Real rounds begin where "
-    "others ended: acceptance of their first drafts is depth 1 of acceptance by depth; deeper drafts are accepted otherwise."
-)
-CAUSES_OF_HEADS = (
-    "those of first drafts. Deeper losses are not split: what is right first and wrong deeper in a round has no cause, so a "
-    "remedy can bring more or less than is shown with it."
-)
 
 
 def reached(tokens: float | None, faster: float | None) -> str:
@@ -51,17 +42,16 @@ def alpha_name(run: RunFacts, draft: str) -> str:
 def without_mean_divergence(report: Report) -> dict[str, str]:
     """Says of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
     said: dict[str, str] = {}
-    nothing = uncertified(report)
+    if report.certificates is None:
+        return said
     for draft, facts in report.run.draft_models.items():
-        mine = [item for item in report.certificates.certificates if item.draft == draft] if report.certificates else []
+        mine = [item for item in report.certificates.certificates if item.draft == draft]
         if facts.reduced_vocabulary and mine and all(math.isinf(item.mean_divergence) for item in mine):
-            bounds = [item for item in report.certificates.lossless if item.draft == draft] if report.certificates else []
-            names = [text_name(item, bounds, not item.on_policy) for item in bounds]
-            each = (f"{name} {fmt.share(1 - item.beta.value)}" for name, item in zip(names, bounds, strict=True))
-            left = "and no position is certified" if draft in nothing else "and finite where such a token was cut off"
+            bounds = [item for item in report.certificates.lossless if item.draft == draft]
+            each = (f"{text_name(item, bounds, not item.on_policy)} {fmt.share(1 - item.beta.value)}" for item in bounds)
             said[draft] = (
                 f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite at such positions and "
-                f"on average, {left}. Mean total variation, 1 - overlap: {', '.join(each)}"
+                f"on average. Mean total variation, 1 - overlap: {', '.join(each)}"
             )
     return said
 
@@ -71,15 +61,6 @@ def uncertified(report: Report) -> set[str]:
     certificates = report.certificates.certificates if report.certificates else ()
     some = {item.draft for item in certificates if item.certified.value > 0}
     return {item.draft for item in certificates if report.run.draft_models[item.draft].reduced_vocabulary} - some
-
-
-def without_log(report: Report) -> str:
-    """Why a section that reads the position log is empty; empty where there is a log."""
-    if report.run.imported is not None:
-        return f"the run was imported from metrics of {report.run.imported}, which hold no tokens"
-    if report.run.log_documents is None:
-        return "the run's directory has no position log: copy positions/ there too"
-    return "" if report.run.documents else "no document is complete yet"
 
 
 def wiring_lines(facts: DraftFacts) -> Iterator[str]:
@@ -159,27 +140,9 @@ def at_best(result: Result) -> GammaResult | None:
     return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
 
 
-def of_all(result: Result) -> str:
-    """The speedup over all documents, where some of them chose gamma; with its interval where there is no other."""
-    best = at_best(result)
-    if not result.chosen or best is None or best.speedup is None:
-        return ""
-    return fmt.number(best.speedup.value, unit="x") if result.speedup is not None else fmt.interval(best.speedup, "x")
-
-
-def speedup_lines(traffic: Traffic, confidence: float) -> Iterator[str]:
-    """The speedup of the traffic: on the documents that the verdict rests on, then on all of them."""
-    if traffic.speedup is not None:
-        chose_nothing = f"on the {fmt.many(traffic.documents, 'document')} that did not choose draft and gamma"
-        on = chose_nothing if traffic.chosen else "over all documents"
-        yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(confidence)} interval) {on}"
-    if traffic.chosen and traffic.speedup_of_all is not None:
-        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents, some of which chose: too high on average"
-
-
 def best_at(item: AtConcurrency) -> str:
     """The best gamma's speedup, and that gamma."""
-    return fmt.NOTHING if item.best is None else f"{fmt.number(item.best.value, unit='x')} ({item.best_gamma})"
+    return fmt.NOTHING if item.speedup is None else f"{fmt.number(item.speedup.value, unit='x')} ({item.best_gamma})"
 
 
 def pays(last: int | None, known: Sequence[int]) -> str:
@@ -187,51 +150,3 @@ def pays(last: int | None, known: Sequence[int]) -> str:
     if last is None:
         return "none"
     return "all" if last == known[-1] else str(last)
-
-
-def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
-    """Where step times come from, and what they are."""
-    yield f"step times: {', '.join(_origin(cost))}"
-    taken = f"at {cost.context:.0f} tokens of context"
-    if cost.contexts:
-        average = "" if mean_context is None else f"; documents: {mean_context:.0f} on average"
-        taken += f" (timed at {', '.join(map(str, cost.contexts))}{average})"
-    yield taken
-    if cost.target_ms:
-        yield "target, ms: " + "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
-    for draft, ms in cost.draft_ms.items():
-        first = cost.draft_first_ms.get(draft)
-        what = "later step" if first else "step"
-        line = f"{draft}, ms a {what}: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
-        if (two := cost.draft_after_full_ms.get(draft)) is not None:
-            line += f"; over two tokens, after a round accepted in full: {fmt.number(two, 1)}"
-        if first:
-            times = "  ".join(f"{tokens}: {fmt.number(ms, 1)}" for tokens, ms in first.items())
-            line += f"; first step of a round, by verified tokens: {times}"
-        yield line
-    for draft, ms in cost.lookup_ms.items():
-        yield f"{draft}, ms a search, once a round: {fmt.number(ms, 3)}"
-    for draft, ms in cost.bookkeeping_ms.items():
-        if ms > 0:
-            yield f"{draft}, ms to clear the caches, once a round: {fmt.number(ms, 2)}"
-    for item in cost.memory:
-        weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
-        cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
-        line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of what target and draft take)"
-        if item.lost_share is not None:
-            line += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
-        yield line
-
-
-def _origin(cost: Cost) -> Iterator[str]:
-    if cost.source == "measured":
-        threads = f", {cost.threads} threads" if cost.threads else ""
-        mode = f", {cost.mode}" if cost.mode else ""
-        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
-    elif cost.source == "table":
-        yield f"from the table {cost.device}"
-    else:
-        yield f"computed by a roofline for {cost.device}, not measured"
-    yield f"{cost.dtype}, batch {cost.concurrency}"
-    if cost.overhead_ms:
-        yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"

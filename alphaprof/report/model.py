@@ -24,20 +24,14 @@ class GammaResult:
     tokens_per_round: Interval | None  # tokens emitted per round, over all rounds: what time depends on
     acceptance_length: float | None  # 1 + accepted / rounds that had a proposal: what engines' metrics show
     accepted_per_drafted: float | None  # the acceptance rate of engines: depends on gamma, is not alpha
-    iid_tokens_per_round: (
-        float | None
-    )  # what the textbook formula makes of alpha; None for heads, and where not every position has a proposal
+    iid_tokens_per_round: float | None  # by the textbook formula; None: of heads, or a position has no proposal
     iid_error: float | None  # by what share that is too high
     break_even_length: float | None  # tokens per round from which decoding is faster: the mean cost of a round
-    full_round_cost: (
-        float | None
-    )  # cost of a round of gamma drafts: gamma c + v, a search; a head's after none accepted: first(1) + (gamma - 1) c + v
+    full_round_cost: float | None  # of gamma drafts: gamma c + v, a search; of a head first(1) + (gamma - 1) c + v
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None  # of decoding: time without the draft / with it; over all documents
     request_speedup: Interval | None  # of whole requests: with the prefill of target and draft
-    iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / the cost of its rounds
-    iid_speedup_error: float | None  # by what share that is too high
     of_documents: DocumentSpeedups | None  # speedups of single documents
     reached: tuple[float | None, ...]  # drafts at depth d that were reached: what `conditional` is a share of
     marginal: tuple[float | None, ...]
@@ -71,9 +65,7 @@ class Result:
     documents: int
     clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
-    alpha: (
-        Interval | None
-    )  # acceptance over positions with a proposal; a head's as if a round began at each; None: an imported run
+    alpha: Interval | None  # acceptance over positions with a proposal, as if a round began at each; None: imported
     coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties
@@ -88,9 +80,7 @@ class Result:
     chosen: bool  # other documents than these chose best_gamma
     tested_clusters: int  # independent units among the documents that the verdict rests on
     load: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
-    pays_up_to: (
-        int | None
-    )  # the last before the best gamma's speedup is below decision.min_speedup; None: not even the first
+    pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
     documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
@@ -182,16 +172,11 @@ class Traffic:
     tokens_per_round: Interval | None  # over all documents; needs no step times
     break_even_length: float | None  # tokens per round from which decoding is faster
     speedup: Interval | None  # two-sided, over the documents that the verdict rests on
-    speedup_of_all: Interval | None  # two-sided, over all documents: too high on average where some of them chose
     chosen: bool  # other documents than those that the verdict rests on chose draft or gamma
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
     documents: int  # independent documents that the verdict rests on
-    effective_documents: (
-        float | None
-    )  # documents of one length that would say as much as all of these: (sum of b)^2 / sum of b^2
-    length_correlation: (
-        float | None
-    )  # rank correlation of length and time per token with the draft; None: none is shown (p >= .01)
+    effective_documents: float | None  # of one length, that would say as much: (sum of b)^2 / sum of b^2
+    length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
     documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
     documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
     min_speedup: float  # what the decision asks for
@@ -199,9 +184,7 @@ class Traffic:
     weights_observed: bool
     served_dtype: str | None  # that the target is served in, where another one was measured: then nothing is decided
     load: tuple[AtConcurrency, ...]  # of the chosen draft
-    pays_up_to: (
-        int | None
-    )  # the last before the best gamma's speedup is below decision.min_speedup; None: not even the first
+    pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
 
 
 @dataclass(frozen=True)
@@ -250,15 +233,8 @@ class DocumentSpeedups:
 
 @dataclass(frozen=True)
 class AtConcurrency:
-    """Speedups at one concurrency, the number of sequences decoded at a time, by gamma; `best_gamma` has the largest."""
+    """The largest speedup at one concurrency."""
 
     concurrency: int  # sequences decoded at a time
-    gammas: tuple[int, ...]  # of the speedups, in their order
-    speedups: tuple[Interval | None, ...]  # of decoding
-    request_speedups: tuple[Interval | None, ...]  # empty for the whole traffic
     best_gamma: int | None  # of the largest speedup
-
-    @property
-    def best(self) -> Interval | None:
-        """The speedup of the best gamma."""
-        return None if self.best_gamma is None else self.speedups[self.gammas.index(self.best_gamma)]
+    speedup: Interval | None  # of decoding, at best_gamma

@@ -171,11 +171,6 @@ def _gamma(
     faster = speedup([counts], [1.0], times) if times is not None else None
     request = speeds.request_speedup(counts, times, prefill, question.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
-    full_cost = float(round_costs(times, gamma)[gamma]) if times else None
-    iid_speedup = None
-    if iid is not None and alpha is not None and times is not None and full_cost:
-        catching_up = np.diff(times.catching_up(gamma)).tolist()
-        iid_speedup = iid / (full_cost + sum(alpha**depth * more for depth, more in enumerate(catching_up, start=1)))
     return GammaResult(
         gamma=gamma,
         rounds=rounds,
@@ -185,13 +180,11 @@ def _gamma(
         iid_tokens_per_round=iid,
         iid_error=iid / free.value - 1 if iid is not None and free else None,
         break_even_length=free.value / faster.value if free and faster else None,
-        full_round_cost=full_cost,
+        full_round_cost=float(round_costs(times, gamma)[gamma]) if times else None,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
         speedup=speeds.speedup_interval(faster, confidence),
         request_speedup=speeds.speedup_interval(request, confidence),
-        iid_speedup=iid_speedup,
-        iid_speedup_error=iid_speedup / faster.value - 1 if iid_speedup and faster else None,
         of_documents=speeds.of_documents(counts, times) if times else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),

@@ -40,25 +40,15 @@ def by_concurrency(
     """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
     if book is None or len(book.concurrencies) < 2:
         return ()
-    first = next(iter(pools.values()))
-    prefill = prefill_times(first, book, draft) if len(pools) == 1 else None
     each = []
     for concurrency in book.concurrencies:
         times = book.times(concurrency).get(draft)
         if times is None:
             continue
         speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in gammas]
-        requests = [request_speedup(first.counts(gamma), times, prefill, concurrency) for gamma in gammas]
-        values = [speedup.value if speedup else 0.0 for speedup in speedups]
-        each.append(
-            AtConcurrency(
-                concurrency=concurrency,
-                gammas=tuple(gammas),
-                speedups=tuple(speedup_interval(speedup, confidence) for speedup in speedups),
-                request_speedups=tuple(speedup_interval(speedup, confidence) for speedup in requests),
-                best_gamma=gammas[int(np.argmax(values))] if max(values) > 0 else None,
-            )
-        )
+        known = {gamma: speedup for gamma, speedup in zip(gammas, speedups, strict=True) if speedup is not None}
+        best = max(known, key=lambda gamma: known[gamma].value, default=None)
+        each.append(AtConcurrency(concurrency, best, speedup_interval(known[best], confidence) if best else None))
     return tuple(each)
 
 
@@ -68,7 +58,7 @@ def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | No
     """
     last = None
     for item in concurrencies:
-        if item.best is None or item.best.value < least:
+        if item.speedup is None or item.speedup.value < least:
             return last
         last = item.concurrency
     return last

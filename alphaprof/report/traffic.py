@@ -70,7 +70,6 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
         break_even_length=free.value / whole.value if free and whole else None,
         speedup=speedup_interval(decision.speedup, question.confidence),
-        speedup_of_all=speedup_interval(whole, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
         chosen=len(candidates) * len(question.gammas(gammas)) > 1,
         documents=decision.speedup.documents if decision.speedup else 0,

@@ -9,6 +9,7 @@ from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.files import ranges, shards_of
 from alphaprof.log.joining import SIGN
 from alphaprof.log.manifest import commit_name, read_manifest
+from alphaprof.log.notes import note
 from alphaprof.log.store import Run, remove_unnamed
 from alphaprof.totals.files import join_totals
 
@@ -66,16 +67,14 @@ def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
     ours = ("mixed_devices", "unknown_worker")
     earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] not in ours)
     if unknown := sorted(run.unknown & measured):
-        message = f"what {len(unknown)} of the processes computed on is not known: workers/{unknown[0]}.json is damaged"
-        remedy = "rows are what was written; whether the process computed like the others cannot be told"
-        earlier = (*earlier, {"code": "unknown_worker", "message": message, "remedy": remedy})
+        earlier = (*earlier, note("unknown_worker", count=len(unknown), worker=unknown[0]))
     if not (odd := list(dict.fromkeys(each for found in others for each in found))):
         return earlier
-    message = f"shards were measured by processes that compute otherwise than the one that began the run: {'; '.join(odd)}"
+    mixed = note("mixed_devices", where="; ".join(odd))
     if not read_manifest(run.place).config.get("execution", {}).get("mixed_devices"):
-        raise RunMismatch(message, "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true")
-    remedy = "rows may differ in the last digits: measure on equal devices where near-ties matter"
-    return (*earlier, {"code": "mixed_devices", "message": message, "remedy": remedy})
+        accept = "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true"
+        raise RunMismatch(mixed["message"], accept)
+    return (*earlier, mixed)
 
 
 def _join(run: Run) -> None:

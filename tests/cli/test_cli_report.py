@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from alphaprof.cli import app
-from alphaprof.cli.answering import _completed
 from alphaprof.log.store import Run
-from alphaprof.render.sections.contents import NAMES
 from alphaprof.report.build import build_report
-from alphaprof.rules import NOT_MODELLED, RULES, parse_rule
+from alphaprof.rules import NOT_MODELLED, RULES
 from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, rows_of
 from tests.synthetic import Domain, Recipe, contents, flipped, write_run
@@ -97,26 +95,6 @@ def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, alph
     assert (code, "'llamacpp'" in errors) == (2, True)  # what it takes instead
 
 
-def test_several_rules_stand_beside_those_of_the_verdict_in_their_order(run: Run, alphaprof: Runner) -> None:
-    asked = ["top_m:2", "typical:0.1,0.2", "top_m_2", "additive:0.5"]
-    content = answered(alphaprof, run.path, *(part for rule in asked for part in ("--rules", rule)))
-    rules = list(dict.fromkeys(result["rule"] for result in content["results"]))
-    assert rules == ["strict", "one_hot", "top_m_2", "typical_0p1_0p2", "additive_0p5"]
-    assert len(content["results"]) == 5 * 2 * 2
-
-
-def test_a_rule_reaches_the_terminal_and_a_file(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
-    before = contents(run)
-    asked = ("report", run.path, "--rules", "multiplicative:0.25", "--show", "all")
-    code, output, errors = alphaprof(*asked, "--out", tmp_path / "report.txt")
-    assert (code, output, errors) == (0, "", "")
-    assert "multiplicative_0p25" in (tmp_path / "report.txt").read_text(encoding="utf-8")
-    code, output, errors = alphaprof(*asked)
-    assert (code, errors) == (0, "")
-    assert "multiplicative_0p25" in output
-    assert contents(run) == before
-
-
 BAD_RULES = {
     "unknown": ("nonsense", "unknown rule 'nonsense'"),
     "nothing": ("", "unknown rule ''"),
@@ -141,9 +119,12 @@ BAD_SETTINGS = {
     "no such gamma": ("decision.gamma=9", "not among gammas"),
     "no share": ("decision.weights={code: 2}", "must be shares"),
     "no value": ("decision.rule", "decision.rule"),
+    "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),
+    "outside the timed": ("decision.concurrency=65", "65 lies outside"),
     "hostile": ("decision.\x1b[2J\u202e\n=1", "unknown key"),
 }
 BAD = [pytest.param("--rules", *case, id=f"rules: {name}") for name, case in BAD_RULES.items()]
+BAD += [pytest.param("--show", "cuases", "a report has no section 'cuases'", id="unknown section")]
 BAD += [pytest.param("--set", *case, id=f"set: {name}") for name, case in BAD_SETTINGS.items()]
 
 
@@ -158,51 +139,6 @@ def test_what_cannot_be_asked_is_refused_in_two_lines(
     assert all(line.isprintable() for line in lines)
     assert problem in lines[0]
     assert len(lines[1]) > len("hint: ")
-
-
-@pytest.mark.parametrize("rule", ["lossless", "one_hot"])
-def test_the_verdict_of_a_sampled_run_can_be_about_another_rule(drawn: Run, alphaprof: Runner, rule: str) -> None:
-    content = answered(alphaprof, drawn.path, "--set", f"decision.rule={rule}")
-    decided = [result for result in content["results"] if result["verdict"] is not None]
-    assert {(result["rule"], result["estimator"]) for result in decided} == {
-        (rule, "expected" if rule == "lossless" else "exact")
-    }
-    assert content["traffic"]["rule"] == rule
-    assert content["traffic"]["speedup"] is not None
-    assert all(result["gammas"] for result in decided)
-
-
-def test_spellings_of_a_decision_are_the_same_rule(drawn: Run, alphaprof: Runner) -> None:
-    texts = ["decision.rule={additive: 0.1}", "decision.rule=additive_0p1", "decision.rule=additive:0.1"]
-    first, *others = [answered(alphaprof, drawn.path, "--set", text) for text in texts]
-    assert first["traffic"]["rule"] == "additive_0p1"
-    assert all(other == first for other in others)
-
-
-def test_a_lossy_rule_is_undecided(drawn: Run, alphaprof: Runner) -> None:
-    content = answered(alphaprof, drawn.path, "--set", "decision.rule=additive_0p1")
-    traffic = content["traffic"]
-    assert (traffic["verdict"], traffic["speedup"], traffic["tested"]) == ("UNDECIDED", None, None)
-    assert "additive_0p1 is lossy" in traffic["reason"]
-    assert "alphaprof validate --rule" in traffic["reason"]
-
-
-def test_a_tree_is_undecided_and_never_timed(run: Run, alphaprof: Runner) -> None:
-    content = answered(alphaprof, run.path, "--set", "decision.rule=tree_2")
-    traffic = content["traffic"]
-    assert (traffic["verdict"], traffic["speedup"], traffic["break_even_length"]) == ("UNDECIDED", None, None)
-    trees = [result for result in content["results"] if result["rule"] == "tree_2"]
-    assert len(trees) == 4
-    assert {result["verdict"] for result in trees} == {"UNDECIDED"}
-    assert {item["speedup"] for result in trees for item in result["gammas"]} == {None}
-    _, output, _ = alphaprof("report", run.path, "--set", "decision.rule=tree_2", "--set", "decision.gamma=2")
-    assert "With the step times measured here it costs" not in output
-
-
-def test_strict_can_be_asked_for_where_only_sampled_text_is(drawn: Run, alphaprof: Runner) -> None:
-    traffic = answered(alphaprof, drawn.path, "--set", "decision.rule=strict")["traffic"]
-    assert (traffic["verdict"], traffic["rule"], traffic["speedup"]) == ("UNDECIDED", "strict", None)
-    assert "not defined on the target's sampled text" in traffic["reason"]
 
 
 def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path, alphaprof: Runner) -> None:
@@ -245,52 +181,9 @@ def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(alphaprof: 
     ]
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_what_the_list_shows_is_what_can_be_asked_for(run: Run, alphaprof: Runner, name: str) -> None:
-    """The spelling of the list, with numbers for the names of parameters."""
-    _, output, _ = alphaprof("rules")
-    (spelling,) = [line.split()[0] for line in output.splitlines() if line.split(" ")[0].split(":")[0] == name]
-    head, _, parameters = spelling.partition(":")
-    asked = ":".join([head, *([",".join("1" for _ in parameters.split(","))] if parameters else [])])
-    if RULES[name].logged:  # whole distributions are gone
-        code, output, errors = alphaprof("report", run.path, "--rules", asked)
-        assert (code, output) == (2, "")
-        assert f"is not enough for {parse_rule(asked).id}, which needs whole distributions" in errors
-        return
-    content = answered(alphaprof, run.path, "--rules", asked)
-    assert parse_rule(asked).id in {result["rule"] for result in content["results"]}
-
-
-def test_an_unknown_section_names_a_near_one(tmp_path: Path, alphaprof: Runner) -> None:
-    run = write_run(tmp_path / "run")
-    code, output, errors = alphaprof("report", run.path, "--show", "cuases")
-    assert (code, output) == (2, "")
-    error, hint = errors.splitlines()
-    assert error == "error: --show: a report has no section 'cuases'"
-    assert hint == f"hint: did you mean causes? sections: {', '.join(NAMES)}; all shows them all"
-    _, hint = alphaprof("report", run.path, "--show", "xyz")[2].splitlines()
-    assert hint.startswith("hint: sections: verdict, drafts, ")
-
-
-@pytest.mark.parametrize("output", ["json", "html"])
-def test_formats_that_hold_everything_take_no_sections(tmp_path: Path, alphaprof: Runner, output: str) -> None:
-    run = write_run(tmp_path / "run")
-    code, printed, errors = alphaprof("report", run.path, "--show", "load", "--format", output)
-    assert (code, printed) == (2, "")
-    assert errors.splitlines() == [
-        f"error: --show chooses what terminal and md print; {output} holds every section",
-        f"hint: leave --show or --format {output} out",
-    ]
-
-
 def test_the_command_prints_the_sections_in_the_order_of_the_table(tmp_path: Path, alphaprof: Runner) -> None:
     run: Run = write_run(tmp_path / "run")
     code, printed, _ = alphaprof("report", run.path, "--show", "notes", "--show", "drafts")
     assert code == 0
     assert printed == as_terminal(build_report(run), 150, "notes", "drafts")
     assert printed.index("drafts: ") < printed.index("notes: ")
-
-
-def test_shells_complete_the_names() -> None:
-    assert _completed("") == [*NAMES, "all"]
-    assert _completed("d") == ["drafts", "difficulty", "documents"]

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import dataclasses
 import io
 import re
 from pathlib import Path
+from string import Formatter
 
 import pytest
 from rich.cells import cell_len
 
 import alphaprof
 from alphaprof.config.load import changed_question
+from alphaprof.log.notes import NOTES
 from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.render.first_screen import ALONE, CSV, first_screen, first_screen_csv
-from alphaprof.render.report import ReportAnswer, report_markdown
+from alphaprof.render.report import ReportAnswer
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Note, Route, ServerPool
-from alphaprof.report.notes import RANKS
 from alphaprof.stats.estimate import Interval
-from tests.reporting import HOSTILE, as_first_screen, only, reported
+from tests.reporting import as_first_screen, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 ALPHAS = (0.85, 0.6, 0.5, 0.3, 0.75, 0.65, 0.4, 0.55, 0.52, 0.82, 0.33, 0.45)
@@ -73,10 +75,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("wide") / "run", WIDE)
 
 
-@pytest.mark.parametrize("threshold", ["1.02", "1.3", "1.6"])
-def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Path, threshold: str) -> None:
+def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Path) -> None:
     times = table_of_engine(tmp_path, tuple(WIDE.drafts), ("ngram",))
-    report = asked(wide, *times, f"decision.min_speedup={threshold}", "decision.concurrency=16")
+    report = asked(wide, *times, "decision.min_speedup=1.3", "decision.concurrency=16")
     notes = tuple(
         Note(code, "a long message about a run. " * 20, "do") for code in ("skipped", "wiring", "partial", "other")
     )
@@ -95,7 +96,7 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
             assert f" {item.best.verdict}{alone} " in row
 
 
-@pytest.mark.parametrize("width", [99, 80, 79, 60, 40])
+@pytest.mark.parametrize("width", [99, 60, 40])
 def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Run, width: int) -> None:
     report = build_report(wide)
     text = as_first_screen(report, width)
@@ -117,26 +118,13 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     assert "measured here with Hugging Face: not your engine" in as_first_screen(report)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (["decision.concurrency=1"], "one sequence at a time, context 36; from your table h100.csv"),
-        (["decision.concurrency=16"], "16 sequences at a time, context 36; from your table h100.csv"),
-    ],
-)
-def test_conditions_say_whose_times_and_how_many_sequences(two: Run, tmp_path: Path, changes: list[str], said: str) -> None:
-    report = asked(two, *table_of_engine(tmp_path, ("small",), ("ngram",)), *changes)
-    assert said in as_first_screen(report)
-    assert "Hugging Face" not in as_first_screen(report)
-
-
 def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_enough(two: Run, tmp_path: Path) -> None:
     report = asked(
         two, *table_of_engine(tmp_path, ("small",), ("ngram",)), "decision.draft=small", "decision.min_speedup=1.3"
     )
     screen = first_screen(report)
     assert screen.load[0][1:] == ("1", "4", "16", "64")
-    best = {item.concurrency: item.speedups[item.gammas.index(item.best_gamma or 0)] for item in report.traffic.load}
+    best = {item.concurrency: item.speedup for item in report.traffic.load}
     assert screen.load[1][1:] == tuple(f"{speedup.value:.2f}x" for speedup in best.values() if speedup)
     enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.value >= 1.3]
     assert 1 <= len(enough) < 4  # else this run shows nothing
@@ -156,24 +144,6 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     assert total[7:9] == (fmt.interval(report.speedup), report.verdict)
 
 
-def test_the_first_line_and_the_table_judge_the_draft_by_the_same_documents(two: Run) -> None:
-    report = asked(two, "decision.gamma=2")
-    (mine,) = [answer for answer in report.drafts if answer.draft == report.draft]
-    assert (mine.speedup, mine.verdict) == (report.speedup, report.verdict)
-    assert (mine.speedup, report.traffic.documents) != (report.traffic.speedup_of_all, 60)  # the others chose the draft
-
-
-def test_what_is_undecided_says_how_many_more_documents(two: Run) -> None:
-    speedup = only(build_report(two), "chat", "ngram").speedup
-    assert speedup is not None
-    report = asked(two, f"decision.min_speedup={speedup.value - 0.05:.3f}")
-    item = next(item for item in report.domains if item.domain == "chat")
-    assert item.best.verdict == "UNDECIDED"
-    assert item.best.documents_needed is not None
-    said = next(line for line in first_screen(report).below if line.startswith("documents that would settle a domain"))
-    assert f" chat {fmt.count(item.best.documents_needed)}" in said
-
-
 def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     report = build_report(two)
     code, chat = ServerPool("small", 3, ("code",), 0.7), ServerPool("ngram", 2, ("chat",), 0.3)
@@ -189,44 +159,10 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     assert [command for command, _ in first_screen(worth).serve] == [
         f"alphaprof export {path}:{draft} --gamma {gamma} --to vllm-config" for draft, gamma in (("small", 3), ("ngram", 2))
     ]
-    not_worth = dataclasses.replace(
-        route, why_not="too few documents to tell", pools=(code, ServerPool(None, None, ("chat",), 0.3))
-    )
+    not_worth = dataclasses.replace(route, why_not="too few documents to tell")
     screen = first_screen(dataclasses.replace(report, routing=not_worth))
     assert screen.route[0] == "one pool: not worth a second pool, too few documents to tell"
-    assert screen.route[1].startswith(
-        "tried small (γ 3) and no speculation: 1.71x [1.62, 1.80], a gain of 8.0 % [4.0, 12.3]"
-    )
     assert "pool" not in screen.columns
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (["route.by=none"], "one pool: route.by is none"),
-        (["decision.draft=ngram", "decision.gamma=2"], "one pool: no domain would gain by another pool"),
-    ],
-)
-def test_one_pool_says_why(two: Run, changes: list[str], said: str) -> None:
-    assert first_screen(asked(two, *changes)).route == (said,)
-
-
-def test_a_path_with_spaces_is_quoted_in_what_is_pasted(tmp_path: Path) -> None:
-    report = build_report(write_run(tmp_path / "my run", TWO))
-    assert f"alphaprof export '{report.run.path}:{report.draft}' --gamma" in first_screen(report).serve[0][0]
-
-
-def test_drafts_that_pay_nowhere_are_named_with_their_cost(two: Run) -> None:
-    never = " ".join(as_first_screen(asked(two, "decision.min_speedup=5")).split())
-    assert never.count("NO-GO in 2 of 2 domains") == 2  # it pays if it is as fast as asked, not if it is faster than without
-    slow = build_report(two)
-    slowed = tuple(
-        dataclasses.replace(choice, speedup=Interval(0.7, 0.6, 0.8)) if choice.draft == "small" else choice
-        for choice in slow.drafts
-    )
-    results = tuple(dataclasses.replace(item, verdict="NO-GO") if item.draft == "small" else item for item in slow.results)
-    text = " ".join(as_first_screen(dataclasses.replace(slow, drafts=slowed, results=results)).split())
-    assert "pays nowhere: small 0.70x, NO-GO in 2 of 2 domains (a draft step costs 0.30 of a target step)" in text
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
@@ -267,17 +203,6 @@ def test_a_run_without_rounds_still_says_why(tmp_path: Path) -> None:
     assert "\n\n\n" not in text
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "empty"])
-def test_names_from_data_change_nothing_but_their_own_cells(tmp_path: Path, name: str) -> None:
-    report = reported(tmp_path, Recipe(domains={HOSTILE[name]: Domain(documents=8), "chat": Domain(documents=8)}))
-    text = as_first_screen(report)
-    assert all(char.isprintable() or char == "\n" for char in text)
-    assert widest(text.splitlines()) <= 100
-    markdown = report_markdown(report)
-    assert "<script>" not in markdown
-    assert len([line for line in markdown.splitlines() if line.startswith("| ")]) >= 4
-
-
 def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, min_speedup=1.1)
@@ -294,29 +219,17 @@ def test_a_name_in_csv_is_no_formula_and_no_control_character(tmp_path: Path) ->
     assert {row["domain"] for row in rows} == {"'" + names[0], "'@team", "\\x1b[31mred", "'-1", ""}
 
 
-def test_a_name_in_markdown_is_no_link(tmp_path: Path) -> None:
-    report = reported(tmp_path, Recipe(domains={"https://evil.example/x": Domain(), "www.evil.example": Domain()}))
-    text = report_markdown(report)
-    assert "https://" not in text
-    assert "www.evil" not in text
-
-
-def test_verdicts_by_one_sided_bounds_are_explained_where_the_interval_seems_to_say_otherwise(two: Run) -> None:
-    report = build_report(two)
-    said = "verdicts go by one-sided 95% bounds, which lie inside the two-sided intervals shown"
-    assert said not in first_screen(report).below
-    (first, *others) = report.domains
-    odd = dataclasses.replace(first, best=dataclasses.replace(first.best, speedup=Interval(1.4, 1.05, 1.8), verdict="GO"))
-    assert said in first_screen(dataclasses.replace(report, domains=(odd, *others))).below
-
-
-def test_every_note_has_its_place_among_the_others() -> None:
-    """Codes stand in the sources as the first argument of Note, or as "code" of a run's warnings."""
-    source = Path(alphaprof.__file__).parent
-    text = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
-    codes = set(re.findall(r'Note\(\s*"(\w+)"', text)) | set(re.findall(r'"code": "(\w+)"', text))
-    assert len(codes) > 15
-    assert codes <= set(RANKS)
+def test_every_note_is_raised_with_the_facts_that_its_texts_name() -> None:
+    """In the sources: each call of `note` with a code, against the table."""
+    raised = set()
+    for path in Path(alphaprof.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "note":
+                code = call.args[0].value if isinstance(call.args[0], ast.Constant) else "skipped"
+                named = {name for text in NOTES[code][:2] for _, name, _, _ in Formatter().parse(text) if name}
+                assert {keyword.arg for keyword in call.keywords} == named, code
+                raised.add(code)
+    assert raised | {"truncated"} == set(NOTES)
 
 
 @pytest.mark.parametrize("form", ["terminal", "md", "html", "csv", "json"])

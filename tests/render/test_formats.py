@@ -24,15 +24,12 @@ from alphaprof.commands.compare.build import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.trees.build import build_trees
-from alphaprof.config.load import changed_question
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run
 from alphaprof.render.json import Published, json_schema, published, render_json
 from alphaprof.report.build import build_report
-from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
-from tests.cli import test_docs_commands
 from tests.commands import test_validate
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, interrupted, write_run
@@ -103,15 +100,6 @@ def test_every_answer_has_a_schema() -> None:
     assert sorted(formats) == [f"alphaprof-{name}" for name in published()]
 
 
-@pytest.mark.parametrize("name", published())
-def test_a_schema_does_not_change_when_files_move(name: str) -> None:
-    """No schema names a module of the product."""
-    folder = Path(__file__).parents[2] / "alphaprof"
-    modules = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*/*.py")}
-    text = json_schema(name)
-    assert [module for module in modules if re.search(rf"\b{re.escape(module)}\b", text)] == []
-
-
 @dataclasses.dataclass(frozen=True)
 class Tally:
     """An answer that the product does not know."""
@@ -155,24 +143,6 @@ def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], na
 def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
     assert_valid(build_report(runs("greedy"), "hf", rules=["tree_3"]))
     assert_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
-
-
-def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    run = test_docs_commands.with_shapes(write_run(tmp_path / "run", RECIPES["sampled"]))
-    config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
-    content = assert_valid(build_report(run, config=config))
-    assert content["times"]["source"] == "roofline"
-
-
-def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -> None:
-    """What the conventions are about: a null where nothing is known, and an infinite bound."""
-    report = build_report(runs("one document"))
-    unbounded = dataclasses.replace(report.traffic, speedup_of_all=Interval(1.5, 0.0, math.inf))
-    content = assert_valid(dataclasses.replace(report, traffic=unbounded))
-    assert content["traffic"]["speedup_of_all"]["high"] == "inf"
-    untimed = assert_valid(build_report(runs("no step times")))
-    assert untimed["times"] is None
-    assert untimed["results"][0]["best_gamma"] is None
 
 
 def wrong(report: Any) -> dict[str, Any]:
@@ -242,17 +212,3 @@ def test_the_command_prints_a_schema_or_says_which_there_are() -> None:
     with pytest.raises(OptionInvalid) as caught:
         json_schema("reports")
     assert ", ".join(published()) in caught.value.hint
-
-
-def test_comments_are_found_behind_fields_in_docstrings_and_nowhere_else() -> None:
-    source = (
-        "class Other:\n    one: int  # not this\n\n\nclass Mine:\n"
-        "    one: int  # how many, of None\n    two: (\n        float | None\n    )  # how much\n    three: str\n"
-    )
-    assert dict(MADE["trailing"](source, "Mine")) == {"one": "how many, of None", "two": "how much"}
-    said = "All. `one`: the first / `two` of 99.9 %; None else. `two[d-1]`, `three`: the\n    others. And more."
-    assert dict(MADE["mentions"](said)) == {
-        "one": "the first / `two` of 99.9 %; None else",
-        "two": "the others",
-        "three": "the others",
-    }

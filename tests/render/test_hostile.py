@@ -27,7 +27,7 @@ NAMES = {
     "markup": HOSTILE["markup"] + HOSTILE["html"] + HOSTILE["emoji code"] + "<!--]]>&lt;%{x}${y}{{z}}|`",
     "control": HOSTILE["newline"] + HOSTILE["escape"] + HOSTILE["direction"] + "\u200b\u2028\x00",
     "wide": HOSTILE["wide"],
-    "megabyte": "ab" * 500_000,
+    "huge": "ab" * 50_000,
 }
 OUTPUTS = {
     "report": ("report", "{run}"),
@@ -110,6 +110,7 @@ def swapped(value: Any, name: str, key: str) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.models
 def test_a_hostile_dataset_is_profiled_and_reported_like_any_other(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,18 +107,6 @@ def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
 
 
 @pytest.mark.slow
-def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
-    def shown() -> set[str]:
-        return {trace["rule"] for trace in drawn(page, "acceptance") if trace["shown"]}
-
-    assert shown() == {"strict"}
-    page.get_by_role("button", name="additive_0p1").click()
-    assert shown() == {"strict", "additive_0p1"}
-    page.get_by_role("button", name="strict").click()
-    assert shown() == {"additive_0p1"}
-
-
-@pytest.mark.slow
 def test_panels_that_show_nothing_say_so(page: Any) -> None:
     """An off-policy or lossy rule has no rounds: no empty axes for it, but a sentence."""
     note = page.locator("#figure-speedups .empty")
@@ -132,23 +120,6 @@ def test_panels_that_show_nothing_say_so(page: Any) -> None:
     page.get_by_role("button", name="strict").click()
     assert not note.is_visible()
     assert titles.count() == before > 0
-
-
-@pytest.mark.slow
-def test_a_point_says_what_it_is_under_the_pointer(page: Any) -> None:
-    page.locator("[data-figure=acceptance]").scroll_into_view_if_needed()
-    box = page.locator("[data-figure=acceptance] .point").first.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2 - 3, box["y"] + box["height"] / 2)
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
-    page.locator("[data-figure=acceptance] .hovertext").first.wait_for()
-    assert "documents" in page.locator("[data-figure=acceptance] .hovertext").first.text_content()
-
-
-@pytest.mark.slow
-def test_a_word_leads_to_its_meaning(page: Any) -> None:
-    page.locator("thead a", has_text="break-even").first.click()
-    assert page.url.endswith("#term-breakeven")
-    assert page.locator("#term-breakeven").is_visible()
 
 
 @pytest.mark.slow
@@ -186,42 +157,6 @@ def fresh(browser: Any, address: str) -> Iterator[Any]:
     yield found
     context.close()
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [address]
-
-
-def luminance(colour: str) -> float:
-    """The relative luminance of a CSS colour rgb(...) (WCAG 2.2)."""
-    parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrasts(page: Any) -> dict[str, float]:
-    """The contrast between the ground and what is read: text of the page, of its tables and of its figures."""
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    found = {
-        selector: page.eval_on_selector_all(
-            selector, f"all => [...new Set(all.map(one => getComputedStyle(one)['{style}']))]"
-        )
-        for selector, style in {
-            "p, figcaption, #contents a, thead th, td": "color",
-            ".verdict": "color",
-            ".xtick text, .ytick text, .annotation-text, .xtitle, .ytitle": "fill",
-        }.items()
-    }
-    one, pairs = luminance(ground), [(selector, colour) for selector, colours in found.items() for colour in colours]
-    assert {selector for selector, _ in pairs} == set(found)
-    values = {f"{selector} {colour}": (one, luminance(colour)) for selector, colour in pairs}
-    return {name: (max(both) + 0.05) / (min(both) + 0.05) for name, both in values.items()}
-
-
-@pytest.mark.slow
-def test_text_can_be_read_on_dark_and_light_screens_and_on_paper(fresh: Any) -> None:
-    scroll_through(fresh)
-    ground = "getComputedStyle(document.body).backgroundColor"
-    for media, scheme, dark in (("screen", "dark", True), ("screen", "light", False), ("print", "dark", False)):
-        fresh.emulate_media(media=media, color_scheme=scheme)
-        assert (luminance(fresh.evaluate(ground)) < 0.1) == dark
-        assert {name: ratio for name, ratio in contrasts(fresh).items() if ratio < 4.5} == {}
 
 
 @pytest.mark.slow
@@ -267,22 +202,6 @@ def test_the_keyboard_gets_everywhere(fresh: Any) -> None:
     for place in range(links.count()):
         assert links.nth(place).evaluate(f"one => one === {focused}")
         fresh.keyboard.press("Tab")
-
-
-@pytest.mark.slow
-def test_what_scrolls_can_be_scrolled_by_keys_and_has_a_name(fresh: Any) -> None:
-    said = """all => all.map(box => ({
-        scrolls: box.scrollWidth > box.clientWidth, stop: box.tabIndex === 0 && box.hasAttribute("tabindex"),
-        role: box.getAttribute("role"), name: box.getAttribute("aria-label"),
-    }))"""
-    wide = fresh.eval_on_selector_all(".wide", said)
-    fresh.set_viewport_size({"width": 390, "height": 800})
-    fresh.wait_for_function("document.querySelector('.wide').tabIndex === 0")
-    narrow = fresh.eval_on_selector_all(".wide", said)
-    assert sum(box["scrolls"] for box in narrow) > sum(box["scrolls"] for box in wide)
-    for box in (*wide, *narrow):
-        assert box["stop"] == box["scrolls"]
-        assert (box["role"], bool(box["name"])) == (("region", True) if box["scrolls"] else (None, False))
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from rich.cells import cell_len
 from alphaprof.render.json import render_json
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import Report
 from alphaprof.report.model import Result
 from alphaprof.rules import DEFAULT_RULES
 from tests.reporting import HOSTILE, as_first_screen, as_terminal, only, reported
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe
 
 STORY = Domain(alpha=0.5, temperature=0.7, continuation="sampled")
 RULES = (*DEFAULT_RULES, "tree_2")
@@ -35,7 +35,7 @@ RECIPE = Recipe(
 )
 DRAFTS = ("small", "large", "lookup")
 LOSSY = {rule for rule in RULES if rule not in ("strict", "lossless", "one_hot", "tree_2")}
-WIDTHS = [100, 150, 200]
+WIDTHS = [100, 200]
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,6 @@ def test_rules_of_the_verdict_have_a_table_of_their_own(report: Report, draft: s
         assert str(result.verdict) in row.split()
         assert result.alpha is not None
         assert best.tokens_per_round is not None
-        assert best.speedup is not None
-        if width >= 140:
-            assert cell(table, "all", domain) == fmt.number(best.speedup.value, unit="x")  # of all documents
         speedup = fmt.interval(result.speedup, "x")
         for part in (fmt.share_with_interval(result.alpha), fmt.interval(best.tokens_per_round), speedup):
             value, bounds = part.split(" ", maxsplit=1)
@@ -120,120 +117,20 @@ def test_nothing_is_cut_off(report: Report, width: int) -> None:
             assert f" {fmt.number(item.tokens_per_round.value)}{faster} " in shown
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_draft_that_is_not_always_ready_shows_its_coverage(report: Report, width: int) -> None:
-    text = as_terminal(report, width, "drafts")
-    for domain, rule in (("code", "strict"), ("story", "one_hot")):
-        for draft in DRAFTS:
-            table = of_draft(text, draft).split(f"rule {rule}: by domain", 1)[1].split(", rule ")[0]
-            assert ("coverage" in table) == (draft == "lookup")
-            if draft == "lookup":
-                assert cell(table, "coverage", domain) == fmt.share(only(report, domain, draft, rule).coverage)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_terminals_show_what_the_textbook_formula_would_have_said(report: Report, width: int) -> None:
-    """Not of prompt lookup, which has no proposal at some positions."""
-    text = as_terminal(report, width, "drafts")
-    for draft in ("small", "large"):
-        mine = of_draft(text, draft)
-        assert "iid formula" in mine
-        for domain, rule in (("code", "strict"), ("story", "one_hot")):
-            result = only(report, domain, draft, rule)
-            best = next(item for item in result.gammas if item.gamma == result.best_gamma)
-            assert best.iid_error is not None
-            assert f"{best.iid_tokens_per_round:.2f} ({fmt.signed_percent(best.iid_error)})" in mine
-    assert "iid formula" not in of_draft(text, "lookup")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.124, "+12%"), (-0.04, "-4%"), (0.004, "+0.4%"), (-0.004, "-0.4%"), (0.0, "+0%"), (0.0004, "+0%"), (2.5, "+250%")],
-)
-def test_errors_carry_their_sign_and_are_not_rounded_to_none(value: float, text: str) -> None:
-    assert fmt.signed_percent(value) == text
-
-
-def test_the_search_of_a_lookup_draft_has_its_time(report: Report) -> None:
-    lines = as_terminal(report).splitlines()
-    assert "  lookup, ms a search, once a round: 0.023" in lines
-    assert "  small, ms a step: 1.0  (c = 0.10)" in lines
-    assert not any(line.startswith("  lookup, ms a step") for line in lines)
-    assert "ms a search" not in as_terminal(dataclasses.replace(report, times=None))
-
-
-MARKS = {"*": "* off-policy:", "~": "~ lossy:"}
-
-
-@pytest.mark.parametrize(
-    ("domains", "rules", "marks"),
-    [
-        ({"code": Domain()}, ("strict", "additive_0p1"), "~"),
-        ({"code": Domain()}, ("strict", "lossless"), "*"),
-        ({"code": Domain()}, ("strict", "tree_2"), ""),
-        ({"story": STORY}, ("lossless", "one_hot"), ""),
-        ({"story": STORY}, ("strict", "top_m_3"), "*~"),
-        ({"wiki": RECIPE.domains["wiki"]}, ("additive_0p1",), "*"),  # off-policy is the worse news
-    ],
-)
-def test_marks_are_explained_where_they_occur(
-    tmp_path: Path, domains: dict[str, Domain], rules: tuple[str, ...], marks: str
-) -> None:
-    text = as_terminal(reported(tmp_path, Recipe(domains=domains, rules=rules)), 100, "rules")
-    assert {sign for sign, words in MARKS.items() if words in text} == set(marks)
-
-
-def test_rules_with_the_rounds_of_the_verdicts_own_are_not_told_twice(report: Report) -> None:
-    """Prompt lookup has no distribution: lossless is one_hot; a model's lossless rounds are a table of their own."""
-    text = as_terminal(report, 100, "gammas")
-    assert "rule lossless: tokens per" not in of_draft(text, "lookup")
-    assert "rule lossless: tokens" in of_draft(text, "small")
-    assert "rule tree_2: tokens" in of_draft(text, "small")
-
-
-def test_a_tree_shows_no_cost_of_a_chain(report: Report) -> None:
-    mine = of_draft(as_terminal(report, 100, "gammas"), "small")
-    table = mine[mine.index("rule tree_2: tokens") :]
-    assert "gamma c + v" not in table
-    assert "/" not in table
-
-
-def test_a_report_without_step_times_shows_what_needs_none(tmp_path: Path) -> None:
-    text = as_terminal(reported(tmp_path, dataclasses.replace(RECIPE, latency=False)), 150)
-    assert "gamma c + v" not in text[: text.index("alpha: acceptance over")]
-    assert not re.search("(?<!no )step times:", text)
-    assert "no step times were measured" in text
-
-
-def test_the_definition_of_expected_rounds_stands_where_there_are_some(tmp_path: Path, report: Report) -> None:
-    assert "lossless: rounds are exact expectations" in as_terminal(report)
-    greedy = reported(tmp_path, Recipe(rules=DEFAULT_RULES))
-    assert "lossless: rounds are exact expectations" not in as_terminal(greedy)
-
-
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path, name: str) -> None:
+def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path) -> None:
     """Sampled and off-policy text, text that is not what it claims, phases, and a reason that names domains."""
-    domains = {
-        name: dataclasses.replace(STORY, documents=12, uniform=True),
-        f"{name} ": Domain(on_policy=False, continuation="text"),
-        "code": Domain(),
-    }
+    drawn = dataclasses.replace(STORY, documents=4, uniform=True)
+    domains = dict.fromkeys(HOSTILE.values(), drawn)
+    domains |= {f"{name} ": Domain(documents=2, on_policy=False, continuation="text") for name in HOSTILE.values()}
     recipe = Recipe(domains=domains, rules=("strict", "one_hot", "lossless", "additive_0p1"), thinking=0.5)
-    found = build_report(write_run(tmp_path / "run", recipe))
+    found = reported(tmp_path, recipe)
     assert "off_policy_sample" in {warning.code for warning in found.notes}
     text = as_terminal(found)
     assert all(char.isprintable() or char == "\n" for char in text)
     assert max(map(cell_len, text.splitlines())) <= 100
-    assert len(text) < 35_000
     rendered = render_json(found)
     assert rendered.isascii()
     assert {result["domain"] for result in json.loads(rendered)["results"]} == set(domains)
-
-
-@pytest.mark.parametrize(("documents", "said"), [(1, "1 document, "), (2, "2 documents, ")])
-def test_a_single_document_is_said_in_the_singular(tmp_path: Path, documents: int, said: str) -> None:
-    assert said in as_terminal(reported(tmp_path, Recipe(domains={"code": Domain(documents=documents)})))
 
 
 def text(domain: str, continuation: str, *settings: float) -> SimpleNamespace:
@@ -259,13 +156,3 @@ GREEDY, COLD, WARM, CUT = (
 )
 def test_a_text_is_named_by_what_sets_it_apart(items: list[SimpleNamespace], off_policy: bool, expected: str) -> None:
     assert text_name(items[0], items, off_policy) == expected
-
-
-def test_a_text_without_rounds_has_no_textbook_formula(tmp_path: Path) -> None:
-    """Its alpha would give one, for rounds that there are none of."""
-    short = Domain(documents=6, shortest=1, longest=1)
-    run = write_run(tmp_path / "run", Recipe(domains={"code": short}, decision={"gamma": 2, "draft": "small"}))
-    report = build_report(run)
-    row = next(line.split() for line in as_terminal(report, 160, "drafts").splitlines() if line.split()[:1] == ["code"])
-    assert report.results[0].gammas[1].iid_tokens_per_round is not None
-    assert row[row.index("2") + 1 :] == ["n/a", "n/a", "UNDECIDED", "n/a", "n/a"]  # the last two: break-even, formula

@@ -145,14 +145,6 @@ def test_what_mending_a_cause_brings_is_counted_by_hand(tmp_path: Path) -> None:
     assert item.best == "special tokens"  # as good as the next ones, and first
 
 
-def test_without_step_times_there_are_tokens_and_no_speedup(tmp_path: Path) -> None:
-    item = of(build_report(by_hand(tmp_path, min_speedup=1.2)), "d")
-    assert item.tokens_per_round == pytest.approx(11 / 9)
-    assert (item.speedup, item.perfect_speedup) == (None, None)
-    assert {cause.speedup for cause in item.causes} == {None}
-    assert item.best == "no proposal"  # as good as others, and first: what its rounds cost is not known
-
-
 @pytest.mark.parametrize("context", [8, 12, 100])
 def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_path: Path) -> None:
     """Eight tokens of prompt: to propose at position t a draft has to read t more, less the token itself."""

@@ -4,7 +4,6 @@ pandas are here for `test_report_certificates`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from alphaprof.log.store import Run
-from alphaprof.report.sections.certificates import LosslessTally, Tally, lossless_tally, tallies
+from alphaprof.report.sections.certificates import Tally, tallies
 from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import DEFAULT_RULES, rules_of
@@ -26,7 +25,7 @@ from alphaprof.theory.bounds import budget
 from alphaprof.totals import log_sample
 from alphaprof.totals.log_sample import AXES, decile_edges
 from alphaprof.totals.replay import Trace, replay, run_lengths
-from tests.reporting import engine, log_of, runs_of
+from tests.reporting import log_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -110,9 +109,6 @@ def tally_of(run: Run, rule: str, draft: str = "small") -> Tally:
     return tallies(run, draft)[rule]
 
 
-NAMES = ["judged", "certified", "accepted", "both", "divergence"]
-
-
 def handmade(path: Path, length: int, documents: int = 1, **options: Any) -> Run:
     """A run of greedy documents of one length, under strict."""
     domains = {"code": Domain(documents=documents, shortest=length, longest=length)}
@@ -166,7 +162,7 @@ def test_in_a_long_log_edges_come_from_every_nth_position_and_counts_from_all(
         assert max(abs(sizes - len(taken) / 10)) <= 1
         counts = decile_counts(run, "small", rules_of(["strict"]), edges)["strict", axis]
         np.testing.assert_array_equal(counts.sum(1)[:, 2], every.judged)
-    for name in (*NAMES, "thresholds"):
+    for name in vars(every):
         np.testing.assert_array_equal(getattr(some, name), getattr(every, name))
 
 
@@ -200,26 +196,6 @@ def sharpest(divergence: float) -> float:
     return 1 - s / 2 * (1 - (1 / math.tanh(s) - 1 / s) ** 2)
 
 
-def test_truncated_distributions_leave_bounds_of_nothing(tmp_path: Path) -> None:
-    """Infinite one way: the other way counts. Both ways: beta may be 0, and the mean divergence is infinite."""
-
-    def change(rows: pd.DataFrame) -> None:
-        place = rows["document"].to_numpy()
-        rows["kl_target_draft"], rows["overlap"] = np.inf, np.array([0.5, 0.0])[place]
-        rows["kl_draft_target"] = np.array([0.5, np.inf])[place]
-
-    found = lossless_tally(rewritten(handmade(tmp_path, 4, documents=2), "small", change), "small")
-    assert found is not None
-    again = LosslessTally(
-        positions=np.array([4, 4]),
-        beta=np.array([2, 0]),
-        sharp=np.array([4 * sharpest(0.5), 0]),
-        divergence=np.array([2, math.inf]),
-    )
-    for field in dataclasses.fields(LosslessTally):
-        np.testing.assert_allclose(getattr(found, field.name), getattr(again, field.name), atol=1e-9)
-
-
 # What the target alone says.
 
 texts = st.lists(st.lists(st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.3, 0.6, math.inf]), min_size=1, max_size=12), min_size=1)
@@ -238,20 +214,6 @@ def trace_of(agrees: Array, lengths: Array, gamma: int) -> Trace:
     return Trace(run, np.full(len(agrees), gamma), start, stop, lengths, np.zeros(len(agrees), dtype=bool))
 
 
-@given(texts, st.sampled_from([0.01, 0.05, 0.07, 0.3, 1.0]), st.integers(1, 5))
-def test_certain_runs_are_those_of_a_plain_loop(found: list[list[float]], epsilon: float, gamma: int) -> None:
-    """A threshold of just epsilon is not beyond it."""
-    runs = certain_runs(*flat(found), epsilon, gamma)
-    for place, document in enumerate(found):
-        sure = [threshold > epsilon for threshold in document]
-        lengths = runs_of(sure)
-        again = engine(lengths, [gamma] * len(document), gamma)
-        assert (runs.certain[place], runs.run[place]) == (sum(sure), sum(lengths))
-        assert (runs.rounds.rounds[place], runs.rounds.tokens[place]) == (again["rounds"], again["tokens"])
-        assert runs.rounds.drafted[place].sum() == again["drafted"]
-    assert runs.rounds.drafted.shape == (len(found), gamma)
-
-
 @given(texts, st.sampled_from([0.01, 0.05, 0.3]), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_no_draft_within_epsilon_needs_more_rounds_than_are_certain(
     found: list[list[float]], epsilon: float, gamma: int, seed: int
@@ -265,35 +227,6 @@ def test_no_draft_within_epsilon_needs_more_rounds_than_are_certain(
     needed = replay(trace_of(accepted, lengths, gamma), gamma)
     assert (needed.rounds <= most.rounds).all()
     np.testing.assert_array_equal(needed.tokens, most.tokens)
-
-
-@pytest.mark.parametrize("rule", CERTIFIED)
-@pytest.mark.parametrize("draft", MIXED.drafts)
-def test_counts_are_those_of_pandas(run: Run, log: pd.DataFrame, draft: str, rule: str) -> None:
-    rows, found = log[log["draft"] == draft], tally_of(run, rule, draft)
-    again = recounted(rows, rule)
-    assert len(again) == run.manifest.documents
-    for name in NAMES:
-        np.testing.assert_allclose(getattr(found, name), again[name], rtol=1e-6, err_msg=name)
-    np.testing.assert_array_equal(found.thresholds, rows.loc[judged(rows, rule), f"threshold_{rule}"])
-    assert again["certified"].sum() != again["accepted"].sum()
-
-
-@pytest.mark.parametrize("rule", CERTIFIED)
-@pytest.mark.parametrize("axis", AXES)
-def test_counts_by_tenths_are_those_of_pandas(run: Run, log: pd.DataFrame, axis: str, rule: str) -> None:
-    """A tenth holds the positions from its lower edge, included, to its upper edge, left out."""
-    rows, edges = log[log["draft"] == "small"], decile_edges(run, "small")
-    found = decile_counts(run, "small", rules_of([rule]), edges)[rule, axis]
-    places = pd.cut(rows[AXES[axis]].astype(float), [-np.inf, *edges[axis].astype(float), np.inf], right=False, labels=False)
-    for place in range(10):
-        mine = rows[places == place]
-        again = recounted(mine, rule)
-        again["proposed"] = (mine["proposed"] > 0).groupby(mine["document"]).sum()
-        again["kept"] = mine[f"accept_{rule}"].astype(float).fillna(0).groupby(mine["document"]).sum()
-        again = again.reindex(range(run.manifest.documents), fill_value=0)
-        np.testing.assert_allclose(found[:, place], again[["proposed", "kept", "judged", "certified"]], atol=1e-5)
-    assert found.shape[1] == 10
 
 
 @pytest.mark.parametrize("rule", CERTIFIED)

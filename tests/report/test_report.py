@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,21 +11,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from rich.cells import cell_len
 from scipy import stats
 
 from alphaprof.config.load import changed_question
 from alphaprof.errors import ProfileInvalid
 from alphaprof.log.store import Run
-from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.decision import held_out
 from alphaprof.stats.estimate import Interval
-from alphaprof.totals.documents import Units, lots_of
+from alphaprof.totals.documents import lots_of
 from tests import reference
 from tests.loops import each
-from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
+from tests.reporting import as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -60,20 +53,6 @@ def report(run: Run) -> Report:
 @pytest.fixture(scope="module")
 def positions(run: Run) -> pd.DataFrame:
     return log_of(run)
-
-
-EVERY = [(domain, draft) for draft in RICH.drafts for domain in RICH.domains]
-
-
-@each(("domain", "draft"), EVERY)
-def test_alpha_is_that_of_the_position_log(report: Report, positions: pd.DataFrame, domain: str, draft: str) -> None:
-    rows, result = rows_of(positions, domain, draft), only(report, domain, draft)
-    assert result.alpha is not None
-    assert result.alpha.value == pytest.approx(rows["accept_strict"].mean())  # pandas leaves nulls out: no proposal
-    assert result.coverage == pytest.approx((rows["proposed"] > 0).mean())
-    assert (result.positions, result.documents) == (len(rows), rows["document"].nunique())
-    assert result.clusters == result.documents
-    assert result.alpha.low <= result.alpha.value <= result.alpha.high
 
 
 def spread(totals: Any, counts: Any) -> tuple[float, float, float]:
@@ -129,49 +108,12 @@ def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.Dat
     )
 
 
-@each("gamma", RICH.gammas)
-@each(("domain", "draft"), [item for item in EVERY if item[0] != "poetry"])
-def test_rounds_are_those_of_the_position_log(
-    report: Report, positions: pd.DataFrame, domain: str, draft: str, gamma: int
-) -> None:
-    """Sums over documents, divided last, equal a recount token by token."""
-    again = recounted(rows_of(positions, domain, draft), gamma)
-    (found,) = [item for item in only(report, domain, draft).gammas if item.gamma == gamma]
-    accepted = again["by_depth"].sum()
-    assert found.rounds == again["rounds"]
-    assert found.tokens_per_round is not None
-    assert found.tokens_per_round.value == pytest.approx(again["tokens"] / again["rounds"])
-    assert found.acceptance_length == pytest.approx(1 + accepted / again["with"])
-    assert found.accepted_per_drafted == pytest.approx(accepted / again["drafted"])
-    assert found.marginal == pytest.approx(tuple(again["by_depth"] / again["with"]))
-    assert found.acceptance_length == pytest.approx(1 + sum(found.marginal))
-    assert found.conditional == pytest.approx(again["by_depth"] / again["tested"])
-
-
-def test_speedup_is_that_of_the_position_log(report: Report, positions: pd.DataFrame) -> None:
-    """Gamma 4 on chat, where a round drafts all or nothing: T(1) = 10, T(5) = 12, four draft steps of 1 ms."""
-    again = recounted(rows_of(positions, "chat", "small"), 4)
-    time = again["with"] * (12 + 4) + (again["rounds"] - again["with"]) * 10
-    last = only(report, "chat").gammas[-1]
-    assert last.speedup is not None
-    assert last.speedup.value == pytest.approx(10 * again["tokens"] / time)
-    assert (last.draft_cost, last.verify_cost) == pytest.approx((0.1, 1.2))
-    assert last.break_even_length == pytest.approx(time / again["rounds"] / 10)  # the mean cost of a round
-
-
 def test_off_policy_text_has_alpha_but_no_rounds(report: Report) -> None:
     result = only(report, "poetry")
     assert result.alpha is not None
     assert result.gammas == ()
     assert (result.verdict, result.best_gamma, result.mismatches) == ("UNDECIDED", None, None)
     assert "not defined on text that the target did not produce" in result.reason
-
-
-def test_traffic_with_off_policy_text_has_no_verdict(report: Report) -> None:
-    """A verdict on the whole traffic would be silent about a part of it."""
-    assert (report.traffic.verdict, report.traffic.speedup) == ("UNDECIDED", None)
-    assert "(poetry)" in report.traffic.reason
-    assert sum(report.traffic.weights.values()) == pytest.approx(1)
 
 
 def test_unknown_is_null_and_unbounded_is_inf(tmp_path: Path) -> None:
@@ -238,8 +180,7 @@ def test_auto_chooses_the_better_draft_and_tests_it_on_the_other_half(tmp_path: 
     assert "10 independent held-out documents" in traffic.reason
     assert traffic.tested is not None
     assert traffic.speedup is not None
-    assert traffic.speedup_of_all is not None
-    assert traffic.tested.value == traffic.speedup.value != traffic.speedup_of_all.value  # one half, and all
+    assert traffic.tested.value == traffic.speedup.value
     assert traffic.speedup.low < traffic.tested.low  # two-sided, and one-sided
 
 
@@ -264,29 +205,10 @@ def test_observed_weights_are_shares_of_tokens(tmp_path: Path) -> None:
     assert "observed shares of tokens" in as_terminal(found)
 
 
-def test_weights_of_a_domain_that_the_data_lacks_give_no_verdict(tmp_path: Path) -> None:
-    found = reported(tmp_path, Recipe(decision={"weights": {"code": 0.5, "chat": 0.3, "maths": 0.2}}))
-    assert found.traffic.verdict == "UNDECIDED"
-    assert "(maths)" in found.traffic.reason
-
-
 def test_weights_that_miss_a_domain_are_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ProfileInvalid) as error:
         reported(tmp_path, Recipe(decision={"weights": {"code": 1.0}}))
     assert error.value.message == "decision.weights does not name domain 'chat', which the data has"
-
-
-def test_without_step_times_acceptance_is_reported_alone(tmp_path: Path) -> None:
-    found = reported(tmp_path, Recipe(latency=False))
-    assert found.times is None
-    assert {result.verdict for result in found.results} == {"UNDECIDED"}
-    assert "no step times" in found.traffic.reason
-    assert "no_step_times" in {warning.code for warning in found.notes}
-    for item in only(found, "code").gammas:
-        assert item.tokens_per_round is not None
-        assert (item.speedup, item.break_even_length, item.draft_cost, item.verify_cost) == (None, None, None, None)
-    assert as_json(found)["times"] is None
-    assert "UNDECIDED" in as_terminal(found)
 
 
 def test_a_domain_with_two_kinds_of_own_text_counts_both(tmp_path: Path) -> None:
@@ -347,23 +269,6 @@ def test_a_draft_without_any_proposal_has_no_alpha(tmp_path: Path) -> None:
     as_json(found)
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-def test_names_from_the_data_are_harmless(tmp_path: Path, name: str) -> None:
-    """Only printable characters and line ends reach a terminal, markup is text, and JSON holds the name as it is."""
-    found = reported(tmp_path, Recipe(domains={name: Domain(), "chat": Domain(documents=1)}))
-    text = as_terminal(found)
-    assert all(char.isprintable() or char == "\n" for char in text)
-    assert max(map(cell_len, text.splitlines())) <= 100
-    assert len(text) < 20_000
-    shown = re.sub(r"\s|[^\x20-\x7e]", "", text)
-    beginning = re.sub(r"\s", "", "".join(char if char.isprintable() else repr(char)[1:-1] for char in name[:20]))
-    assert re.sub(r"[^\x20-\x7e]", "", beginning) in shown
-    rendered = render_json(found)
-    assert rendered.isascii()
-    assert {result["domain"] for result in json.loads(rendered)["results"]} == {name, "chat"}
-    assert name in json.loads(rendered)["traffic"]["weights"]
-
-
 FORMATS = {
     fmt.share: {None: "n/a", 0.0: "0.000", 0.0004: "<0.001", 0.5: "0.500", 0.9996: ">0.999", 1.0: "1.000"},
     fmt.percent: {0.0: "0%", 0.004: "<1%", 0.006: "1%", 0.994: "99%", 0.996: ">99%", 1.0: "100%"},
@@ -382,53 +287,6 @@ FORMATS = {
 def test_numbers_are_not_rounded_to_certainty(written: Callable[[Any], str]) -> None:
     for value, text in FORMATS[written].items():
         assert written(value) == text
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None  # any import of torch fails
-from pathlib import Path
-from alphaprof.report.build import build_report
-from alphaprof.render.answer import answer_text
-from alphaprof.render.report import ReportAnswer
-from alphaprof.log.store import Run
-from tests.synthetic import interrupted, write_run
-run = write_run(Path(sys.argv[1]) / "run")
-for one in (Run.open(run.path), interrupted(run, Path(sys.argv[1]) / "partial")):
-    for output in ("terminal", "json"):
-        print(len(answer_text(ReportAnswer.of(build_report(one)), output)))
-sys.exit(", ".join({"transformers", "datasets", "pydantic"} & set(sys.modules)) or 0)
-"""
-
-
-def test_a_report_needs_no_torch(tmp_path: Path) -> None:
-    """Right of the log nothing imports torch: a laptop without it builds the whole report, partial runs included."""
-    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert len(result.stdout.split()) == 4
-
-
-def documents_of(prompts: list[str], clusters: list[str | None]) -> pa.Table:
-    return pa.table({"prompt_hash": prompts, "cluster": pa.array(clusters, pa.string())})
-
-
-@each(
-    ("prompts", "clusters", "expected"),
-    [
-        (["a", "b", "c"], [None, None, None], [0, 1, 2]),
-        (["a", "a", "b"], [None, None, None], [0, 0, 1]),  # the same prompt twice is one observation
-        (["a", "b", "c"], ["x", "x", None], [0, 0, 1]),
-        (["a", "a", "b"], ["x", "y", "y"], [0, 0, 0]),  # connected through the prompt and through the cluster
-        (["a", "b", "a", "c", "d"], ["x", "y", "z", "z", None], [0, 1, 0, 0, 2]),
-    ],
-)
-def test_documents_that_share_a_cluster_or_a_prompt_are_one_unit(
-    prompts: list[str], clusters: list[str | None], expected: list[int]
-) -> None:
-    found = Units.of(documents_of(prompts, clusters)).codes.tolist()
-    order = list(dict.fromkeys(found))
-    assert [order.index(unit) for unit in found] == expected
 
 
 def test_a_go_that_rests_on_a_slow_baseline_says_so(tmp_path: Path) -> None:

@@ -217,16 +217,6 @@ def test_lossless_bounds_are_those_of_the_log(report: Report, log: pd.DataFrame,
             assert found.sharp.value < found.beta.value
 
 
-def test_sampled_text_of_whole_distributions_contradicts_nothing(report: Report) -> None:
-    """And rejects no more than its mean divergence allows."""
-    found = [item for item in held(report).certificates if item.continuation == "sampled"]
-    assert len(found) == 2 * 2 * (len(CERTIFIED) - 2)
-    for item in found:
-        assert item.contradicted == 0
-        assert 1 - item.accepted.value <= item.rejected_at_most + 1e-12
-    assert min(item.rejected_at_most for item in found) < 0.5
-
-
 def small_run(path: Path, thresholds: Array, divergences: Array, documents: int = 1) -> Run:
     """A run whose only domain has these thresholds under strict and divergences, document after document."""
     length = len(thresholds) // documents
@@ -284,26 +274,18 @@ def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> 
     honest = build_report(run)
     assert "contradicted" not in codes(honest)
     assert sum(item.contradicted for item in held(honest).certificates) == 0
-    certain = sum(
-        round(item.certified.value * item.positions) for item in held(honest).certificates if item.draft == "large"
-    )
-    assert f"  certified and yet rejected: 0 of {certain:,} certified positions" in as_terminal(honest)
 
     def wrong(rows: pd.DataFrame) -> None:
         odd = rows.index[(rows["draft_top"] != rows["target_top"]) & (rows["domain"] == "chat")][:3]
-        rows.loc[odd, "threshold_strict"] = 0.5
-        rows.loc[odd, "kl_target_draft"] = 0.4
+        rows.loc[odd, ["threshold_strict", "kl_target_draft"]] = 0.5, 0.4
 
     found = build_report(rewritten(run, "large", wrong))
-    assert [(item.domain, item.draft, item.contradicted) for item in held(found).certificates if item.contradicted] == [
-        ("chat", "large", 3)
-    ]
+    alarms = [(item.domain, item.draft, item.contradicted) for item in held(found).certificates if item.contradicted]
+    assert alarms == [("chat", "large", 3)]
     (warning,) = [warning for warning in found.notes if warning.code == "contradicted"]
-    assert warning.message == "3 certified positions were rejected, which should be impossible: chat (large, strict)"
-    assert "report it" in warning.remedy
-    text = as_terminal(found)
-    assert f"  certified and yet rejected: 3 of {certain + 3:,} certified positions, all rules together" in text
-    assert f"note: {warning.message}" in text
+    assert "3 certified positions were rejected" in warning.message
+    assert "chat (large, strict)" in warning.message
+    assert "  certified and yet rejected: 3 of " in as_terminal(found)
 
 
 # What the target alone says.
@@ -397,58 +379,21 @@ def test_intervals_of_certain_runs_are_those_of_documents(report: Report, log: p
     close(item.tokens_per_round, Interval(1 / time, low, high))
 
 
-@pytest.mark.parametrize(("thresholds", "value"), [(0.0, 0.0), (0.5, 5.5)])
-def test_documents_that_all_agree_do_not_make_a_mean_run_certain(tmp_path: Path, thresholds: float, value: float) -> None:
-    """Eight documents of ten tokens, nothing of which is certain, or everything: what is not seen may be there."""
-    run = small_run(tmp_path, np.full(80, thresholds), np.full(80, 0.2), documents=8)
-    (item,) = [each for each in build_report(run).predictability[0].runs if each.epsilon == 0.1]
-    assert item.mean_run.value == value
-    assert item.mean_run.high - item.mean_run.low >= 5.5 / 8
-    assert item.mean_run.low >= 0
-
-
 @pytest.mark.parametrize("decision", [{}, {"rule": "strict"}, {"rule": "additive_0p1"}])
 def test_the_free_draft_is_prompt_lookup_under_the_rule_of_the_verdict(run: Run, decision: dict[str, Any]) -> None:
     found = build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
+    results = {(item.domain, item.continuation, item.draft, item.rule): item for item in found.results}
     for text in found.predictability:
         rule = decision.get("rule") or ("one_hot" if text.continuation == "sampled" else "strict")
         (free,) = text.free
-        (result,) = [
-            item
-            for item in found.results
-            if (item.domain, item.continuation, item.draft, item.rule) == (text.domain, text.continuation, "lookup", rule)
-        ]
+        result = results[text.domain, text.continuation, "lookup", rule]
         assert (free.draft, free.rule, free.coverage, free.alpha) == ("lookup", rule, result.coverage, result.alpha)
-        best = max((item.tokens_per_round.value for item in result.gammas if item.tokens_per_round), default=None)
-        assert (free.tokens_per_round.value if free.tokens_per_round else None) == best
-        assert free.tokens_per_round in [item.tokens_per_round for item in result.gammas if item.gamma == free.gamma] or (
-            free.gamma,
-            best,
-        ) == (None, None)
+        tokens = {item.gamma: item.tokens_per_round for item in result.gammas if item.tokens_per_round}
+        best = max(tokens, key=lambda gamma: tokens[gamma].value, default=None)
+        assert (free.gamma, free.tokens_per_round) == (best, tokens[best] if best else None)
 
 
 ALONE = dataclasses.replace(MIXED, drafts={}, lookups=("ngram",))
-
-
-@pytest.mark.parametrize("certificates", [True, False])
-def test_the_target_alone_is_described_with_prompt_lookup(tmp_path: Path, certificates: bool) -> None:
-    """As `drafts: {}` measures it: no certificate, since there is no distribution; without thresholds strict alone."""
-    found = reported(tmp_path, dataclasses.replace(ALONE, certificates=certificates))
-    assert [(item.domain, item.continuation, item.on_policy) for item in found.predictability] == TEXTS
-    rules = {tuple(budget.rule for budget in text.budgets) for text in found.predictability}
-    assert rules == {tuple(CERTIFIED) if certificates else ("strict",)}
-    assert all(text.free for text in found.predictability)
-    text = as_terminal(found)
-    assert "the target alone: how predictable is it?" in text
-    assert "KL budget, nats" in text
-    assert "certified:" not in text
-    if certificates:
-        assert dataclasses.replace(held(found), inexact=0.0, unknown=()) == Certificates((), (), 0.0, ())
-        assert "some rule accepts more tokens than were looked at" in text
-        assert as_json(found)["certificates"]["certificates"] == []
-    else:
-        assert found.certificates is None
-        assert "looked at" not in text
 
 
 def test_strict_says_the_same_with_thresholds_and_without(tmp_path: Path, report: Report) -> None:

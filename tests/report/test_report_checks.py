@@ -180,22 +180,6 @@ def test_texts_that_were_cut_are_pointed_out_above_a_fifth(tmp_path: Path, cut: 
         assert f"{100 * cut_share:.0f}% of the texts were cut" in as_terminal(found, 150)
 
 
-def test_near_ties_are_those_of_plain_text_alone(tmp_path: Path) -> None:
-    """Sampled text under truncation has ties of 0 and 0, which say nothing about the dtype."""
-    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(), "story": STORY}, shard_documents=32))
-
-    def tied(rows: pd.DataFrame) -> None:
-        sampled = rows["domain"] == "story"
-        rows.loc[~sampled, "target_second_prob"] = rows["target_top_prob"] * 0.5
-        rows.loc[sampled, "target_second_prob"] = rows["target_top_prob"]
-
-    found = build_report(rewritten(run, "small", tied))
-    code, story = only(found, "code", rule="strict"), only(found, "story", rule="strict")
-    assert (code.near_ties, story.near_ties, story.mismatches, story.clear_mismatches) == (0.0, None, None, None)
-    assert code.mismatches is not None
-    assert "near_ties" not in codes(found)
-
-
 THINKING = Recipe(
     domains={
         "code": Domain(documents=8, alpha=0.8, coverage=0.7),

@@ -17,8 +17,8 @@ from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.loops import each
-from tests.reporting import as_json, as_terminal, expected_rounds_of, log_of, only, recounted, reported, rows_of
-from tests.synthetic import Domain, Recipe, contents, write_run
+from tests.reporting import as_json, expected_rounds_of, log_of, only, recounted, reported, rows_of
+from tests.synthetic import Domain, Recipe, write_run
 
 SAMPLED = {"temperature": 0.7, "continuation": "sampled"}
 GIVEN = {"temperature": 1.2, "continuation": "given"}
@@ -86,13 +86,6 @@ def positions(run: Run) -> pd.DataFrame:
 def asked(run: Run, **decision: Any) -> Report:
     """The report of a run under another decision."""
     return build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
-
-
-def test_rounds_of_drawn_drafts_are_expectations_even_where_all_are_accepted(tmp_path: Path) -> None:
-    """What a rule and a draft are says so, not what came out."""
-    own = Domain(documents=4, alpha=1.0, temperature=1.0, continuation="sampled")
-    report = reported(tmp_path, Recipe(domains={"d": own}, rules=("lossless", "one_hot")))
-    assert {result.rule: result.estimator for result in report.results} == {"lossless": "expected", "one_hot": "exact"}
 
 
 @each("draft", DRAFTS)
@@ -228,21 +221,6 @@ def test_the_traffic_weighs_greedy_text_under_strict_and_sampled_text_under_one_
     assert found.traffic.documents == 8 + 8 + 14
 
 
-def test_settings_of_sampling_are_kept_apart(tmp_path: Path) -> None:
-    """Two temperatures of one domain are two results; the terminal says which is which."""
-    recipe = Recipe(
-        domains={"story": Domain(documents=4, **SAMPLED)},
-        sources=[("story", Domain(documents=5, temperature=1.5, continuation="sampled"))],
-    )
-    found = reported(tmp_path, recipe)
-    mine = [(result.sampling["temperature"], result.documents) for result in found.results if result.rule == "one_hot"
-            if result.sampling]  # fmt: skip
-    assert mine == [(0.7, 4), (1.5, 5)]
-    text = as_terminal(found, 150)
-    assert "story (sampled at 0.7)" in text
-    assert "story (sampled at 1.5)" in text
-
-
 @each("rule", ["lossless", "one_hot"])
 def test_a_rule_that_is_asked_for_gets_the_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
@@ -267,36 +245,6 @@ def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
         assert "is lossy" in result.reason
         assert "alphaprof validate --rule" in result.reason
     assert as_json(found)["traffic"]["speedup"] is None
-
-
-def test_a_tree_of_width_one_is_the_top_token(run: Run) -> None:
-    found = build_report(run, rules=["tree_1", "strict", "one_hot"])
-    for domain, policy in POLICY.items():
-        rule = "one_hot" if policy == "sampled" else "strict"
-        for draft in DRAFTS:
-            tree, chain = only(found, domain, draft, "tree_1"), only(found, domain, draft, rule)
-            assert [item.rounds for item in tree.gammas] == [item.rounds for item in chain.gammas]
-
-
-def test_rules_are_evaluated_on_the_log(run: Run, positions: pd.DataFrame) -> None:
-    """A rule that the run was not asked for is computed from its columns, and nothing is written."""
-    before = contents(run)
-    found = build_report(run, rules=["additive_0p2"])
-    assert contents(run) == before
-    assert {result.rule for result in found.results} == {"strict", "one_hot", "additive_0p2"}
-    for domain in POLICY:
-        for draft in DRAFTS:
-            rows = rows_of(positions, domain, draft)
-            alpha = only(found, domain, draft, "additive_0p2").alpha
-            assert alpha is not None
-            assert alpha.value == pytest.approx(float(FORMULAS["additive_0p2"](rows[rows["proposed"] > 0]).mean()))
-
-
-def test_a_verdict_does_not_depend_on_the_rules_beside_it(run: Run, report: Report) -> None:
-    found = build_report(run, rules=["top_m_3"])
-    decided = [result for result in report.results if result.verdict is not None]
-    assert [result for result in found.results if result.verdict is not None] == decided
-    assert found.traffic == report.traffic
 
 
 def textbook(alpha: float, gamma: int) -> float:

@@ -174,14 +174,6 @@ def each(first: list[Decoded], second: list[Decoded]) -> list[tuple[str, Decoded
     return list(zip(DOMAINS, first, second, strict=True))
 
 
-def test_where_nothing_gains_there_is_one_pool(tmp_path: Path) -> None:
-    """Two domains alike, one draft, one gamma."""
-    report = reported(tmp_path, ALIKE)
-    assert report.routing is None
-    assert report.verdict == "GO"
-    assert report.route == (ServerPool("small", 4, ("a", "b"), 1.0),)
-
-
 def test_a_domain_where_nothing_pays_goes_without_speculation(tmp_path: Path) -> None:
     report = reported(tmp_path, DEAR)
     route = found(report)
@@ -195,11 +187,18 @@ def test_a_domain_where_nothing_pays_goes_without_speculation(tmp_path: Path) ->
     assert speedup.high < 1
 
 
-def test_a_router_that_knows_no_domain_has_one_pool(tmp_path: Path) -> None:
-    report = asked(write_run(tmp_path / "run", DEAR), by="none", min_speedup=0.9)
-    assert report.routing is None
-    assert len(report.route) == 1
-    assert set(report.route[0].domains) == {"code", "chat"}
+def test_what_is_deployed_follows_the_verdict(tmp_path: Path) -> None:
+    """One pool with the draft, none while undecided, and one without a draft."""
+    run = write_run(tmp_path / "run", ALIKE)
+    whole = asked(run).speedup
+    assert whole is not None
+    for least, verdict, pools in (
+        (1.05, "GO", (ServerPool("small", 4, ("a", "b"), 1.0),)),
+        (whole.value, "UNDECIDED", ()),
+        (9.0, "NO-GO", (ServerPool(None, None, ("a", "b"), 1.0),)),
+    ):
+        report = asked(run, min_speedup=least)
+        assert (report.verdict, report.route, report.routing) == (verdict, pools, None)
 
 
 @pytest.mark.parametrize("asks", ["min_route_gain", "min_speedup"])
@@ -216,20 +215,6 @@ def test_both_lower_ends_decide_whether_a_route_is_worth_it(tmp_path: Path, asks
     assert len(above.route) == (1 if above.verdict != "UNDECIDED" else 0)
 
 
-def test_no_go_is_one_pool_without_a_draft(tmp_path: Path) -> None:
-    report = asked(write_run(tmp_path / "run", ALIKE), min_speedup=9.0)
-    assert report.verdict == "NO-GO"
-    assert report.route == (ServerPool(None, None, ("a", "b"), 1.0),)
-
-
-def test_undecided_deploys_nothing(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", ALIKE)
-    whole = asked(run).speedup
-    assert whole is not None
-    report = asked(run, min_speedup=whole.value)
-    assert (report.verdict, report.route) == ("UNDECIDED", ())
-
-
 def test_a_domain_without_weight_is_in_no_pool(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", MIXED)
     weights = {"code": 0.5, "chat": 0.5, "notes": 0.0}
@@ -237,13 +222,6 @@ def test_a_domain_without_weight_is_in_no_pool(tmp_path: Path) -> None:
         assert {domain for pool in report.route for domain in pool.domains} == {"code", "chat"}
         assert sum(pool.share for pool in report.route) == pytest.approx(1)
         assert {item.domain: item.share for item in report.domains} == weights
-
-
-def test_a_stand_in_for_the_served_target_calls_for_no_route(tmp_path: Path) -> None:
-    report = asked(write_run(tmp_path / "run", DEAR), served_dtype="fp8")
-    assert report.verdict == "UNDECIDED"
-    assert not found(report).worth_it
-    assert report.route == ()
 
 
 def test_fewer_than_five_documents_tell_of_no_gain(tmp_path: Path) -> None:
@@ -320,13 +298,3 @@ def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
         tested = held_out({item.domain: pools["small"][item.domain].units.lots})[item.domain]
         ways = [[(pools[draft][item.domain].counts(gamma).rows(tested), times[draft])] for draft, gamma in (second, best)]
         assert item.ahead == speedup_interval(Mix((item.domain,), (1.0,)).gain(*ways), 0.95)
-
-
-def test_a_domain_without_rounds_has_no_choice_and_no_next_best(tmp_path: Path) -> None:
-    corpus = Domain(documents=12, alpha=0.05, on_policy=False, continuation="text")
-    recipe = dataclasses.replace(MIXED, domains={"code": DOMAINS["code"], "corpus": corpus})
-    report = reported(tmp_path, recipe)
-    (item,) = [item for item in report.domains if item.domain == "corpus"]
-    assert (item.best.draft, item.best.verdict, item.next_best, item.ahead) == (None, "UNDECIDED", None, None)
-    assert "did not produce" in item.best.reason
-    assert (report.routing, report.drafts, report.route) == (None, (), ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from alphaprof.report.serving import SGLANG, VLLM, paste_formats, why_not_served
+from alphaprof.report.serving import paste_formats
 from tests.loops import each
 from tests.synthetic import draft_facts, head_facts, lookup_facts
 
@@ -37,13 +37,3 @@ SERVED = {
 def test_a_format_is_offered_where_its_engine_does_what_was_measured(name: str) -> None:
     facts, rule, expected = SERVED[name]
     assert paste_formats(facts, rule) == expected
-
-
-def test_what_an_engine_lacks_is_said_in_words() -> None:
-    assert why_not_served(VLLM, HEAD, "lossless") == ""
-    assert why_not_served(VLLM, SKIP, "strict") == "vLLM has no method for a draft of kind layer_skip"
-    assert why_not_served(SGLANG, LOOKUP, "strict") == "SGLang has no method for a draft of kind prompt_lookup"
-    top = "SGLang takes the top tokens of a draft of kind model, and lossless draws them"
-    assert why_not_served(SGLANG, MODEL, "lossless") == top
-    assert "lacks some of the target's tokens" in why_not_served(SGLANG, REDUCED, "lossless")
-    assert why_not_served(VLLM, MODEL, "typical_0p09_0p3") == "vLLM does not keep drafts by typical_0p09_0p3"

@@ -30,6 +30,7 @@ from alphaprof.commands.compare.build import deciding_gamma, paired_pools, requi
 from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, free_draft, speedup, spent_and_base
 from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
+from alphaprof.log.notes import concerns_of
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
@@ -37,7 +38,6 @@ from alphaprof.report.decision import Mask
 from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
-from alphaprof.report.notes import kind
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
@@ -83,7 +83,7 @@ def checked(
 def concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
     """Those of a report's notes that concern what is checked."""
     concern = {"texts", "times", "own times"} if speedup else {"texts"}
-    return tuple(note for note in notes if kind(note.code).concerns in concern)
+    return tuple(note for note in notes if concerns_of(note.code) in concern)
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:

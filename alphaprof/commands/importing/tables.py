@@ -24,6 +24,7 @@ from alphaprof.log.manifest import (
     Imported,
     ModelFacts,
 )
+from alphaprof.log.notes import note
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 
 ONE_BY_ONE = "token"  # drafts are verified one after the other
@@ -105,65 +106,35 @@ def served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
 
 
 def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
-    """What a reader of the report has to know, as code, message and remedy."""
-    yield {
-        "code": "imported",
-        "message": "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never "
-        "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
-        "remedy": "alphaprof profile measures them, for drafts that it can load",
-    }
+    """What a reader of the report has to know."""
+    yield note("imported")
     yield from _about_drafting(requests, imported)
     known_by = imported.prompts_known_by
     if known_by in NO_PROMPT:
         lacking = [request for request in requests if PROMPTS_KNOWN_BY[0] not in request.names]
-        pairs = "requests of the same id only" if known_by else "none of them"
-        yield {
-            "code": "prompts_unknown",
-            "message": f"prompts are identified by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} requests hold "
-            f"no prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
-            "prompts count as independent, which makes intervals too narrow",
-            "remedy": f"{LOG_PROMPTS}, or the prompt's text",
-        }
-    plain = [request for request in requests if request.rounds.plain]
-    if plain:
-        yield {
-            "code": "plain_steps",
-            "message": f"{imported.plain_steps} rounds without a draft, in {len(plain)} of "
-            f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
-            "last round reaches beyond the end",
-            "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
-        }
+        yield note(
+            "prompts_unknown",
+            known_by=known_by or "nothing",
+            lacking=len(lacking),
+            requests=len(requests),
+            first=lacking[0].line.where,
+            pairs="requests of the same id only" if known_by else "none of them",
+            remedy=LOG_PROMPTS,
+        )
+    if plain := [request for request in requests if request.rounds.plain]:
+        yield note("plain_steps", rounds=imported.plain_steps, plain=len(plain), requests=len(requests))
     if idle := imported.without_steps:
-        yield {
-            "code": "no_steps",
-            "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
-            "remedy": "answers of one token have none; else see whether drafting was switched off under load",
-        }
+        yield note("no_steps", idle=idle, requests=len(requests))
     if unread := Counter(name for request in requests for name in request.unread):
-        names = ", ".join(f"{shown(name)} ({count})" for name, count in unread.most_common(8))
-        yield {
-            "code": "unread_fields",
-            "message": f"fields of the metrics that are not read: {names}",
-            "remedy": "a newer version of the engine may report more, or mean something else: see docs/import.md",
-        }
+        yield note("unread_fields", names=", ".join(f"{shown(name)} ({count})" for name, count in unread.most_common(8)))
 
 
 def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
     gamma = imported.gamma
     if imported.drafting != CHAIN:
         what = "the most steps" if imported.drafting == ADAPTIVE else "the levels of the tree"
-        yield {
-            "code": "rounds_only",
-            "message": f"drafting was {imported.drafting}: tokens per round are known, and not what rounds drafted; gamma "
-            f"{gamma} is {what}",
-            "remedy": "acceptance by depth, exports and speedups need chains of one length",
-        }
+        yield note("rounds_only", drafting=imported.drafting, gamma=gamma, what=what)
         return
     deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
     if 0 < deepest < gamma:
-        yield {
-            "code": "never_full",
-            "message": f"no round accepted more than {deepest} of {gamma} drafts",
-            "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
-            "--drafting tree",
-        }
+        yield note("never_full", deepest=deepest, gamma=gamma)

@@ -18,6 +18,7 @@ from alphaprof.commands.preflight.answer import Finding, Needs, Preflight
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.manifest import DraftFacts, left_out_remedy
+from alphaprof.log.notes import check_of
 from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.store import require_new
 from alphaprof.profiling.models.hub import expected_documents
@@ -26,7 +27,6 @@ from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Corpus, Document
 from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, percent, short
-from alphaprof.report.notes import kind
 
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
@@ -110,8 +110,7 @@ def _models(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
 def _warned(plan: Plan) -> Iterator[Finding]:
     """What the run itself notes."""
     for warning in plan.run.manifest.warnings:
-        code = warning["code"]
-        yield Finding.of(kind(code).check or code.replace("_", " "), "run", warning["message"], warning["remedy"])
+        yield Finding.of(check_of(warning["code"]), "run", warning["message"], warning["remedy"])
 
 
 def _texts(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from alphaprof.errors import ModelUnloadable, shown
+from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import Alternative
 from alphaprof.profiling.heads.eagle import Eagle3, Reading
 from alphaprof.profiling.heads.formats import IDS, SPECFORGE, SPECULATORS, EagleFormat
@@ -181,7 +182,7 @@ def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str,
         f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers "
         "is what engines guess (2, n//2 and n-3 of n)"
     )
-    return ({"code": "wiring", "message": message, "remedy": f"ask who trained it, and set {IDS} in its config.json"},)
+    return (note("wiring", doubt=message, remedy=f"ask who trained it, and set {IDS} in its config.json"),)
 
 
 def _setting(measured: Reading, reading: Reading, target: Any) -> str:

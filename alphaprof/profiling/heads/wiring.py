@@ -16,6 +16,7 @@ import numpy as np
 from alphaprof.config.options import HeadOptions
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.manifest import Trial
+from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.scoring.scorer import Scorer
@@ -26,7 +27,6 @@ SURE = 3.0  # standard errors by which another reading is ahead
 POOR = 0.2  # an acceptance of the first draft below which no reading of a trained head should be
 FEW = 50  # positions of which nothing is said
 AT_ONCE = 8  # readings in one pass
-WARNING = "wiring"
 Warnings = tuple[dict[str, str], ...]
 Trials = tuple[Trial, ...]
 
@@ -166,7 +166,7 @@ def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
         f"draft {draft.name} may be read wrongly: with {trial.changed} it drafts {trial.acceptance:.3f} of "
         f"{trial.positions} tokens right at depth {trial.depth}, and {before:.3f} as it is read"
     )
-    return {"code": WARNING, "message": message, "remedy": f"if its training agrees, {way.setting}"}
+    return note("wiring", doubt=message, remedy=f"if its training agrees, {way.setting}")
 
 
 def _hopeless(draft: HeadDraft, base: Trial, others: int) -> dict[str, str]:
@@ -176,4 +176,4 @@ def _hopeless(draft: HeadDraft, base: Trial, others: int) -> dict[str, str]:
         else "less than any head that was trained"
     )
     remedy = "check that this head was trained on this target, with these layers, and on text like this"
-    return {"code": WARNING, "message": message, "remedy": remedy}
+    return note("wiring", doubt=message, remedy=remedy)

@@ -21,6 +21,7 @@ from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunDamaged, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
 from alphaprof.log.joining import FREE, alive, joined
 from alphaprof.log.manifest import MANIFEST, Environment, Manifest, RandomOrder, read_manifest
+from alphaprof.log.notes import note
 from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
@@ -443,7 +444,7 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
         first = plan.options.decision.concurrency
         timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say, first)
     except NotTimed as error:
-        _note(plan, progress, "not_timed", f"no step times, so no speedup: {error}", error.remedy)
+        _note(plan, progress, note("not_timed", reason=error, remedy=error.remedy))
         return
     plan.run.write_latency(timed.table)
     # Of earlier times, that were damaged, nothing is true any more.
@@ -453,16 +454,13 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
     smaller = "lower costs.concurrency or costs.context"
     left_out = [(reason, smaller) for reason in timed.left_out]
     for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
-        _note(plan, progress, "not_timed_there", f"no step times there: {reason}", remedy)
+        _note(plan, progress, note("not_timed_there", reason=reason, remedy=remedy))
     if timed.waiting is not None and is_busy(timed.waiting):
-        had = f"timing waited for a processor for {timed.waiting:.0%} of its time"
-        remedy = "measure again when it is idle, or use your engine's (docs/costs.md)"
-        _note(plan, progress, "busy", f"this machine is busy: step times are uncertain; {had}", remedy)
+        _note(plan, progress, note("busy", waiting=timed.waiting))
 
 
-def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) -> None:
+def _note(plan: Plan, progress: Progress, warning: dict[str, str]) -> None:
     """Tell whoever watches, and every report of the run, whose next manifest has it."""
-    warning = {"code": code, "message": message, "remedy": remedy}
     progress.warn(**warning)
     warnings = (*plan.run.manifest.warnings, warning)
     plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=warnings)

@@ -14,6 +14,7 @@ from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
 from alphaprof.log.joining import FREE
 from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Worker
+from alphaprof.log.notes import note
 from alphaprof.log.split import unit_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
@@ -26,16 +27,9 @@ from alphaprof.profiling.texts.corpus import Document, policy
 from alphaprof.profiling.texts.staged import document_of
 from alphaprof.rules import parse_rule
 
-OTHER_DTYPE = "near-ties fall otherwise in the dtype that is served: set target.dtype to measure in that one, however slow"
-
 
 def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
-    """What is known to be odd before any work, as code, message and remedy."""
-    for code, message, remedy in _oddities(options, scorer, has_template):
-        yield {"code": code, "message": message, "remedy": remedy}
-
-
-def _oddities(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[tuple[str, str, str]]:
+    """What is known to be odd before any work, as notes."""
     kinds = [options.continuation_of(index) for index in range(len(options.data))]
     raw = [
         Path(source.path).name
@@ -43,36 +37,24 @@ def _oddities(options: ProfileOptions, scorer: Scorer, has_template: bool) -> It
         if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
     ]
     if raw and has_template:
-        message = f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})"
-        yield "raw_prompts", message, "set chat: true or use messages if the traffic goes through the template"
+        yield note("raw_prompts", files=", ".join(raw))
     for source in options.data:
         if hub.read_whole(source):
-            message = f"{Path(source.path).name} is one JSON array and is read into memory whole"
-            yield "json_array", message, "store large data as .jsonl, one object a line"
+            yield note("json_array", file=Path(source.path).name)
     if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
-        message = f"decision.rule {options.decision.rule} has no timed rounds on this text: there will be no verdict"
-        yield "no_verdict", message, "leave decision.rule out, or measure text of its kind (alphaprof rules)"
+        yield note("no_verdict", rule=options.decision.rule)
     choice = scorer.target.model.choice
     if choice is not None and choice.chosen != choice.stored:
-        yield "other_dtype", f"the target is measured in {choice.reason}", OTHER_DTYPE
+        yield note("other_dtype", reason=choice.reason)
     if reason := why_unavailable(scorer.target.model.device):
-        message = f"statistics run in torch, since Triton's kernels cannot run here: {reason}"
-        yield "slow_statistics", message, "install triton and a C compiler; the numbers are the same"
+        yield note("slow_statistics", reason=reason)
     if options.certificates and not scorer.extras.certified:
-        message = f"certificates: true, and no rule has thresholds ({', '.join(options.rules)})"
-        yield (
-            "no_thresholds",
-            message,
-            "add a rule that compares with the target, like strict; the others keep drafts by chance",
-        )
+        yield note("no_thresholds", rules=", ".join(options.rules))
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
-        for setting in not_modelled(scorer.target.model.served):
-            message = f"the target's generation config sets {setting}, which is not modelled: texts are drawn without it"
-            yield "not_modelled", message, "a server that applies it will see a different acceptance"
+        yield from (note("not_modelled", setting=setting) for setting in not_modelled(scorer.target.model.served))
     for forced in (scorer.target, *scorer.drafts):
         if isinstance(forced, TeacherForced) and not forced.chunked:
-            message = f"{forced.model.name}: logits need the full forward of a whole document at once"
-            yield "full_logits", message, "expect more memory per document; lower max_new_tokens if it runs out"
+            yield note("full_logits", model=forced.model.name)
 
 
 def _has_verdict(options: ProfileOptions, named: str) -> bool:

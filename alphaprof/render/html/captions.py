@@ -1,4 +1,4 @@
-"""What the page says in words: a sentence on every section, and of every figure what to see in it and what follows."""
+"""What the page says of every figure: what to see in it, and what follows."""
 
 from __future__ import annotations
 
@@ -6,36 +6,6 @@ from dataclasses import dataclass
 
 from alphaprof.render.wording import FEW, timed
 from alphaprof.report.build import Report
-
-# By name of the section; those that are not here need none.
-INTRODUCTIONS = {
-    "drafts": "A draft proposes tokens that the target checks, several in one step. Each row says how often a draft "
-    "was right on one kind of traffic, and whether that makes decoding faster.",
-    "gammas": "γ (gamma) is the number of tokens that the draft proposes per round. A round ends with one step of "
-    "the target, which checks them all and adds one token of its own: a larger γ can bring more tokens per "
-    "round, but every round costs more.",
-    "rules": "The rule says when a proposed token is kept. The verdict is about one rule; these are others, on the "
-    "same text.",
-    "causes": "Every token that was not an accepted draft has one cause, and each cause has a remedy. What a remedy "
-    "could bring says whether the work is worth it.",
-    "load": "A server that decodes many sequences at a time has less idle arithmetic to check drafts with, so the "
-    "speedup falls as the load grows. In brackets: the γ that was best there.",
-    "requests": "What users notice: the speedup of whole requests, prefill included, and how much single documents "
-    "differ. “Slower” is the share of documents that the draft slows down.",
-    "certificates": "Where draft and target are close enough (by KL divergence), acceptance is certain before anything is "
-    "drawn. The larger the certain part, the less the result depends on luck.",
-    "predictability": "What the target alone says about its text. Where it is nearly always sure of its next token, even a "
-    "cheap draft can be right; where it is not, no draft can.",
-    "difficulty": "Positions are sorted by how sure the target is of its next token, and split into ten parts of equal "
-    "size.",
-    "times": "Tokens per round become a speedup only with the time that each step takes. If these times are not "
-    "those of your engine, neither are the speedups.",
-    "wiring": "A draft head reads states of the target, and its files can be read in several ways. If another "
-    "reading is accepted more often, the head is served differently from how it was trained.",
-    "documents": "By speedup (without step times, by tokens per round) at the γ that was chosen for the domain: at most "
-    "five at either end, the slowest first. “Document” is its number in documents/, “row” its place "
-    "in the source, counted from 0. Read the worst ones first: they often have something in common.",
-}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from alphaprof.render.html.captions import INTRODUCTIONS, captions
+from alphaprof.render.html.captions import captions
 from alphaprof.render.html.first_screen import first_screen_html
 from alphaprof.render.html.templates import filled_page, require_html
 from alphaprof.render.json import plain_values
@@ -39,7 +39,6 @@ def render_html(report: Report) -> str:
         "first_screen": Markup(first_screen_html(report)),  # noqa: S704  it escapes
         "figures": drawn,
         "captions": words,
-        "introductions": INTRODUCTIONS,
         "sections": _parts(report, {words[name].section for name in drawn}),
         "profile": _pretty(report.run.profile),
         "environment": _pretty(report.run.environment),
@@ -56,8 +55,8 @@ def _parts(report: Report, drawn: Collection[str]) -> list[tuple[str, str, Seque
     for section in SECTIONS:
         if section.name == "legend":
             parts += [("run", "what was run", ()), (section.name, section.title, ())]
-        elif not section.why_empty(report) or section.name in drawn:
-            parts.append((section.name, section.title, () if section.why_empty(report) else list(section.blocks(report))))
+        elif (blocks := list(section.blocks(report))) or section.name in drawn:
+            parts.append((section.name, section.title, blocks))
     return parts
 
 

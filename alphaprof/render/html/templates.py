@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render.sections.legend import glossary
 from alphaprof.report import format as fmt
 from alphaprof.version import install_line
 
@@ -32,10 +33,8 @@ TERMS = {
     "verdict": "verdict",
     "tokens/round": "tokens",
     "iid formula": "burstiness",
-    "iid would have said": "burstiness",
     "break-even": "breakeven",
     "speedup": "speedup",
-    "of all": "speedup",
     "whole requests": "speedup",
     "slower": "slower",
     "rule": "rule",
@@ -110,6 +109,6 @@ def _environment() -> Environment:
         "fmt": fmt,
         "terms": TERMS,
         "verdicts": VERDICTS,
-        "glossary": json.loads(resource("glossary.json")),
+        "glossary": glossary(),
     }
     return environment

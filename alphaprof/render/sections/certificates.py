@@ -40,15 +40,6 @@ def certificates(report: Report) -> Iterator[Block]:
         yield f"No certificate is known for {', '.join(report.certificates.unknown)}: no threshold, whatever the draft."
 
 
-def why_no_certificates(report: Report) -> str:
-    """Why nothing is certified; empty where something is said."""
-    if next(certificates(report), None) is not None:
-        return ""
-    if report.certificates is not None:
-        return "no draft of this run has a distribution, so there is no divergence to compare with thresholds"
-    return wording.without_log(report) or "the log holds no thresholds: certificates: true in the profile writes them"
-
-
 def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:
     """Yields what is certain of a draft. `averaged`: whether its divergence has a mean."""
     texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
@@ -109,13 +100,6 @@ def difficulty(report: Report) -> Iterator[Block]:
         yield from _tenths(f"draft {draft}: certified of accepted", both, _certified)
         rest = [item for item in mine if (draft, item.rule) in decisive - certain]
         yield from _tenths(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
-
-
-def why_no_difficulty(report: Report) -> str:
-    """Why there are no tenths; empty where there are."""
-    if next(difficulty(report), None) is not None:
-        return ""
-    return wording.without_log(report) or "no text has a verdict's rule, and no rule has certificates"
 
 
 def _tenths(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:

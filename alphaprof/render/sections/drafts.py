@@ -1,14 +1,16 @@
-"""Every draft by domain under the rules of the verdict, by gamma and depth, and under other rules."""
+"""Every draft by domain under the rules of the verdict, by gamma and depth, under other rules, and what it loses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block, Row, Table, table_by_columns, table_of, text_names
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import GammaResult, Result
+from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.vocabulary import VocabularyCoverage
 
 FEW_MARK = "'"
@@ -42,11 +44,6 @@ def drafts(report: Report) -> Iterator[Block]:
         yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
 
 
-def why_no_drafts(report: Report) -> str:
-    """Why no draft has a result; empty where one has."""
-    return "" if next(drafts(report), None) is not None else "no document is complete yet"
-
-
 def of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
     """Returns how a result is written by its best gamma, from how that is."""
     return lambda result: cell(best) if (best := wording.at_best(result)) else fmt.NOTHING
@@ -71,7 +68,6 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         "speedup": lambda item: fmt.interval(item.speedup, "x"),
         "verdict": lambda item: str(item.verdict),
         "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
-        "of all": wording.of_all,
         "iid formula": of_best(
             lambda best: (
                 fmt.NOTHING  # a formula for rounds that there are none of
@@ -83,8 +79,6 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
     unneeded = {"coverage"} if covered else {"iid formula"}
     if alpha != "alpha":  # the formula takes acceptance for the same at every depth
         unneeded |= {"iid formula"}
-    if not any(map(wording.of_all, results)):
-        unneeded |= {"of all"}
     undecided: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == "UNDECIDED":
@@ -112,13 +106,6 @@ def gammas(report: Report) -> Iterator[Block]:
                 yield from _lengths(f"draft {draft}, rule {rule}", results)
                 if by_depth:
                     yield from _depths(f"draft {draft}, rule {rule}", results)
-
-
-def why_no_gammas(report: Report) -> str:
-    """Why no text has rounds; empty where one has."""
-    if next(gammas(report), None) is not None:
-        return ""
-    return f"no text has rounds: {report.results[0].reason if report.results else 'no document is complete yet'}"
 
 
 def _lengths(title: str, results: Sequence[Result]) -> Iterator[Table]:
@@ -182,12 +169,6 @@ def rules(report: Report) -> Iterator[Block]:
         yield from _phases(report, draft)
 
 
-def why_no_rules(report: Report) -> str:
-    """Why no other rule is shown; empty where one is."""
-    said = "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)"
-    return "" if next(rules(report), None) is not None else wording.without_log(report) or said
-
-
 def _mark(result: Result) -> str:
     """The mark of an alpha, as wide where there is none."""
     return fmt.mark(result.on_policy, result.lossy) or " "
@@ -204,3 +185,33 @@ def _phases(report: Report, draft: str) -> Iterator[Table]:
     shown = [result for result in report.results if result.draft == draft and result.phases]
     title = f"draft {draft}: {wording.alpha_name(report.run, draft)} by phase"
     yield from table_of(title, shown, columns, among=(), left=("rule",))
+
+
+def causes(report: Report) -> Iterator[Block]:
+    """Yields what each draft loses: a row a domain, a column a cause, and the remedy that could bring most."""
+    for title, results in judged(report):
+        key = (results[0].draft, results[0].rule)
+        items = [item for item in report.causes if (item.draft, item.rule) == key]
+        names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
+        columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
+        columns |= {
+            "most to gain": lambda item: item.best or fmt.NOTHING,
+            "now": lambda item: wording.reached(item.tokens_per_round, item.speedup),
+            "with it": lambda item: (
+                wording.reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING
+            ),
+            "nothing\nlost": lambda item: wording.reached(None, item.perfect_speedup),
+        }
+        columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
+        remedies = {best.name: best.remedy for item in items if (best := _best(item))}
+        below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
+        what = "what is lost, by cause, and what removing it could bring"
+        yield from table_of(f"{title}: {what}", items, columns, left=("most to gain",), below=below)
+
+
+def _best(item: Attribution) -> Cause | None:
+    return next((cause for cause in item.causes if cause.name == item.best), None)
+
+
+def _share_of(item: Attribution, name: str) -> str:
+    return next((fmt.percent(cause.share.value) for cause in item.causes if cause.name == name), "")

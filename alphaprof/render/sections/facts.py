@@ -4,27 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from alphaprof.costs.cost_model import Cost
 from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block, Table
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.sections.difficulty import SHORTEST, DocumentResult
+from alphaprof.report.sections.difficulty import DocumentResult
 
 
 def times(report: Report) -> Iterator[Block]:
     """Yields where step times come from, and what they are."""
-    if report.times is not None:
-        first, *rest = wording.times_lines(report.times, report.run.mean_context)
-        yield first
-        yield from (f"  {line}" for line in rest)
+    cost, average = report.times, report.run.mean_context
+    if cost is None:
+        return
+    yield f"step times: {', '.join(_origin(cost))}"
+    if cost.contexts:
+        documents = "" if average is None else f"; documents: {average:.0f} on average"
+        yield f"timed at {', '.join(map(str, cost.contexts))} tokens of context{documents}"
+    yield ""
+    steps = {f"target, {fmt.many(tokens, 'token')}": ms for tokens, ms in cost.target_ms.items()}
+    for draft, first in cost.draft_first_ms.items():
+        steps |= {f"{draft}, first step, {fmt.many(tokens, 'token')} verified": ms for tokens, ms in first.items()}
+    for what, by_draft in (
+        ("a step", cost.draft_ms),
+        ("first step after a full round", cost.draft_after_full_ms),
+        ("a search, once a round", cost.lookup_ms),
+        ("clearing the caches, once a round", cost.bookkeeping_ms),
+    ):
+        steps |= {f"{draft}, {what}": ms for draft, ms in by_draft.items() if ms > 0}
+    rows = [
+        (name, {"ms": fmt.number(ms, 3), "of T(1)": fmt.number(ms / cost.target_ms[1], 3) if 1 in cost.target_ms else ""})
+        for name, ms in steps.items()
+    ]
+    yield Table(f"step times at {cost.context:.0f} tokens of context", ("ms", "of T(1)"), rows, named="step")
+    for item in cost.memory:
+        weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
+        cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
+        line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of what target and draft take)"
+        if item.lost_share is not None:
+            line += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
+        yield line
 
 
-def why_no_times(report: Report) -> str:
-    """Why there are no step times; empty where there are."""
-    reasons = [note for note in report.notes if note.code == "no_step_times"]
-    if report.times is not None:
-        return ""
-    return f"{reasons[0].message}: {reasons[0].remedy}" if reasons else "there are no step times"
+def _origin(cost: Cost) -> Iterator[str]:
+    if cost.source == "measured":
+        threads = f", {cost.threads} threads" if cost.threads else ""
+        mode = f", {cost.mode}" if cost.mode else ""
+        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
+    elif cost.source == "table":
+        yield f"from the table {cost.device}"
+    else:
+        yield f"computed by a roofline for {cost.device}, not measured"
+    yield f"{cost.dtype}, batch {cost.concurrency}"
+    if cost.overhead_ms:
+        yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
 
 
 def wiring(report: Report) -> Iterator[Block]:
@@ -34,14 +67,6 @@ def wiring(report: Report) -> Iterator[Block]:
             yield f"draft {draft}: how its files were read"
             yield from (f"  {line}" for line in lines)
             yield ""
-
-
-def why_no_wiring(report: Report) -> str:
-    """Why nothing is said of a head's files; empty where something is."""
-    if next(wiring(report), None) is not None:
-        return ""
-    heads = ", ".join(draft for draft, facts in report.run.draft_models.items() if facts.by_depth)
-    return f"the run does not say how the files of {heads} were read" if heads else "there is no draft head in this run"
 
 
 def documents(report: Report) -> Iterator[Block]:
@@ -72,19 +97,8 @@ def _files(report: Report, documents: Sequence[DocumentResult]) -> str:
     )
 
 
-def why_no_documents(report: Report) -> str:
-    """Why no document is shown; empty where one is."""
-    said = f"no gamma was chosen on any text, or none has a document of {SHORTEST} tokens or more (see --show drafts)"
-    return "" if report.documents else said
-
-
 def notes(report: Report) -> Iterator[Block]:
     """Yields what is to know, and what to do about it."""
     for note in report.notes:
         yield f"note: {note.message}"
         yield f"      {note.remedy}"
-
-
-def why_no_notes(report: Report) -> str:
-    """Why there is no note; empty where there is one."""
-    return "" if report.notes else "nothing about this run calls for a note"

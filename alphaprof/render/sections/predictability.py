@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block, table_by_columns, table_of, text_names
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
@@ -44,14 +43,6 @@ def predictability(report: Report) -> Iterator[Block]:
         "KL budget: a draft whose KL(p||q) stays below the first number is certainly right at half of the positions, below "
         "the second at 90 %, below the third at 99 %. No draft is needed to know it: it is what a draft would have to reach."
     )
-
-
-def why_no_predictability(report: Report) -> str:
-    """Why nothing is said of the target alone; empty where something is."""
-    if report.predictability:
-        return ""
-    said = "the log holds no thresholds, which this section needs where a draft model was measured: certificates: true"
-    return wording.without_log(report) or f"{said} in the profile writes them"
 
 
 def _budget(item: Budget) -> str:

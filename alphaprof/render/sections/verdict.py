@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from alphaprof.render import wording
 from alphaprof.render.sections.blocks import Block
-from alphaprof.render.sections.load import of_traffic
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
@@ -26,11 +25,13 @@ def verdict(report: Report) -> Iterator[Block]:
         yield ""
     yield f"{traffic.verdict}  for the whole traffic, at least {traffic.min_speedup:g}x wanted"
     yield traffic.reason
-    yield from wording.speedup_lines(traffic, report.confidence)
+    if traffic.speedup is not None:
+        chose_nothing = f"on the {fmt.many(traffic.documents, 'document')} that did not choose draft and gamma"
+        on = chose_nothing if traffic.chosen else "over all documents"
+        yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(report.confidence)} interval) {on}"
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     yield f"weights ({origin}): {shares}"
-    yield from of_traffic(traffic)
 
 
 def _engine_free(report: Report) -> Iterator[str]:

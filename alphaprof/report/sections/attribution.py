@@ -222,19 +222,17 @@ def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
     if draft.trained is not None and name in (DRAFT, VOCABULARY):
-        return _more_text(name, draft.trained)
+        return _more_text(draft.trained)
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
 
 
-def _more_text(name: str, trained: Trained) -> str:
-    """The remedy for what a head of one's own lacks: the forecast of its learning curve, or how to get one."""
-    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it learnt from"
-    says = "alphaprof train --curve, then alphaprof curve, say what that brings"
+def _more_text(trained: Trained) -> str:
+    """The remedy for what a head of one's own lacks, with the forecast of its learning curve."""
+    forecast = "alphaprof train --curve, then alphaprof curve"
     if trained.curve is not None:
-        says = f"the forecast of what that brings: {shlex.join(['alphaprof', 'curve', trained.curve])}"
-    if name == VOCABULARY:
-        return f"the draft cannot propose this token: train it on more text than {size}, or with more ids; {says}"
-    return f"a better draft: another one, or this head on more text than {size}; {says}"
+        forecast = shlex.join(["alphaprof", "curve", trained.curve])
+    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it learnt from"
+    return f"this head trained on more text than {size}; what that would bring: {forecast}"
 
 
 @dataclass(frozen=True)
