@@ -84,10 +84,7 @@ def decide_sequentially(
     """
     base, spent = (np.asarray(values, dtype=np.float64) for values in (base, spent))
     weight = np.broadcast_to(np.asarray(weight, dtype=np.float64), base.shape)
-    inside = (weight >= 0) & (base >= 0) & (weight * base <= bounds.reach * (1 + SLACK))
-    inside &= (spent >= bounds.best * base * (1 - SLACK)) & (spent <= bounds.worst * base * (1 + SLACK))
-    if not inside.all():
-        raise ValueError(f"document {int(np.argmin(inside))} lies outside of {bounds}: bets on it would not be fair")
+    _check(base, spent, weight, bounds)
     if math.isinf(timing_error):
         return Sequential("UNDECIDED", len(base), 0.0, math.inf)
     error, shift = 1 - confidence, 1.0
@@ -109,6 +106,14 @@ def decide_sequentially(
         low=float(lows[-1]) if len(lows) else 0.0,
         high=float(highs[0]) if len(highs) else math.inf,
     )
+
+
+def _check(base: Array, spent: Array, weight: Array, bounds: Bounds) -> None:
+    """Bets are fair only if no document can lie outside its bounds."""
+    inside = (weight >= 0) & (base >= 0) & (weight * base <= bounds.reach * (1 + SLACK))
+    inside &= (spent >= bounds.best * base * (1 - SLACK)) & (spent <= bounds.worst * base * (1 + SLACK))
+    if not inside.all():
+        raise ValueError(f"document {int(np.argmin(inside))} lies outside of {bounds}: bets on it would not be fair")
 
 
 def thresholds_between(bounds: Bounds, threshold: float) -> Array:
