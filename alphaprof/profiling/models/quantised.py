@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from alphaprof.errors import VALUE, ModelUnloadable, cut
 from alphaprof.log.manifest import Quantisation
-from alphaprof.profiling.models.checkpoint import CONFIG
+from alphaprof.profiling.models.checkpoint import settings_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,10 +28,7 @@ def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
     """
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    if folder is None or not (folder / CONFIG).is_file():
-        return None
-    config = json.loads((folder / CONFIG).read_bytes())
-    groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
+    groups = [] if folder is None else settings_in(folder)
     declared = next((found for group in groups if (found := group.get("quantization_config")) is not None), None)
     if declared is None:
         return None
