@@ -182,7 +182,7 @@ def score(run: Run, rules: tuple[BoundRule, ...], most: int, dtype: str | None) 
             raise RunMismatch(f"{model.name} is not the model of {run.path}", "put the model of the run back")
     extras = Measured(certified=rules, divergences=DIVERGENCES)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
-    texts = [given(document, target.eos) for document in itertools.islice(Reused(run), most)]
+    texts = given(itertools.islice(Reused(run), most), target.eos)
     table = continuation_table(texts)
     cluster = Units.of(table).codes
     names = tuple(model.name for model in models)

@@ -131,9 +131,8 @@ def test_a_profile_that_cannot_work_is_refused_in_two_lines(tmp_path: Path, case
     assert not (tmp_path / "place" / "run").exists()
 
 
-@pytest.mark.parametrize("content", ["", "\n \n"])
-def test_a_data_file_without_content_is_refused_before_any_model_loads(tmp_path: Path, content: str) -> None:
-    result = run(profile(tmp_path / "place", content), "profile", "profile.yaml", "--out", "run")
+def test_an_empty_data_file_is_refused_before_any_model_loads(tmp_path: Path) -> None:
+    result = run(profile(tmp_path / "place", ""), "profile", "profile.yaml", "--out", "run")
     assert_two_lines(result, 3, "data.jsonl is empty", "remove this source")
 
 
