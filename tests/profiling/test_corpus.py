@@ -241,20 +241,6 @@ def test_short_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
     assert found.skipped == {SHORT: 2, "with an empty prompt or response": 1}
 
 
-def test_the_response_and_the_measured_text_do_not_count_towards_the_length_of_a_prompt(tmp_path: Path) -> None:
-    """Nor does what is cut from the beginning of a prompt make it short."""
-    path = written(tmp_path / "rows.jsonl", [{"text": "ab", "answer": "c" * 9}, {"text": "a" * 8, "answer": "c"}])
-    found = corpus({"path": path, "min_prompt_tokens": 3, "continuation": {"kind": "given", "column": "answer"}})
-    assert [document.source_row for document in found] == [1]
-    plain_text = {"kind": "text", "prompt_tokens": 2}
-    with pytest.raises(DataEmpty, match=r"shorter than min_prompt_tokens \(3\)"):
-        list(corpus({"path": path, "min_prompt_tokens": 3, "continuation": plain_text}))
-    greedy = {"kind": "greedy", "max_new_tokens": 4}
-    cut = corpus({"path": path, "min_prompt_tokens": 3, "too_long": "truncate", "continuation": greedy}, context=6)
-    assert [len(document.prompt) for document in cut] == [2]
-    assert cut.skipped == {SHORT: 1}
-
-
 def test_a_shuffle_is_repeatable_and_comes_before_the_limit(tmp_path: Path) -> None:
     path = numbered(tmp_path / "rows.jsonl", 50)
     plainly, first, again, other = (
@@ -346,17 +332,6 @@ def test_messages_pass_through_the_chat_template(tmp_path: Path, suffix: str) ->
     assert second.prompt.tolist() == [USER, *ids("a"), MODEL]
 
 
-def test_a_chat_template_sees_its_options_and_only_the_keys_that_a_message_has(tmp_path: Path) -> None:
-    words = tokenizer()
-    words.chat_template = (
-        "{{ mood }} {{ add_generation_prompt }}{% for turn in messages %}<{{ turn.keys() | sort | join(' ') }}>{% endfor %}"
-    )
-    turns = [{"role": "user", "content": None}, {"role": "user", "content": "a", "name": "b"}]
-    path = written(tmp_path / "rows.parquet", [{"turns": turns}])
-    found = corpus({"path": path, "messages": "turns", "chat_options": {"mood": "calm"}}, words=words)
-    assert texts(found) == ["calm True<role><content name role>"]
-
-
 def test_bos_comes_before_a_plain_prompt_and_not_before_a_chat_or_a_response(tmp_path: Path) -> None:
     words = tokenizer()
     words.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -401,15 +376,6 @@ def test_token_ids_may_have_any_integer_type(tmp_path: Path, kind: pa.DataType) 
     pq.write_table(pa.table({"ids": pa.array([RAW_IDS], kind)}), tmp_path / "rows.parquet")
     (document,) = corpus({"path": str(tmp_path / "rows.parquet"), "prompt_ids": "ids"})
     assert document.prompt.tolist() == RAW_IDS
-
-
-def test_a_response_is_cut_to_max_new_tokens_and_counted(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", [{"text": "a", "answer": answer} for answer in ("12", "123", "1234")])
-    found = corpus({"path": path}, continuation={"kind": "given", "column": "answer", "max_new_tokens": 3})
-    documents = list(found)
-    assert [document["given"] for document in plain(documents)] == [ids("12"), ids("123"), ids("123")]
-    assert [document.cut for document in documents] == [False, False, True]
-    assert found.truncated == {"texts cut to max_new_tokens": 1}
 
 
 @each("continuation", [{"kind": "greedy", "max_new_tokens": 4}, {"kind": "given", "column": "answer"}])
@@ -762,14 +728,6 @@ def test_a_document_knows_how_its_tokens_come_about(
     assert document.kind == continuation["kind"]
     assert (document.processing, document.seed) == (processing, seed)
     assert (document.on_policy, document.greedy) == (on_policy, greedy)
-
-
-def test_a_source_may_be_sampled_otherwise_than_the_profile(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", [{"text": "abcdef"}])
-    sources = [{"path": path}, {"path": path, "continuation": {"kind": "sampled", "temperature": 1.5, "seed": 3}}]
-    first, second = corpus(*sources, continuation=SAMPLED)
-    assert (first.processing, first.seed, first.max_new_tokens) == (Processing(0.7, 0, 0.9), 5, 9)
-    assert (second.processing, second.seed, second.max_new_tokens) == (Processing(1.5), 3, 256)
 
 
 @each(

@@ -399,36 +399,6 @@ def test_columns_of_sampled_text_are_those_of_the_processed_distributions(
         assert_equal(found[item.document.document], target, draft, item, draft_settings=chosen)
 
 
-def test_kl_is_infinite_exactly_where_the_drafts_truncation_removes_what_the_target_keeps(
-    target: Model, draft: Model
-) -> None:
-    settings = Processing(1.0, 3)
-    batch = sampled(settings)
-    found = by_document(batch, Scorer(target, [draft], TOKENS).score(batch)["draft"])
-    covered = set()
-    for item in batch:
-        rows = zip(logits_alone(target.network, item), logits_alone(draft.network, item), strict=True)
-        for place, (ours, theirs) in enumerate(rows):
-            p, q = reference.support(ours, settings), reference.support(theirs, settings)
-            columns = {name: values[place] for name, values in found[item.document.document].items()}
-            assert np.isinf(columns["kl_target_draft"]) == bool((p & ~q).any())
-            assert np.isinf(columns["kl_draft_target"]) == bool((q & ~p).any())
-            covered.add(bool((p & ~q).any()))
-    assert covered == {True, False}
-
-
-def test_raw_columns_and_ranks_do_not_depend_on_the_processing(target: Model, draft: Model) -> None:
-    scorer = Scorer(target, [draft], TOKENS)
-    plain = scorer.score(BATCH)["draft"]
-    for settings in SETTINGS:
-        found = scorer.score(sampled(settings))["draft"]
-        for name, values in plain.items():
-            if name.startswith("raw_") or "rank" in name or name in ("token", "target_top", "draft_top", "proposed"):
-                assert np.array_equal(found[name], values), name
-    for name in ("target_margin", "target_entropy", "kl_target_draft"):
-        assert np.array_equal(plain[f"raw_{name}"], plain[name])
-
-
 @each("draft_processing", ["same", "temperature"])
 @each("settings", [None, *SETTINGS])
 def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
@@ -448,21 +418,6 @@ def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
             expected = reference.accepted(p, q, reference_top, int(np.argmax(theirs)), before)
             assert set(expected) == set(DEFAULT_RULES)
             assert {rule: row[f"accept_{rule}"] for rule in expected} == pytest.approx(expected, abs=2e-5)
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_target_that_drafts_for_itself_on_sampled_text_is_always_accepted(target: Model, settings: Processing) -> None:
-    batch = sampled(settings)
-    scored = by_document(batch, Scorer(target, [model("draft", target.network)], TOKENS).score(batch)["draft"])
-    table = position_table(batch, scored, LogRules((*DEFAULT_RULES, "tree_3")), "draft").to_pandas()
-    assert (table["overlap"] > 1 - 1e-5).all()
-    assert (table[["kl_target_draft", "kl_draft_target", "js"]] < 1e-5).all().all()
-    for rule in DEFAULT_RULES:
-        if rule == "one_hot":
-            assert np.allclose(table["accept_one_hot"], table["target_top_prob"])
-        else:
-            assert (table[f"accept_{rule}"] > 1 - 1e-5).all(), rule
-    assert table["accept_tree_3"].tolist() == (table["draft_rank_of_token"] <= 3).astype(float).tolist()
 
 
 @pytest.mark.parametrize("settings", [None, PLAIN, Processing(1.5, 30, 0.8, 0.1)], ids=str)

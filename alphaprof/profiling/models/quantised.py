@@ -56,13 +56,9 @@ def quantisation_of(network: PreTrainedModel, declared: Mapping[str, Any]) -> Qu
 
 def _bits(declared: Mapping[str, Any]) -> int | None:
     """The bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by group."""
-    groups = declared.get("config_groups")
-    described = groups.values() if isinstance(groups, dict) else ()
-    weights = [group.get("weights") for group in described if isinstance(group, dict)]
+    groups = (declared.get("config_groups") or {}).values()
     own = 4 if declared.get("load_in_4bit") else 8 if declared.get("load_in_8bit") else declared.get("bits")
-    numbers = {
-        bits for bits in (own, *(each.get("num_bits") for each in weights if isinstance(each, dict))) if type(bits) is int
-    }
+    numbers = {own, *((group.get("weights") or {}).get("num_bits") for group in groups)} - {None}
     return numbers.pop() if len(numbers) == 1 else None
 
 
