@@ -802,7 +802,7 @@ def drawn(prompts: Sequence[str]) -> InRandomOrder:
         Document(row, "chat", None, 0, row, np.array(ids(prompt), np.int32), None, False, 9, "greedy", True)
         for row, prompt in enumerate(prompts)
     ]
-    return InRandomOrder.of(Read(documents), profile({"path": "rows.jsonl"}))  # type: ignore[arg-type]
+    return InRandomOrder.of(Read(documents), profile({"path": "/rows.jsonl"}))  # type: ignore[arg-type]
 
 
 def test_the_random_order_follows_from_the_prompts() -> None:
