@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.profiling.models.load import GGUF_TRANSFORMERS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -119,7 +118,6 @@ def test_the_oldest_versions_that_are_tested_are_those_that_pyproject_admits() -
     assert {name: pins[name][: len(version)] for name, version in lowest.items()} == lowest
     assert [name for name, version in lowest.items() if set(pins[name][len(version) :]) - set(".0")] == []
     assert list(pins)[: len(lowest)] == sorted(lowest)
-    assert f"transformers>={'.'.join(map(str, GGUF_TRANSFORMERS))}" in extras["gguf"]
 
 
 def test_the_changelog_names_the_version() -> None:

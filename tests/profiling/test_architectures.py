@@ -115,10 +115,10 @@ def test_drafts_that_share_no_layer_from_the_first_on_run_whole() -> None:
         assert TeacherForced(draft, TeacherForced(target)).rest is None
 
 
-@pytest.mark.parametrize("name", sorted(NOT_SKIPPABLE))
-def test_layers_of_other_models_cannot_be_skipped(name: str) -> None:
-    with pytest.raises(ModelUnloadable, match="layers cannot be left out"):
-        layer_skip("skip", DraftModel("target", network(name), "model", name), [1])
+def test_layers_of_other_models_cannot_be_skipped() -> None:
+    for name in NOT_SKIPPABLE:
+        with pytest.raises(ModelUnloadable, match="layers cannot be left out"):
+            layer_skip("skip", DraftModel("target", network(name), "model", name), [1])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

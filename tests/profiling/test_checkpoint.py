@@ -17,6 +17,7 @@ from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.hub import require_model
 from alphaprof.profiling.models.load import load_model, load_tokenizer
+from tests.loops import each
 from tests.tiny import llama
 
 INDEX = "model.safetensors.index.json"
@@ -57,27 +58,23 @@ def split(model: Path, **names: str) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "part.safetensors") | names}))
 
 
-@pytest.mark.parametrize("content", [b'{"eos_token_id": 256', b"", b"[1]", b"\xff\xfe\x00", DEEP.encode(), b"9" * 5000])
-@pytest.mark.parametrize("name", ["config.json", INDEX])
-def test_a_damaged_description_is_named(model: Path, name: str, content: bytes) -> None:
-    if name == INDEX:
-        split(model)
-    (model / name).write_bytes(content)
-    assert str(model / name) in refusal(model).message
+@each("content", [b'{"eos_token_id": 256', b"[1]", b"\xff\xfe\x00", DEEP.encode()])
+def test_a_damaged_description_is_named(model: Path, content: bytes) -> None:
+    (model / "config.json").write_bytes(content)
+    assert str(model / "config.json") in refusal(model).message
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("content", [b'{"a": 1', b"[1]", b"null", b"\xff\xfe\x00", DEEP.encode()])
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_is_refused(model: Path, name: str, content: bytes) -> None:
-    (model / name).write_bytes(content)
-    assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
-
-
-@pytest.mark.models
-@pytest.mark.parametrize(("name", "value"), [("model_max_length", "x"), ("extra_special_tokens", ["<user>", ""])])
-def test_settings_of_a_tokenizer_that_no_text_survives_are_refused(model: Path, name: str, value: Any) -> None:
-    edit(model / "tokenizer_config.json", **{name: value})
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", '{"a": 1'),
+        ("tokenizer_config.json", "null"),
+        ("tokenizer_config.json", '{"model_max_length": "x"}'),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused(model: Path, name: str, content: str) -> None:
+    (model / name).write_text(content)
     assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
 
 
@@ -87,23 +84,18 @@ def test_settings_of_a_tokenizer_that_no_text_survives_are_refused(model: Path, 
         ("pytorch_model-00001.bin", "names weights that are not safetensors: 'pytorch_model-00001.bin'"),
         ("../part.safetensors", "names weights outside its folder"),
         ("/etc/part.safetensors", "names weights outside its folder"),
-        (7, "names weights that are not safetensors"),
     ],
 )
-def test_an_index_that_names_a_pickle_or_a_path_outside_is_refused(model: Path, shard: Any, problem: str) -> None:
+def test_weights_that_are_pickles_or_lie_outside_are_refused(model: Path, shard: str, problem: str) -> None:
+    """By the index, and by the config."""
     split(model, **{"lm_head.weight": shard})
     assert problem in refusal(model).message
+    edit(model / "config.json", transformers_weights=shard)
+    assert f"config.json {problem}" in refusal(model).message
 
 
-@pytest.mark.parametrize("name", ["../part.safetensors", "adapter.bin", 5])
-def test_a_config_that_names_other_weights_is_held_to_the_same(model: Path, name: Any) -> None:
-    edit(model / "config.json", transformers_weights=name)
-    assert "config.json names weights" in refusal(model).message
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
-def test_pickles_are_refused_unless_safetensors_lie_beside_them(model: Path, name: str) -> None:
-    (model / name).write_text("{}")
+def test_pickles_are_refused_unless_safetensors_lie_beside_them(model: Path) -> None:
+    (model / "pytorch_model.bin").write_text("{}")
     require_model(options(model), "target")
     (model / "model.safetensors").unlink()
     assert "holds its weights as pickles only" in refusal(model).message
@@ -125,18 +117,17 @@ def test_a_pickle_in_the_cache_of_the_hub_says_nothing_about_the_model(model: Pa
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("layers", [2, 0, -1])
-def test_weights_that_a_config_does_not_use_are_an_error(model: Path, layers: int) -> None:
-    edit(model / "config.json", num_hidden_layers=layers)
+def test_weights_that_a_config_does_not_use_are_an_error(model: Path) -> None:
+    edit(model / "config.json", num_hidden_layers=2)
     message = refusal(model, load).message
     assert "holds weights that its config does not use: model.layers." in message
-    assert f"and {9 * (4 - max(layers, 0)) - 3} more" in message
+    assert "and 15 more" in message
 
 
 @pytest.mark.models
 @pytest.mark.parametrize(
     "name",
-    ["model.layers.0.self_attn.q_proj.bias", "lm_head.bias", "model.norm2.weight", "extra", "model.layers.4.eh_proj.weight"],
+    ["model.layers.0.self_attn.q_proj.bias", "model.norm2.weight", "model.layers.4.eh_proj.weight"],
 )
 def test_a_weight_without_a_place_is_an_error(model: Path, name: str) -> None:
     add(model, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,22 +13,14 @@ import torch
 
 from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.processing import PLAIN, Processing, processed
+from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import scorer as module
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.scoring.statistics import (
-    ProcessedLogits,
-    distribution,
-    draft_columns,
-    proposal_columns,
-    target_columns,
-)
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
 from alphaprof.rules import DEFAULT_RULES
-from tests.loops import each
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -149,42 +140,6 @@ def test_columns_in_float32_are_those_of_a_cpu(settings: Processing | None) -> N
             # Rounding may move a token across a cut of the truncation, or of a rule.
             cut = settings == SETTINGS[-1] or name.startswith("threshold")
             assert equal.mean() > 0.97 if cut else equal.all(), name
-
-
-def side(logits: torch.Tensor, settings: Processing) -> ProcessedLogits:
-    """Logits [n, V] of the CPU as rows of a wider matrix on the device, with NaN beyond them; cuts as the CPU has them."""
-    rows = torch.full((len(logits), logits.shape[1] + 11), torch.nan, dtype=logits.dtype, device="cuda")
-    rows[:, : logits.shape[1]] = logits
-    scaled, kept = processed(logits, settings)
-    least = None if kept is None else scaled.where(kept, torch.inf).amin(1).cuda()
-    return ProcessedLogits(rows[:, : logits.shape[1]], settings.temperature, least)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@each("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@each(("width", "draft_width"), [(260, 260), (32_000, 32_000), (151_669, 151_643), (262_143, 262_143)])
-@each_setting
-def test_fused_statistics_are_those_of_a_cpu_and_wait_for_nothing(
-    settings: Processing | None, width: int, draft_width: int, dtype: torch.dtype, no_waiting: Any
-) -> None:
-    """Every column of 40 rows within 1e-5, ids and ranks exactly; on a GPU the compiled kernels, not their interpreter."""
-    from alphaprof.profiling.scoring.gpu_statistics import measured
-
-    chosen, generator = settings or PLAIN, torch.Generator().manual_seed(width)
-    target = (4 * torch.randn(40, width, generator=generator)).to(dtype)
-    draft = (target[:, :draft_width].float() + torch.randn(40, draft_width, generator=generator)).to(dtype)
-    token, proposal = torch.randint(0, width, (2, 40), generator=generator)
-    ask = (side(target, chosen), [side(draft, chosen)], token.cuda(), [proposal.cuda()])
-    measured(*ask)  # compiling and loading waits
-    torch.cuda.synchronize()
-    found = no_waiting(measured)(*ask)
-    p, q = distribution(target, chosen), distribution(draft, chosen)
-    expected = [target_columns(p, token), draft_columns(p, q, token), proposal_columns(p, proposal)]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert list(ours) == list(theirs)
-        for name, values in theirs.items():
-            tolerance = 1e-5 if values.is_floating_point() else 0.0
-            assert torch.allclose(ours[name].cpu(), values, atol=tolerance, rtol=tolerance), name
 
 
 @each_setting

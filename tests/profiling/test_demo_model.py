@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +15,9 @@ import yaml
 from transformers import GenerationConfig
 
 from alphaprof.config.options import TargetOptions
-from alphaprof.errors import ModelUnloadable
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
-from alphaprof.profiling.models import load
 from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.report.build import build_report
@@ -115,13 +112,6 @@ def test_the_target_as_its_own_draft_on_sampled_text_has_alpha_one_and_full_roun
     assert (log["target_token_prob"] > 0).all()
 
 
-@pytest.mark.slow
-def test_the_skipping_draft_agrees_sometimes(run: Run) -> None:
-    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "skip")])
-    assert 0.1 < log["accept_strict"].mean() < 0.9
-    assert set(log["domain"]) == {"code", "structured", "math", "drawn"}
-
-
 def live(target: Model, row: dict[str, Any], **how: Any) -> tuple[list[int], int]:
     """The text that transformers writes for a document, and how many forward passes of the target it takes."""
     ids = torch.tensor([row["prompt_ids"]])
@@ -191,18 +181,6 @@ def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_lo
 
 
 @pytest.mark.slow
-def test_the_report_of_the_run_reads_and_sums_up(run: Run) -> None:
-    command = [sys.executable, "-m", "alphaprof", "report", str(run.path), "--format", "json"]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert report["run"]["documents"] == 8
-    own = [result for result in report["results"] if result["draft"] == "self" and result["rule"] == "strict"]
-    assert {result["alpha"]["value"] for result in own} == {1.0}
-    greedy = [result for result in own if result["domain"] != "drawn"]
-    assert len(greedy) == 3
-    assert all(result["gammas"][2]["conditional"] == [1.0] * 4 for result in greedy)
-
-
-@pytest.mark.slow
 def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
     report = build_report(run)
     drawn = [found for found in report.results if found.domain == "drawn" and found.on_policy and not found.lossy]
@@ -219,11 +197,3 @@ def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
     assert own.alpha is not None
     assert own.alpha.value == pytest.approx(1, abs=1e-3)
     assert own.self_check.value == pytest.approx(0, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_older_transformers_are_refused_for_gguf_with_the_reason(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "version", lambda _: "5.22.1")
-    with pytest.raises(ModelUnloadable, match="reads the tokenizers of GGUF files wrongly") as caught:
-        load_tokenizer(TargetOptions(model=str(demo_model)))
-    assert "5.23 or later" in caught.value.hint

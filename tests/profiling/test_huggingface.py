@@ -161,8 +161,7 @@ LOOKED_UP = [
 LOOKED_UP += [with_ends(few_tokens(number, 30, 40)) for number in (8, 9)]
 
 
-@pytest.mark.parametrize("max_ngram", [1, 3])
-@pytest.mark.parametrize("seed", [6, 8])
+@pytest.mark.parametrize(("seed", "max_ngram"), [(6, 3), (8, 1)])
 def test_replayed_rounds_equal_those_of_live_prompt_lookup(seed: int, max_ngram: int) -> None:
     target = looping(seed)
     seen: set[str] = set()
@@ -210,15 +209,3 @@ def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]
         assert agrees.all()
         one = one_document(item, columns, run_lengths(agrees, np.array([0]), np.array([size])))
         assert replay(one, 4).rounds[0] == -(-(size - 1) // 5)
-
-
-def test_a_draft_with_shuffled_logits_is_hardly_ever_accepted(pair: tuple[Model, Model]) -> None:
-    target, _ = pair
-    shuffled = noisy(target.network, 0.0)
-    with torch.no_grad():
-        shuffled.lm_head.weight.copy_(
-            shuffled.lm_head.weight[torch.randperm(260, generator=torch.Generator().manual_seed(3))]
-        )
-    columns = [found for _, found in profiled(target, DraftModel("draft", shuffled, "model", "s"))]
-    agreed = np.concatenate([found["draft_top"] == found["token"] for found in columns])
-    assert agreed.mean() < 0.05

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers.generation.utils import GenerationMixin
 
 from alphaprof.config.options import TargetOptions
 from alphaprof.profiling.models.drafts import Arrays, DraftModel, layer_skip
 from alphaprof.profiling.models.load import NOISE, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document
+from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, Fed, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from tests.tiny import llama, noisy
@@ -65,15 +63,6 @@ def test_documents_scored_alone_and_in_batches_have_the_same_columns(settings: P
                     np.testing.assert_array_equal(together[number][name], values, err_msg=name)
 
 
-def test_padding_is_counted_as_it_is_fed() -> None:
-    """Of every scoring batch `Fed` names the size of the ids that models get, and which of them no text has."""
-    for batch in scoring_batches(texts(250), 120):
-        fed = Fed.of([item.tokens - 1 for item in batch])
-        layout = Layout.of(batch)
-        assert layout.ids.numel() == fed.size
-        assert fed.tokens == sum(len(item.document.prompt) + len(item.ids) - 1 for item in batch)
-
-
 def test_little_of_what_is_scored_is_padding_whatever_the_lengths() -> None:
     """Texts from 20 to 400 tokens: without a limit a third would be padding."""
     lengths = np.random.default_rng(0).integers(20, 400, 64).tolist()
@@ -102,36 +91,6 @@ def test_the_head_of_a_loaded_model_is_fed_contiguous_rows(tiny: Path) -> None:
         generate(target, batch, 260)
     assert seen[0] == (3, True)
     assert all(contiguous for _, contiguous in seen)
-
-
-@pytest.mark.models
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("settings", [None, Processing(0.9, 0, 0.95)], ids=["greedy", "sampled"])
-def test_a_static_cache_writes_the_same_texts(
-    tiny: Path, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In float32, batch after batch, of prompts that are padded; and the cache is the one that was asked for."""
-    made: list[int] = []
-    prepare = GenerationMixin._prepare_static_cache
-
-    def counted(self: Any, *given: Any, **named: Any) -> Any:
-        made.append(1)
-        return prepare(self, *given, **named)
-
-    monkeypatch.setattr(GenerationMixin, "_prepare_static_cache", counted)
-    documents = [
-        Document(number, "a", None, 0, number, text.document.prompt, None, True, 12, "x", True, settings)
-        for number, text in enumerate(texts(250))
-    ]
-    written = []
-    for static in (False, True):
-        target = load_model("target", TargetOptions(model=str(tiny / "target")), "float32")
-        target.network.generation_config.cache_implementation = "static" if static else None
-        batches = list(generation_batches(documents, 150))
-        found = [item for batch in batches for item in generate(target, batch, 260)]
-        written.append({item.document.document: item.ids.tolist() for item in found})
-    assert written[0] == written[1]
-    assert len(made) == len(batches) > 1
 
 
 def logit_gap(columns: Arrays, model: str) -> np.ndarray:

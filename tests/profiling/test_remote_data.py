@@ -10,7 +10,7 @@ import pytest
 from alphaprof.config.profile import SourceOptions, resolve
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
 from alphaprof.log.place import place_of
-from alphaprof.profiling.models.hub import opened, require_data
+from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.reading import rows
 from tests.log.test_place import Gate, gate, on_servers, said, server
 
@@ -29,10 +29,8 @@ def written(folder: Path, suffix: str) -> Path:
         FRAME.to_csv(path, index=False)
     elif suffix == ".parquet":
         FRAME.to_parquet(path)
-    elif suffix == ".txt":
-        path.write_text("one\ntwo\n")
     else:
-        FRAME.to_json(path, orient="records", lines=suffix == ".jsonl")
+        FRAME.to_json(path, orient="records", lines=True)
     return path
 
 
@@ -54,14 +52,13 @@ def refused(path: str, kind: type[AlphaprofError] = DataUnreadable) -> str:
 
 
 @on_servers
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".txt"])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_rows_are_those_of_the_local_file(gate: Gate, tmp_path: Path, suffix: str, shuffled: bool) -> None:
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_rows_are_those_of_the_local_file(gate: Gate, tmp_path: Path, suffix: str) -> None:
     path = written(tmp_path, suffix)
     address = put(path)
     require_data(address)
-    options = {"shuffle_seed": 1} if shuffled else {}
-    assert list(rows(source(address, **options))) == list(rows(source(str(path), **options)))
+    for options in ({}, {"shuffle_seed": 1}):
+        assert list(rows(source(address, **options))) == list(rows(source(str(path), **options)))
 
 
 def test_an_address_is_no_path_of_the_profile(tmp_path: Path) -> None:
@@ -70,11 +67,9 @@ def test_an_address_is_no_path_of_the_profile(tmp_path: Path) -> None:
     assert resolve("prompts.jsonl", tmp_path) == str(tmp_path / "prompts.jsonl")
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://KEY:SECRET@bucket/a.jsonl", "s3://KEY:SECRET@bucket/a", "s3://bucket/a.jsonl?X-Signature=SECRET"]
-)
-def test_credentials_in_an_address_are_refused_and_not_repeated(address: str) -> None:
-    assert "SECRET" not in refused(address, AlphaprofError).replace("AWS_SECRET_ACCESS_KEY", "")
+def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
+    for address in ("s3://KEY:SECRET@bucket/a.jsonl", "s3://bucket/a.jsonl?X-Signature=SECRET"):
+        assert "SECRET" not in refused(address, AlphaprofError).replace("AWS_SECRET_ACCESS_KEY", "")
 
 
 @on_servers
@@ -83,27 +78,15 @@ def test_what_is_not_there_is_said(gate: Gate) -> None:
     assert "there is no bucket elsewhere (NoSuchBucket)\ncreate it, or check the name" in refused(
         "s3://elsewhere/prompts.jsonl"
     )
-    assert "s3://bucket/data has no known format\ngive one file that ends with .jsonl" in refused("s3://bucket/data")
+    assert "s3://bucket/data has no known format\ngive a file that ends with .jsonl" in refused("s3://bucket/data")
     assert "is no address of a file\nuse letters" in refused("s3://bucket/my prompts.jsonl")
 
 
 @on_servers
-@pytest.mark.parametrize(
-    ("status", "body", "text"),
-    [
-        (403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", "AWS_ACCESS_KEY_ID"),
-        (403, b"<Error><Code>AccessDenied</Code></Error>", "access is denied"),
-        (
-            503,
-            b"<Error><Code>SlowDown</Code></Error>",
-            "the store failed or cannot be reached, and asking again did not help",
-        ),
-    ],
-)
-def test_a_store_that_refuses_is_said(gate: Gate, tmp_path: Path, status: int, body: bytes, text: str) -> None:
+def test_a_store_that_refuses_is_said(gate: Gate, tmp_path: Path) -> None:
     address = put(written(tmp_path, ".jsonl"))
-    gate.always, gate.body = status, body
-    assert text in refused(address)
+    gate.always, gate.body = 403, b"<Error><Code>AccessDenied</Code></Error>"
+    assert "access is denied" in refused(address)
 
 
 @on_servers
@@ -111,21 +94,6 @@ def test_a_busy_store_is_asked_again(gate: Gate, tmp_path: Path) -> None:
     address = put(written(tmp_path, ".jsonl"))
     gate.faults = {"HEAD": [503], "GET": [503]}
     assert len(list(rows(source(address)))) == len(FRAME)
-
-
-def fetch_half(gate: Gate, address: str, to: Path) -> None:
-    """The store fails when the file is open."""
-    with opened(address) as file:
-        gate.always = 503
-        file.download(str(to))
-
-
-@on_servers
-def test_a_store_that_fails_while_it_is_read_is_said(gate: Gate, tmp_path: Path) -> None:
-    address = put(written(tmp_path, ".jsonl"))
-    with pytest.raises(DataUnreadable, match="the store failed or cannot be reached") as caught:
-        fetch_half(gate, address, tmp_path / "half")
-    said(caught.value)
 
 
 @on_servers

@@ -52,7 +52,7 @@ def check_wiring(loaded: Loaded, progress: Progress) -> tuple[dict[str, Trials],
 def sample(loaded: Loaded) -> list[Continuation]:
     """The beginnings of the first documents' continuations, written by the target where they are not given."""
     first = list(itertools.islice(loaded.documents, DOCUMENTS))
-    texts = [given(document, loaded.target.eos) for document in first if document.given is not None]
+    texts = given(first, loaded.target.eos)
     texts = [dataclasses.replace(text, ids=text.ids[:TOKENS]) for text in texts]
     short = [
         dataclasses.replace(document, max_new_tokens=min(TOKENS, document.max_new_tokens or TOKENS))

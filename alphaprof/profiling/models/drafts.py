@@ -186,20 +186,15 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
     imply equal encodings, which is why the target's tokenizer encodes the text for both.
     """
-    shared, odd = shared_ids(target, draft)
-    if odd or not shared:
-        examples = "; ".join(f"id {index}: {ours!r} / {theirs!r}" for index, ours, theirs in odd[:3])
-        raise VocabularyMismatch(
-            f"draft {name} has another vocabulary: {len(odd)} of {shared} shared ids differ (target / draft {examples})",
-            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
-        )
-
-
-def shared_ids(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> tuple[int, list[tuple[int, str, str]]]:
-    """How many ids both tokenizers have, and which of these stand for different tokens: id, target's and draft's token."""
     ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
     shared = sorted(ours.keys() & theirs.keys())
-    return len(shared), [(index, ours[index], theirs[index]) for index in shared if ours[index] != theirs[index]]
+    odd = [index for index in shared if ours[index] != theirs[index]]
+    if odd or not shared:
+        examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
+        raise VocabularyMismatch(
+            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} shared ids differ (target / draft {examples})",
+            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+        )
 
 
 def scored_width(widths: Sequence[int], tokens: int) -> int:
@@ -388,12 +383,7 @@ def load_draft_model(
     """A loader of `load_draft`."""
     check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)
-    return as_draft(load_model(name, draft, draft.dtype or target.dtype_name, device), name)
-
-
-def as_draft(model: Model, name: str) -> DraftModel:
-    """A model as a draft, under a name."""
-    return DraftModel(name, model.network, model.kind, model.reference, model.served, model.quantised)
+    return DraftModel(**vars(load_model(name, draft, draft.dtype or target.dtype_name, device)))
 
 
 def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
@@ -401,15 +391,14 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
     `ModelUnloadable` where the layers do not exist or cannot be taken out.
     """
     network, config = target.network, target.network.config.get_text_config()
-    layers = getattr(network.base_model, "layers", None)
+    layers: Any = getattr(network.base_model, "layers", None)
     shares_kv = bool(getattr(config, "num_kv_shared_layers", 0))
-    message = f"draft {name}: layers cannot be left out of a"
-    if config is not network.config or not isinstance(layers, nn.ModuleList) or shares_kv:
-        hint = "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache"
-        raise ModelUnloadable(f"{message} {type(network).__name__}", hint)
-    if any(hasattr(module, "_hf_hook") for module in network.modules()):
-        hint = "load the target on one device, or use kind: model"
-        raise ModelUnloadable(f"{message} target that device_map spreads", hint)
+    is_plain = config is network.config and isinstance(layers, nn.ModuleList) and not shares_kv
+    if not is_plain or any(hasattr(module, "_hf_hook") for module in network.modules()):
+        raise ModelUnloadable(
+            f"draft {name}: layers cannot be left out of this {type(network).__name__}",
+            "use kind: model; layer_skip needs a plain decoder on one device whose layers do not share a KV cache",
+        )
     kept = [index for index in range(len(layers)) if index not in drop_layers]
     if max(drop_layers, default=0) >= len(layers) or not kept:
         raise ModelUnloadable(

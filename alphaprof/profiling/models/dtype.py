@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphaprof.profiling.models.checkpoint import declared_dtype, gguf_dtype, weights_dtype, weights_names
+from alphaprof.profiling.models.checkpoint import declared_dtype, stored_dtype, weights_name
 from alphaprof.profiling.models.hub import folder_of, is_local
 
 if TYPE_CHECKING:
@@ -59,29 +59,25 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
 
 def _stored(options: ModelOptions) -> tuple[str | None, str]:
     """The dtype of a checkpoint by its files, and where that comes from in words."""
-    if options.model.endswith(".gguf"):
-        stored = gguf_dtype(Path(options.model))
-        if stored is None:
-            return PACKED, f"the weights are quantised and fit {PACKED}"
-    else:
-        folder = folder_of(options)
-        stored = declared_dtype(folder) if folder is not None else None
-        if stored is None and folder is not None and (path := _weights(options, folder)) is not None:
-            stored = weights_dtype(path)
+    folder = folder_of(options)
+    stored = declared_dtype(folder) if folder is not None else None
+    if stored is None and (path := _weights(options, folder)).is_file():
+        stored = stored_dtype(path)
+    if stored is None and path.suffix == ".gguf":
+        return PACKED, f"the weights are quantised and fit {PACKED}"
     return stored, f"the checkpoint is in {stored}" if stored else "the files of the checkpoint do not say their dtype"
 
 
-def _weights(options: ModelOptions, folder: Path) -> Path | None:
-    """A file of a checkpoint's weights, from the hub where the cache lacks it; None: there is none."""
-    for name in weights_names(folder):
-        if (folder / name).is_file():
-            return folder / name
-        if not is_local(options.model):
-            from huggingface_hub import hf_hub_download
+def _weights(options: ModelOptions, folder: Path | None) -> Path:
+    """A file of a checkpoint's weights, fetched from the hub where the cache lacks it."""
+    if folder is None:
+        return Path(options.model)
+    name = weights_name(folder)
+    if is_local(options.model) or (folder / name).is_file():
+        return folder / name
+    from huggingface_hub import hf_hub_download
 
-            with contextlib.suppress(Exception):  # loading the model will say what is wrong
-                return Path(hf_hub_download(options.model, name, revision=options.revision))
-    return None
+    return Path(hf_hub_download(options.model, name, revision=options.revision))
 
 
 def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
@@ -123,7 +119,10 @@ def speeds(dtypes: Sequence[torch.dtype], device: torch.device) -> list[float]:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        for turn in _turns(PATIENCE):
+        begun = time.perf_counter()
+        for turn in itertools.count():
+            if turn > LEAST and time.perf_counter() - begun >= PATIENCE:
+                break
             for index, (states, weight) in enumerate(operands):
                 seconds = _seconds(states, weight)
                 if turn:  # the first one prepares
@@ -131,14 +130,6 @@ def speeds(dtypes: Sequence[torch.dtype], device: torch.device) -> list[float]:
     finally:
         torch.set_num_threads(threads)
     return [2.0 * rows * width * width / seconds for seconds in best]
-
-
-def _turns(patience: float) -> Iterator[int]:
-    """Counts from 0: to `LEAST`, and on until `patience` seconds are over."""
-    begun, turn = time.perf_counter(), 0
-    while turn <= LEAST or time.perf_counter() - begun < patience:
-        yield turn
-        turn += 1
 
 
 def _seconds(states: torch.Tensor, weight: torch.Tensor) -> float:

@@ -6,13 +6,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
-from alphaprof.log.place import Place, is_remote, place_of
+from alphaprof.log.place import is_remote, place_of
 from alphaprof.log.place.protocol import NAME
 from alphaprof.profiling.models.checkpoint import CONFIG, DESCRIPTIONS, require_sound
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-CHAIN = "::"  # in a name: what `datasets` takes for a file inside another file system
 
 
 def require(
@@ -38,12 +36,10 @@ def require(
     if is_local(reference):
         if not os.path.exists(reference):
             raise error(f"{name} does not exist", "correct the path; relative ones start at the profile file")
-        if not os.path.isfile(reference) and not os.path.isdir(reference):
-            raise error(f"{name} is a pipe, a socket or a device", "give a regular file or a directory")
         return
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
-    if is_offline() or not hub_answers():
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
         hint = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path"
         raise error(f"{name} is not a local path, and the model hub cannot be reached", hint)
 
@@ -61,33 +57,23 @@ def check_references(options: ProfileOptions, data: bool = True, drafts: bool = 
 
 
 def require_data(reference: str) -> None:
-    """Raise `DataUnreadable` unless a dataset can be had in a known format and is what it is called, and `DataEmpty` for a
-    file without rows.
-    """
+    """Raise `DataUnreadable` unless a dataset can be had in a known format and is what it is called, and `DataEmpty`."""
     if is_remote(reference):
         with opened(reference):
             return
     if not is_local(reference):
         _require_hub_id(reference)
-        require(reference, DataUnreadable, "dataset")
-        return
     require(reference, DataUnreadable, "dataset")
-    path = Path(reference)
-    if not path.is_dir() and path.suffix not in FORMATS:
-        raise DataUnreadable(
-            f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
-        )
-    try:
-        if not path.is_dir():
-            require_filled(path, reference)
-    except OSError as error:
-        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
+    if is_local(reference) and not os.path.isdir(reference):
+        _require_format(reference)
+        if not os.path.getsize(reference):
+            raise DataEmpty(f"{reference} is empty", "put documents into it, or remove this source")
 
 
-def require_filled(path: Path, reference: str) -> None:
-    """Raise `DataEmpty` for a file without rows, which a profile knows by a reference. Raises `OSError`."""
-    if _is_empty(path):
-        raise DataEmpty(f"{reference} is empty", "put documents into it, or remove this source")
+def _require_format(reference: str) -> None:
+    if Path(reference).suffix not in FORMATS:
+        hint = f"give a file that ends with {', '.join(FORMATS)}, or a local directory"
+        raise DataUnreadable(f"{reference} has no known format", hint)
 
 
 @contextlib.contextmanager
@@ -99,57 +85,30 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
         hint = "use letters, digits, dots and _-= in its name: it stands in the address as it is"
         plain = shown(reference.partition("?")[0])  # a signature may follow
         raise DataUnreadable(f"{plain} is no address of a file", hint)
-    if Path(name).suffix not in FORMATS:
-        raise DataUnreadable(f"{reference} has no known format", f"give one file that ends with {', '.join(FORMATS)}")
+    _require_format(reference)
+    message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a data source is one file"
     try:
-        with _in_store(place, name) as file:
+        if not place.has(name):  # says of a missing bucket what it says of a missing file
+            place.read(name)
+        with place.open(name) as file:
             yield file
+            return
     except FileNotFoundError:
-        hint = "check the names of its bucket, folder and file: a data source is one file"
-        raise DataUnreadable(f"{reference} does not exist", hint) from None
+        pass
     except RunUnreadable as error:
-        raise DataUnreadable(error.message, error.hint) from None
-
-
-def _in_store(place: Place, name: str) -> pa.NativeFile:
-    """A file in an object store. Raises `FileNotFoundError`, and `RunUnreadable`."""
-    if not place.has(name):  # says of a missing bucket what it says of a missing file
-        place.read(name)
-    return place.open(name)
-
-
-@cache
-def builders() -> frozenset[str]:
-    """Names of the builders that come with `datasets`: folders of the installed package, which is not imported."""
-    places = getattr(find_spec("datasets"), "submodule_search_locations", None) or []
-    return frozenset(path.name for place in places for path in Path(place).glob("packaged_modules/*") if path.is_dir())
+        message, hint = error.message, error.hint
+    raise DataUnreadable(message, hint)
 
 
 def _require_hub_id(reference: str) -> None:
     """Raise `DataUnreadable` for what `datasets` would not look up on the hub: it reads the working directory instead."""
-    if reference.removeprefix("hf://datasets/") in builders():
-        message = f"dataset {reference} is a format of datasets, which would read every file below the working directory"
-        hint = "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)"
+    # The builders that come with `datasets`: folders of the installed package, which is not imported.
+    places = getattr(find_spec("datasets"), "submodule_search_locations", None) or []
+    formats = {path.name for place in places for path in Path(place).glob("packaged_modules/*") if path.is_dir()}
+    if reference.removeprefix("hf://datasets/") in formats or os.path.exists(reference):
+        message = f"dataset {cut(reference)} is not on the hub: datasets would read files of the working directory instead"
+        hint = "give a file with its suffix, a directory relative to the profile (./NAME), or OWNER/NAME on the hub"
         raise DataUnreadable(message, hint)
-    if os.path.exists(reference):
-        name = cut(reference)
-        message = f"dataset {name} means the hub in this profile, but datasets would read the folder of that name here"
-        hint = "run from another directory; or give the folder's path, absolute or relative to the profile file"
-        raise DataUnreadable(message, hint)
-
-
-def is_below(path: str | Path, folder: str | Path) -> bool:
-    """Whether a path lies in a directory by its name, of which the directory's links may be followed or not."""
-    place, homes = Path(os.path.abspath(path)), (os.path.abspath(folder), Path(folder).resolve())
-    return any(place.is_relative_to(home) for home in homes)
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether a data file holds no rows or nothing but white space; reads little of any other file."""
-    if path.suffix == ".parquet":
-        return row_count(path) == 0
-    with path.open("rb") as file:
-        return not any(block.strip() for block in iter(lambda: file.read(1 << 16), b""))
 
 
 def row_count(path: Path) -> int | None:
@@ -164,7 +123,7 @@ def row_count(path: Path) -> int | None:
             return None  # damaged: reading it will say so
     if path.suffix in (".jsonl", ".csv", ".txt") and path.is_file():
         with path.open("rb") as file:
-            return sum(1 for line in file if line.strip()) - (path.suffix == ".csv")
+            return max(0, sum(1 for line in file if line.strip()) - (path.suffix == ".csv"))
     return None
 
 
@@ -245,11 +204,6 @@ def _cached(reference: str, name: str, revision: str | None) -> str | None:
     except HFValidationError:
         return None  # not a possible repository name: loading it will say so
     return path if isinstance(path, str) else None
-
-
-def is_offline() -> bool:
-    """Whether the environment forbids to ask the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES")
 
 
 def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:

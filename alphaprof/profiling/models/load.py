@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from alphaprof.profiling.models.quantised import (
     stored_bytes,
     to_dtype,
 )
-from alphaprof.version import install_line
+from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 # Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
-GGUF_TRANSFORMERS = (5, 23)
 # Weights that take no part in a model's text: of parts for images and sound, for predicting several tokens, for training
 # and for decoding; and masks and frequencies that older versions saved and newer ones compute.
 NOT_THE_TEXT = re.compile(
@@ -156,6 +154,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     where, arguments = _location(options)
+    place = choose_device(device or options.device)
     if where != options.model:
         from transformers import GgufConfig
 
@@ -171,18 +170,17 @@ def load_model(
     with without_advice():
         declared = declared_in(folder_of(options), options.model)
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
-        arguments["device_map"] = {"": choose_device(device or options.device)}
-    choice = choose_dtype(options, choose_device(device or options.device)) if dtype == "auto" else None
-    chosen = DTYPES[dtype if choice is None else choice.chosen]
+        arguments["device_map"] = {"": place}
     with _loading(options.model, declared):
+        choice = choose_dtype(options, place) if dtype == "auto" else None
+        chosen = DTYPES[dtype if choice is None else choice.chosen]
         network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
-    _require_all_weights(loaded, options.model)
-    _require_used_weights(network, loaded, options, quantised=declared is not None)
+    _require_weights(network, loaded, options, quantised=declared is not None)
     quantised = None if declared is None else quantisation_of(network, declared)
     if quantised is not None and not quantised.kernels:
         to_dtype(network, chosen)
     if "device_map" not in arguments:
-        network = network.to(choose_device(device or options.device))
+        network = network.to(place)
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised, choice)
@@ -203,24 +201,28 @@ def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
         head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
 
 
-def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
-    """Weights that a checkpoint lacks are filled in at random, which would make every number noise."""
-    for what in ("missing_keys", "mismatched_keys"):
-        if names := [str(key) for key in loaded.get(what) or ()]:
-            raise ModelUnloadable(
-                f"{reference} lacks weights of its architecture: {what.replace('_', ' ')} {_first_three(names)}",
-                "give a checkpoint of a causal language model with its head, for the architecture in its config.json",
-            )
-
-
 def _first_three(names: list[str]) -> str:
     return ", ".join(sorted(names)[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
-    """Raise `ModelUnloadable` for weights without a place in the network, which belong to another config. Published
-    checkpoints carry some that no architecture declares: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
-    several tokens ahead that only the config declares.
+def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
+    """Raise `ModelUnloadable` for weights that the network lacks, which are filled in at random and make every number noise,
+    and for those without a place in it, which belong to another config.
+    """
+    lacking = [str(key) for what in ("missing_keys", "mismatched_keys") for key in loaded.get(what) or ()]
+    unused = [] if lacking else _unused(network, loaded, options, quantised)
+    if lacking or unused:
+        problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
+        raise ModelUnloadable(
+            f"{options.model} {problem}: {_first_three(lacking or unused)}",
+            "give a checkpoint of a causal language model with its head and the config.json that belongs to it (architecture, "
+            "num_hidden_layers); to leave weights out on purpose, load it with transformers and save it again",
+        )
+
+
+def _unused(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> list[str]:
+    """Names of weights without a place in the network. Published checkpoints carry some that no architecture declares:
+    `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for several tokens ahead that only the config declares.
     """
     settings = network.config.get_text_config()
     last = getattr(settings, "num_hidden_layers", None) or 0
@@ -237,12 +239,7 @@ def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], opti
     if biases:
         zeros = _biases_of_zeros(folder_of(options))
         unused += [key for key in biases if BEFORE_LAYERS.sub("", key) not in zeros]
-    if unused:
-        raise ModelUnloadable(
-            f"{options.model} holds weights that its config does not use: {_first_three(unused)}",
-            "give the config.json that belongs to these weights (architecture, num_hidden_layers); to leave them out on "
-            "purpose, load the model with transformers and save it again",
-        )
+    return unused
 
 
 def _biases_of_zeros(folder: Path | None) -> set[str]:
@@ -268,8 +265,6 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     with _loading(options.model):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
         tokenizer("a")  # settings that are not what they should be are met at the first text only
-        if None in tokenizer.all_special_ids:
-            raise ValueError(f"a special token has no id: {tokenizer.all_special_tokens}")
     return tokenizer
 
 
@@ -278,18 +273,8 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if not options.model.endswith(".gguf"):
         return options.model, arguments | {"revision": options.revision or "main"}
-    installed = tuple(int(part) for part in version("transformers").split(".")[:2] if part.isdigit())
-    if installed < GGUF_TRANSFORMERS:
-        needed = ".".join(map(str, GGUF_TRANSFORMERS))
-        raise ModelUnloadable(
-            f"transformers {version('transformers')} reads the tokenizers of GGUF files wrongly (BOS and EOS)",
-            f"install transformers {needed} or later, or give the model as safetensors",
-        )
-    for package in ("gguf", "accelerate"):
-        try:
-            version(package)
-        except ImportError:
-            raise ModelUnloadable(f"a GGUF file needs the package {package}", install_line("gguf")) from None
+    if lacking := missing("gguf"):  # older versions of transformers read BOS and EOS wrongly
+        raise ModelUnloadable(f"a GGUF file needs {', '.join(map(str, lacking))}", install_line("gguf"))
     return str(Path(options.model).parent), arguments | {"gguf_file": Path(options.model).name}
 
 

@@ -64,16 +64,15 @@ PLAIN = Processing()
 
 def resolved(options: Sampling, served: Mapping[str, Any]) -> Processing:
     """Settings of a continuation; what it leaves unset comes from `served` (a model's generation config), or is off. Raises
-    `ProfileInvalid` for a temperature of 0.
+    `ProfileInvalid` for settings that draw no text.
     """
     values = {name: getattr(options, name) for name in vars(PLAIN)}
     values = {name: served.get(name) if value is None else value for name, value in values.items()}
     settings = Processing(**{name: type(getattr(PLAIN, name))(value) for name, value in values.items() if value is not None})
-    origin = "the model's generation config has"
-    if settings.temperature <= 0:
-        raise ProfileInvalid(f"{origin} temperature 0: greedy text", "use continuation: {kind: greedy}")
-    if not (0 < settings.top_p <= 1 and 0 <= settings.min_p <= 1):
-        raise ProfileInvalid(f"{origin} top_p {settings.top_p:g} and min_p {settings.min_p:g}", "set both in the profile")
+    if not (settings.temperature > 0 and 0 < settings.top_p <= 1 and 0 <= settings.min_p <= 1):
+        shown = f"temperature {settings.temperature:g}, top_p {settings.top_p:g}, min_p {settings.min_p:g}"
+        hint = "set them in the profile, or use continuation: {kind: greedy} (temperature 0)"
+        raise ProfileInvalid(f"no text can be drawn with the model's own generation config: {shown}", hint)
     return dataclasses.replace(settings, top_k=max(0, settings.top_k))  # -1 is a common way to say off
 
 

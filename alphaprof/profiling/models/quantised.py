@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from alphaprof.errors import VALUE, ModelUnloadable, cut
 from alphaprof.log.manifest import Quantisation
-from alphaprof.profiling.models.checkpoint import CONFIG
+from alphaprof.profiling.models.checkpoint import settings_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,10 +28,7 @@ def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
     """
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    if folder is None or not (folder / CONFIG).is_file():
-        return None
-    config = json.loads((folder / CONFIG).read_bytes())
-    groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
+    groups = [] if folder is None else settings_in(folder)
     declared = next((found for group in groups if (found := group.get("quantization_config")) is not None), None)
     if declared is None:
         return None
@@ -60,13 +56,9 @@ def quantisation_of(network: PreTrainedModel, declared: Mapping[str, Any]) -> Qu
 
 def _bits(declared: Mapping[str, Any]) -> int | None:
     """The bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by group."""
-    groups = declared.get("config_groups")
-    described = groups.values() if isinstance(groups, dict) else ()
-    weights = [group.get("weights") for group in described if isinstance(group, dict)]
+    groups = (declared.get("config_groups") or {}).values()
     own = 4 if declared.get("load_in_4bit") else 8 if declared.get("load_in_8bit") else declared.get("bits")
-    numbers = {
-        bits for bits in (own, *(each.get("num_bits") for each in weights if isinstance(each, dict))) if type(bits) is int
-    }
+    numbers = {own, *((group.get("weights") or {}).get("num_bits") for group in groups)} - {None}
     return numbers.pop() if len(numbers) == 1 else None
 
 

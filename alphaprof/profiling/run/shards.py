@@ -128,7 +128,7 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
 
 def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Fed, int]:
     """Yields continuations in document order, the prompts that were read for them, and how many batches were halved."""
-    texts = [given(document, plan.target.eos) for document in documents if document.given is not None]
+    texts = given(documents, plan.target.eos)
     advance(0.5 * len(texts), 0)
     read, halved = Fed(), 0
     for batch in generation_batches(documents, plan.options.batch_tokens):

@@ -329,7 +329,7 @@ def position_table(
 
     `thinking`: for each document which of its positions lie in the phase thinking; None: no phases. A draft that does not
     have a distribution, or for which the start of a round does not matter, leaves the columns that need it null. Raises
-    `ValueError` where any other declared column is missing.
+    `KeyError` where any other declared column is missing.
     """
     lengths = [len(item.ids) for item in continuations]
     parts = [scored[item.document.document] for item in continuations]
@@ -344,8 +344,6 @@ def position_table(
     absent = {column.name for column in rules.columns if lacking.get(column.needs or "")}
     bound = rules_of(list(rules.accepted))
     worked_out = {f"accept_{rule.id}" for rule in bound if not (rule.rule.logged and has_distribution)}
-    if missing := [column.name for column in rules.columns if column.name not in {*data, *absent, *worked_out}]:
-        raise ValueError(f"scoring does not deliver {', '.join(missing)} of draft {draft}")
     columns = data | dict.fromkeys([*absent, *worked_out], np.full(sum(lengths), np.nan))
     columns["greedy"] = np.repeat([item.document.greedy for item in continuations], lengths)
     data |= {f"accept_{rule.id}": rule.accept(columns) for rule in bound}

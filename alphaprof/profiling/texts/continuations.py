@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -180,12 +180,13 @@ def finished(document: Document, ids: Ids, eos: Sequence[int]) -> Continuation:
     return Continuation(document, ids[: ends[0] + 1], "eos") if len(ends) else Continuation(document, ids, "length")
 
 
-def given(document: Document, eos: Sequence[int]) -> Continuation:
-    """The logged response of a document, as it is."""
-    if document.given is None:
-        raise ValueError(f"document {document.document} has no given response")
-    ended = not document.cut and int(document.given[-1]) in eos
-    return Continuation(document, document.given, "eos" if ended else "length")
+def given(documents: Iterable[Document], eos: Sequence[int]) -> list[Continuation]:
+    """The logged responses of documents that have one, as they are."""
+    return [
+        Continuation(item, item.given, "eos" if not item.cut and int(item.given[-1]) in eos else "length")
+        for item in documents
+        if item.given is not None
+    ]
 
 
 def digest(documents: Sequence[Document]) -> str:

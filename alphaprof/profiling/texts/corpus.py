@@ -19,7 +19,7 @@ import numpy as np
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import RandomOrder, left_out_remedy
 from alphaprof.log.place import is_remote
-from alphaprof.profiling.models.hub import is_local
+from alphaprof.profiling.models.hub import first_line, is_local
 from alphaprof.profiling.models.processing import Processing, resolved
 from alphaprof.profiling.texts.reading import Row, rows
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions, SourceOptions
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
-EMPTY = "with an empty prompt or response"
+EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
 LOST_BOS = "cut prompts lost the BOS that they began with"
 INT32_MAX = np.iinfo(np.int32).max
 # Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
@@ -118,7 +118,7 @@ class Corpus:
         the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
         """
         source = self.options.data[index]
-        by_column, streamed = not isinstance(source.domain, str), not is_local(source.path) and not is_remote(source.path)
+        by_column = not isinstance(source.domain, str)
         taken: Counter[str] = Counter()
         left_out: Counter[str] = Counter()
         read = last = 0
@@ -128,7 +128,7 @@ class Corpus:
             try:
                 domain = _domain(source, row, where)
                 if taken[domain] == source.limit:
-                    if streamed and read - last > READ_ON:
+                    if _streamed(source) and read - last > READ_ON:
                         self.truncated[NOT_READ] += 1
                         return
                     continue
@@ -156,8 +156,6 @@ class Corpus:
         if continuation.kind == "given":
             given = encode_given(continuation, row, self.tokenizer, where)
         elif continuation.kind == "text":
-            if len(prompt) <= continuation.prompt_tokens:
-                raise _LeftOut(f"with no text beyond prompt_tokens ({continuation.prompt_tokens})")
             prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
         for ids in (prompt, given):
             if ids is not None and len(ids) and ids.max() >= self.vocabulary:
@@ -165,10 +163,15 @@ class Corpus:
                     f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
                     "give token ids of the target's own tokenizer, or give text",
                 )
-        if len(prompt) == 0 or (given is not None and len(given) == 0):
-            raise _LeftOut(EMPTY)
-        if len(prompt) < source.min_prompt_tokens:
-            raise _LeftOut(f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})")
+        left_out = None
+        if continuation.kind == "text" and len(prompt) and given is not None and len(given) == 0:
+            left_out = f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
+        elif len(prompt) == 0 or (given is not None and len(given) == 0):
+            left_out = EMPTY
+        elif len(prompt) < source.min_prompt_tokens:
+            left_out = f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})"
+        if left_out:
+            raise _LeftOut(left_out)
         limit = continuation.max_new_tokens
         cut = given is not None and limit is not None and len(given) > limit
         given = given[:limit] if given is not None else None
@@ -220,25 +223,21 @@ class InRandomOrder:
         """Read the whole corpus. Raises `ProfileInvalid` if documents depend on each other or prompts recur, if weights ask
         for a mixture of domains that the data does not have, or if a corpus on the hub has no limit.
         """
+        endless = [source.path for source in options.data if _streamed(source) and source.limit is None]
+        problem = None
         if any(source.cluster for source in options.data):
-            message = "--until-decided takes documents to be independent, and this profile groups them by cluster"
-            hint = "profile without --until-decided, or without cluster where groups are single documents"
-            raise ProfileInvalid(message, hint)
-        if options.decision.weights is not None:
-            message = "--until-decided takes documents as the data has them, and decision.weights asks for another mixture"
-            hint = "leave weights out and set the mixture by limit of each source, or profile without --until-decided"
-            raise ProfileInvalid(message, hint)
-        streamed = [source for source in options.data if not is_local(source.path) and not is_remote(source.path)]
-        if endless := [source.path for source in streamed if source.limit is None]:
-            hint = "give this source a limit, or use --limit"
-            raise ProfileInvalid(f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit", hint)
-        documents = list(corpus)
+            problem = "takes documents to be independent, and this profile groups them by cluster"
+        elif options.decision.weights is not None:
+            problem = "takes documents as the data has them, and decision.weights asks for another mixture"
+        elif endless:
+            problem = f"draws from all documents, and {endless[0]} on the hub has no limit"
+        documents = [] if problem else list(corpus)
         # A bet counts a prompt once, an interval as often as it comes: where prompts recur they answer two questions.
         prompts = sorted(document.prompt_hash for document in documents)
         if (repeats := len(prompts) - len(set(prompts))) > REPEATED * len(prompts):
-            message = f"--until-decided takes documents to be independent, and {repeats} of {len(prompts)} repeat a prompt"
-            hint = "profile without --until-decided: a fixed number of documents counts a prompt as often as it comes"
-            raise ProfileInvalid(message, hint)
+            problem = f"takes documents to be independent, and {repeats} of {len(prompts)} repeat a prompt"
+        if problem:
+            raise ProfileInvalid(f"--until-decided {problem}", "change that, or profile without --until-decided")
         seed = int.from_bytes(hashlib.sha256("".join(prompts).encode()).digest())
         documents.sort(key=lambda document: document.prompt_hash)  # the order of the files has no say
         order = np.random.default_rng(seed).permutation(len(documents)).tolist()
@@ -279,26 +278,24 @@ def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict
 
 
 def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
-    """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template. Raises
-    `_LeftOut` where there is nothing to say.
+    """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template; none where
+    it says nothing.
     """
     if source.prompt_ids is not None:
         return _token_ids(_value(row, source.prompt_ids, where), where, source.prompt_ids)
     if source.messages is not None:
         messages = _value(row, source.messages, where)
-        if not isinstance(messages, list) or not all(isinstance(turn, Mapping) and turn.get("role") for turn in messages):
-            raise ColumnMissing(f"{where}: {source.messages} holds no chat messages", "it must be a list of {role, content}")
-        if messages and messages[-1]["role"] == "assistant":
-            raise ColumnMissing(
-                f"{where}: {source.messages} end with an assistant turn: the target would be asked for a second answer",
-                "end them with the user's turn; a logged answer goes into a column for continuation: {kind: given}",
-            )
+        is_chat = isinstance(messages, list) and all(isinstance(turn, Mapping) and turn.get("role") for turn in messages)
+        if not is_chat or (messages and messages[-1]["role"] == "assistant"):
+            problem = "end with an assistant turn" if is_chat else "holds no chat messages"
+            hint = "give a list of {role, content} up to the user's turn; logged answers go into a column (kind: given)"
+            raise ColumnMissing(f"{where}: {source.messages} {problem}", hint)
         if not messages or _blank(messages[-1].get("content")):
-            raise _LeftOut(EMPTY)
+            return NOTHING
     else:
         text = render(str(source.prompt), row, where)
         if _blank(text):
-            raise _LeftOut(EMPTY)
+            return NOTHING
         if not source.chat:
             return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
         system = [{"role": "system", "content": source.system}] if source.system is not None else []
@@ -323,9 +320,13 @@ def render_chat(
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables))
     except Exception as error:  # templates raise jinja's errors and those of whatever they call
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        hint = "check roles and chat_options"
-        raise DataUnreadable(f"{where}: the chat template refuses it: {reason[:200]}", hint) from error
+        message = f"{where}: the chat template refuses it: {first_line(error)[:200]}"
+        raise DataUnreadable(message, "check roles and chat_options") from error
+
+
+def _streamed(source: SourceOptions) -> bool:
+    """Whether it is a dataset on the hub, which may be endless."""
+    return not is_local(source.path) and not is_remote(source.path)
 
 
 def _blank(text: Any) -> bool:

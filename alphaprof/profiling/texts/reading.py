@@ -9,24 +9,15 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
 from alphaprof.log.place import is_remote
-from alphaprof.profiling.models.hub import (
-    CHAIN,
-    FORMATS,
-    first_line,
-    is_below,
-    is_local,
-    opened,
-    require_data,
-    require_filled,
-)
+from alphaprof.profiling.models.hub import FORMATS, first_line, is_local, opened, require_data, row_count
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -51,28 +42,29 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
 
     disable_progress_bar()
     set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
-    try:
-        with _at_hand(source.path) as path:
-            builder = load_dataset_builder(**_loading(source, path))
-            _require_inside(path, builder.config.data_files or {})
+    with _at_hand(source.path) as path:
+        try:
             is_file = is_local(path) and not os.path.isdir(path)  # which is one split
+            builder = load_dataset_builder(**_loading(source, path))
             stream = builder.as_streaming_dataset(split="train" if is_file else source.split)
             if source.shuffle_seed is None:
                 yield from enumerate(stream)
             else:
                 yield from _shuffled(stream, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
-    except AlphaprofError:
-        raise
-    except StopIteration as error:  # from datasets, for a directory with an empty file
-        raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
-    except Exception as error:  # datasets raises whatever its parsers raise
-        reason = _bad_line(Path(source.path)) or first_line(error)
-        hint = "check that every line is valid and that columns keep their type"
-        if not is_local(source.path) and not is_remote(source.path):
-            hint = "check the dataset's id, name, split and your access rights"
-        elif os.path.isdir(source.path):
-            hint = "check name, split, its README.md and the files in it"
-        raise DataUnreadable(f"cannot read {source.path}: {reason[:200]}", hint) from error
+        except AlphaprofError:
+            raise
+        except Exception as error:  # datasets raises whatever its parsers raise
+            empty, reason = isinstance(error, StopIteration), first_line(error)
+            with contextlib.suppress(OSError):  # a file that may not be read
+                empty, reason = empty or row_count(Path(path)) == 0, _bad_line(Path(path)) or reason
+            if empty:
+                raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
+            hint = "check that every line is valid and that columns keep their type"
+            if not is_local(path):
+                hint = "check the dataset's id, name, split and your access rights"
+            elif not is_file:
+                hint = "check name, split, its README.md and the files in it"
+            raise DataUnreadable(f"cannot read {source.path}: {reason[:200]}", hint) from error
 
 
 def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
@@ -103,35 +95,21 @@ def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -
 
 @contextlib.contextmanager
 def _at_hand(path: str) -> Iterator[str]:
-    """A path of a source that `datasets` takes as it stands: a copy of a file in an object store, and a link where it has
-    `::`, which chains file systems.
-    """
-    remote = is_remote(path)
-    if not remote and (CHAIN not in path or not os.path.isfile(path)):
+    """A path of a source that `datasets` reads: a copy of a file in an object store."""
+    if not is_remote(path):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
         place = Path(folder) / f"data{Path(path).suffix}"
-        if remote:
-            _fetch(path, place)
-        else:
-            place.symlink_to(path)
-        try:
-            yield str(place)
-        except AlphaprofError:
-            raise
-        except Exception as error:  # while the copy is there
-            if remote and (reason := _bad_line(place)):
-                raise ValueError(reason) from error
-            raise
+        _fetch(path, place)
+        yield str(place)
 
 
 def _fetch(reference: str, to: Path) -> None:
-    """Copy a file of an object store. Raises `DataUnreadable` and `DataEmpty`."""
+    """Copy a file of an object store. Raises `DataUnreadable`."""
     try:
         with opened(reference) as file:
             file.download(str(to), buffer_size=CHUNK)
-        require_filled(to, reference)
     except OSError as error:
         hint = "free space there, or set TMPDIR to a folder with more"
         raise DataUnreadable(f"{reference} cannot be copied to {to.parent}: {error.strerror}", hint) from None
@@ -155,16 +133,6 @@ def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
         columns = {str(name): Value("string") for name in pd.read_csv(path, nrows=0).columns}
         arguments |= {"features": Features(columns), "keep_default_na": False, "na_values": [""]}
     return arguments
-
-
-def _require_inside(path: str, files: Mapping[str, Iterable[str]]) -> None:
-    """Raise `DataUnreadable` where the card of a dataset names files outside of it; `files`: what `datasets` found."""
-    if is_local(path) and not os.path.isdir(path):
-        return
-    for file in itertools.chain.from_iterable(files.values()):
-        if not (is_below(file, path) if is_local(path) else file.startswith("hf://")):
-            hint = "do not use this dataset, or correct configs in its README.md"
-            raise DataUnreadable(f"the card of {path} names files outside of it: {shown(file)}", hint)
 
 
 def _bad_line(path: Path) -> str | None:

@@ -93,8 +93,7 @@ def measure(
     of all work that is done since, `say` with how sure the times are. What does not fit into memory beyond batch 1 is left
     out. Raises `NotTimed` for a model without a cache that can be cut back, and where nothing was timed within the budget.
     """
-    on_cpu = all(model.device.type == "cpu" for model in _models(subjects))
-    clock = _TimeBudget(costs, tick, say, on_cpu)
+    clock = _TimeBudget(costs, tick, say)
     mode = common_mode(_models(subjects), subjects.text, costs.mode, say)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out, late = [], []
@@ -131,10 +130,8 @@ class _TimeBudget:
     goes to the next.
     """
 
-    def __init__(
-        self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None], on_cpu: bool
-    ) -> None:
-        self.costs, self.say, self._on_cpu = costs, say, on_cpu
+    def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
+        self.costs, self.say = costs, say
         self._tick, self._ticked = tick, 0.0
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
         self._end = time.monotonic() + costs.budget
@@ -174,7 +171,7 @@ class _TimeBudget:
         are `sure`, this part's share of the budget is spent and there are `least`, or there are `most`. No step begins after
         the budget, so there may be fewer.
         """
-        begun, waited = time.monotonic(), _waited_s(self._on_cpu)
+        begun, waited = time.monotonic(), _waited_s()
         share = max(0.0, self._until - begun) / max(self._left - 1, 1)
         times: list[Array] = []
         for turn, order in enumerate(_orders(blocks)):
@@ -189,7 +186,7 @@ class _TimeBudget:
             if turn >= warm_up:
                 times.append(ms)
         self._wall_s += time.monotonic() - begun
-        self._waited_s += _waited_s(self._on_cpu) - waited
+        self._waited_s += _waited_s() - waited
         return np.array(times).reshape(len(times), sum(map(len, blocks)))
 
     def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
@@ -214,18 +211,15 @@ class _TimeBudget:
         self._ticked = done
 
 
-def _waited_s(on_cpu: bool) -> float:
-    """Seconds for which this thread has been ready to run without a processor, from some moment on; nan: not known.
-
-    Linux counts the nanoseconds on a run queue (its sched-stats documentation). Elsewhere it is the time by the clock less
-    that of the processor, of one thread alone that computes itself (`on_cpu`): one that waits for others of its own, or for
-    a GPU, looks the same.
+def _waited_s() -> float:
+    """Seconds for which this thread has been ready to run without a processor, from some moment on, by the nanoseconds on a
+    run queue that Linux counts (its sched-stats documentation); nan: not known.
     """
     with contextlib.suppress(OSError):
         ran, waited, _ = map(int, SCHEDSTAT.read_text().split())
         if ran:  # else the kernel does not count
             return waited / 1e9
-    return time.monotonic() - time.thread_time() if on_cpu and torch.get_num_threads() == 1 else math.nan
+    return math.nan
 
 
 def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, TimedStep]]]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -219,24 +219,12 @@ def _tried(new: Stepper, longest: int) -> Stepper:
     new.step(1)
     new.step(longest)
     if new.length() != new.context:
-        raise ValueError("its cache does not shrink")
+        raise NotTimed(f"{new.model.name} ({type(new.model.network).__name__}) cannot take steps back")
     return new
 
 
-class Limited(Protocol):
-    """What has a longest text, in tokens (None: any)."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the run."""
-
-    @property
-    def context(self) -> int | None:
-        """The longest text."""
-
-
-def fitted(text: Ids, model: Limited, context: int, longest_step: int) -> Ids:
-    """Some text of `context` tokens, or of as many as the model's own context leaves room for. Raises `NotTimed`."""
+def fitted(text: Ids, model: Any, context: int, longest_step: int) -> Ids:
+    """Some text of `context` tokens, or of as many as the model's or head's own context has room for. Raises `NotTimed`."""
     room = context if model.context is None else min(context, model.context - longest_step)
     if room < 1:
         raise NotTimed(f"{model.name} has a context of {model.context} tokens, too short for steps of {longest_step}")
