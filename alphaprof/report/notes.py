@@ -42,7 +42,6 @@ KINDS: Mapping[str, Kind] = {
     "not_timed_there": Kind("own times"),
     "other_dtype": Kind(check="dtype"),
     "mixed_devices": OTHER,
-    "unknown_worker": OTHER,
     "raw_prompts": Kind(check="chat template"),
     "halved_batches": OTHER,
     "stopped": OTHER,

@@ -63,12 +63,7 @@ def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
         return run.manifest.warnings
     measured = {commit.worker for commit in run.commits().values()}
     others = [worker.differs_from(run.manifest) for name, worker in run.workers().items() if name in measured]
-    ours = ("mixed_devices", "unknown_worker")
-    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] not in ours)
-    if unknown := sorted(run.unknown & measured):
-        message = f"what {len(unknown)} of the processes computed on is not known: workers/{unknown[0]}.json is damaged"
-        remedy = "rows are what was written; whether the process computed like the others cannot be told"
-        earlier = (*earlier, {"code": "unknown_worker", "message": message, "remedy": remedy})
+    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] != "mixed_devices")
     if not (odd := list(dict.fromkeys(each for found in others for each in found))):
         return earlier
     message = f"shards were measured by processes that compute otherwise than the one that began the run: {'; '.join(odd)}"

@@ -54,15 +54,6 @@ def test_what_a_record_cannot_say_is_refused(tmp_path: Path, keys: tuple[str, ..
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "[" * 9999]
-)
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / TRAINING).write_text(text)
-    with pytest.raises(HeadRecordUnreadable):
-        read_training(tmp_path)
-
-
 def test_a_missing_record_names_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(HeadRecordUnreadable, match=r"holds no training\.json") as refused:
         read_training(tmp_path)
