@@ -146,28 +146,33 @@ def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
 def _stage(
     ray: Any, options: ProfileOptions, place: Place, progress: Progress, reuse: Path | None, in_random_order: bool
 ) -> None:
-    """Have an actor begin the run, or look what it lacks: models and step times are those of a node that measures. Raises
-    what it raises.
+    """Have a process of Ray begin the run, or find what is missing of it: models and step times are those of a node that
+    measures. Raises what it raises.
     """
     gpus = _gpus(options, ray.cluster_resources())
-    stager = ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=2)(Stager).remote()
-    config = options.model_dump(mode="json")
+    begin = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, max_calls=1)(_begin)  # its GPU is for others afterwards
     texts = address_of(place_of(reuse)) if reuse else None
-    ended = stager.begin.remote(address_of(place), config, texts, in_random_order)
-    said, silence, heard, last = stager.said.remote(), _Silence(), False, False
-    while not last:
-        last = bool(ray.wait([ended], timeout=LOOK)[0])
-        if ray.wait([said], timeout=LOOK)[0]:
-            heard = True
-            for name, arguments in _got(ray, said) + (_got(ray, stager.said.remote()) if last else []):
-                getattr(progress, name)(*arguments)
-            said = stager.said.remote()
-        elif not heard:
-            silence.say(progress, 1, 0)
+    ended = begin.remote(address_of(place), options.model_dump(mode="json"), texts, in_random_order)
+    progress.say("an actor of Ray reads the prompts and times the steps")
+    silence = _Silence()
+    while not ray.wait([ended], timeout=LOOK)[0]:
+        silence.say(progress, "the run has not begun")
     failure = _got(ray, ended)
-    ray.kill(stager)  # its GPU is for others
     if failure is not None:
         raise _error_of(failure)
+    for warning in Run.open(place).manifest.warnings:
+        progress.warn(**warning)
+
+
+def _begin(where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> Failure | None:
+    """Stage the run of a profile, in a process of Ray. Returns what ended it, if something did."""
+
+    def work() -> None:
+        options, texts = ProfileOptions.model_validate(config), Path(reuse) if reuse else None
+        with pipeline.in_memory():
+            pipeline.begin(options, _reached(where), Unheard(), True, texts, in_random_order)
+
+    return failure_of(work)
 
 
 def _got(ray: Any, reference: Any, who: str = "the actor that begins the run was killed") -> Any:
@@ -179,33 +184,6 @@ def _got(ray: Any, reference: Any, who: str = "the actor that begins the run was
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).strip().splitlines()[-1:])
         raise WorkerFailed(f"{who}: {reason}", f"see why in Ray's logs, memory first; {KEPT}") from None
-
-
-class Stager:
-    """An actor that begins a run, and says meanwhile how far it is. Needs two threads."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
-
-    def begin(self, where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> Failure | None:
-        """Stage the run of a profile. Returns what ended it, if something did."""
-        return failure_of(lambda: self._begin(where, config, reuse, in_random_order))
-
-    def said(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """The calls of a `Progress` since the last call of this."""
-        return [self._events.popleft() for _ in range(len(self._events))]
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("say", "warn", "start", "advance"):
-            raise AttributeError(name)
-        return lambda *given, **named: self._events.append((name, (*given, *named.values())))
-
-    def _begin(self, where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> None:
-        place = _reached(where)
-        with pipeline.in_memory():
-            pipeline.begin(
-                ProfileOptions.model_validate(config), place, self, True, Path(reuse) if reuse else None, in_random_order
-            )
 
 
 class Measurer:
@@ -281,15 +259,12 @@ class _Silence:
         """Something has happened."""
         self._since, self._patience = time.monotonic(), PATIENCE
 
-    def say(self, progress: Progress, wanted: int, loaded: int) -> None:
-        """Say so, and how many of the actors that are wanted have loaded their models; then not before twice as long."""
+    def say(self, progress: Progress, what: str) -> None:
+        """Say so, and what it is; then not before twice as long."""
         seconds = time.monotonic() - self._since
         if seconds >= self._patience:
             self._patience *= 2
-            progress.say(
-                f"nothing was committed for {seconds / 60:.0f} min: {loaded} of {wanted} actors have loaded their models "
-                "(ray status shows what the others wait for; a lower shard_documents makes shards shorter)"
-            )
+            progress.say(f"after {seconds / 60:.0f} min {what} (ray status shows what is waited for)")
 
 
 def bounds(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> tuple[int, int]:
@@ -342,7 +317,8 @@ class _Driver:
                 enough, asked = pipeline.first_settled(run, settled, asked, progress)
             if len(there) == len(staged):
                 break
-            silence.say(progress, self._bounds[0], self._loaded)
+            loaded = f"{self._loaded} of {self._bounds[0]} actors have loaded their models"
+            silence.say(progress, f"nothing was committed: {loaded}")
             pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
         return enough, asked
 
