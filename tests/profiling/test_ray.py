@@ -79,9 +79,10 @@ def finished(process: subprocess.Popen[str], code: int = 0) -> str:
     """What a driver said, once it has ended with an exit code. Compiled code of Ray ends a process without a word: what it
     logged tells why."""
     _, errors = process.communicate(timeout=500)
-    logs = [path for path in Path(tempfile.gettempdir(), "ray").glob(f"session_*_{process.pid}/logs/*") if path.is_file()]
-    tails = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in logs]
-    assert process.returncode == code, "\n".join([errors, *tails])
+    if process.returncode != code:
+        logs = Path(tempfile.gettempdir(), "ray").glob(f"session_*_{process.pid}/logs/*")
+        tails = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in logs if path.is_file()]
+        pytest.fail("\n".join([f"exit code {process.returncode}, not {code}", errors, *tails]))
     return errors
 
 
