@@ -101,8 +101,7 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with _mute():
-            ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError) as error:
         hint = f"correct {ADDRESS}, or unset it to use this machine alone" if address else "see the logs in /tmp/ray"
         raise OptionInvalid(f"Ray cannot be used at {address or 'this machine'}: {error}", hint) from None
@@ -120,18 +119,6 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def _mute() -> Iterator[None]:
-    """Keeps off the screen what compiled code writes there."""
-    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # it is closed
-            screen = os.dup(2)
-            stack.callback(os.close, screen)
-            stack.callback(os.dup2, screen, 2)
-            os.dup2(nowhere.fileno(), 2)
-        yield
 
 
 def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
