@@ -195,6 +195,7 @@ def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path, monkeypatch: pytes
     happens[7400] = (tmp_path / "prompts" / "part-00000.0123abcd.parquet").touch
     happens[9100] = (tmp_path / "prompts" / "part-00001.0123abcd.parquet").touch
     happens[9300] = (tmp_path / MANIFEST).touch
+    Clock(monkeypatch, happens)
     said = list[str]()
     for _ in range(2):  # a part of a run that has begun says nothing of it
         wait_until_begun(place_of(tmp_path), Part(1, 4), said.append)
