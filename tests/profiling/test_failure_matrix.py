@@ -147,6 +147,7 @@ def test_shards_of_two_devices_are_mixed_on_purpose_alone(
     assert any(note.code == "mixed_devices" for note in build_report(run).notes)
 
 
+@pytest.mark.slow
 def test_part_0_dies_while_it_stages(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever begins again reads the prompts from the first one; what the dead one staged is in no manifest."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
