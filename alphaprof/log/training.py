@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from alphaprof.errors import HeadRecordUnreadable, cut
 from alphaprof.log.files import shards_of
@@ -119,6 +119,8 @@ class TrainingRecord:
     and the head that training began with. `floor`: share of test tokens that no head of this curve can propose, known
     where all have one vocabulary. `best_step`: the one whose weights were kept, of `steps`.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     alphaprof: str
     status: Literal["running", "complete"]

@@ -15,8 +15,8 @@ __all__ = ["Content", "LocalPlace", "ObjectPlace", "Place", "address_of", "is_re
 SCHEMES = tuple(KEYS)  # az://CONTAINER/..., in the account that the environment names
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)")  # what pathlib makes of a URI
-FOLDERS = r"(?!.*(?:^|/)\.\.?(?:/|$))[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*"
-REMOTE = re.compile(rf"(?i:({'|'.join(SCHEMES)}))://([A-Za-z0-9][A-Za-z0-9._-]*)(?:/({FOLDERS}))?/*", re.ASCII)
+BUCKET, FOLDERS = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*"
+REMOTE = re.compile(rf"(?!.*/\.\.?(?:/|$))(?i:({'|'.join(SCHEMES)}))://({BUCKET})(?:/({FOLDERS}))?/*", re.ASCII)
 
 
 def place_of(where: str | Path) -> Place:
