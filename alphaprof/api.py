@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import OptionInvalid, cut, shown
+from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.disk import reading
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.schema import arrow_schema
@@ -144,18 +143,11 @@ def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, where:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = data.schema.names
-    if odd := [name for name in columns or () if name not in names]:
-        near = difflib.get_close_matches(str(odd[0]), names, n=1)
-        raise OptionInvalid(
-            f"the {table} have no column {shown(odd[0])}",
-            f"did you mean {near[0]}?" if near else "docs/columns.md describes them",
-        )
     try:
         expression = pq.filters_to_expression(list(where)) if where else None
         return data.scanner(columns=None if columns is None else list(columns), filter=expression)
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise OptionInvalid(
-            f"`where` does not fit the {table}: {cut(str(error).splitlines()[0])}",
-            'write a list of (column, operator, value), like [("draft", "==", "small")]',
+            f"`columns` or `where` do not fit the {table}: {cut(str(error).splitlines()[0])}",
+            'docs/columns.md names the columns; `where` is a list like [("draft", "==", "small")]',
         ) from None

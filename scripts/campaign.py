@@ -4,14 +4,11 @@
     python scripts/campaign.py [--seed 0] [--files 1000] [--kills 100] ... [--only PART [--case N]]
 
 files: a bit, some bytes or a whole file of a run is changed; then report, check, compare, trees, export and `alphaprof.open`
-read it. manifests: one value of manifest.json is edited; its digest stays as it was, or is worked out again. profiles,
-tables, requests: profile files with overrides, step times and logs of requests, edited as data and as bytes. A profile is
-followed until its models would be loaded; of the others a report is asked. disk: a call that touches files fails, once or
-from then on. kills: profiles of tiny models and imports are killed at a file event or at a random time, and finished.
-workers: the same of two processes that work on one profile at once.
+read it. disk: a call that touches files fails, once or from then on. kills: profiles of tiny models and imports are killed
+at a file event or at a random time, and finished. workers: the same of two processes that work on one profile at once.
 
-How a case ends: with the `same answer`; with another one and a word about it (`warned`); with an error of two lines
-(`refused`); or with `another answer`, where the input is the user's own to change. Failures: `silently different` (a number
+How a case ends: with the `same answer`; with another one and a word about it (`warned`); or with an error of two lines
+(`refused`). Failures: `silently different` (a number
 of the answer or a row of a finished run is another one, and nothing was said), `not finished` (what was interrupted cannot
 be finished), `long message`, `traceback` (any error but ours), `hang`. Exit code 1 where there is one; of 1,000 changed
 files 3 may be silent. All of it takes about 20 minutes on one idle core.
@@ -22,10 +19,8 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
-import copy
 import errno
 import io
-import itertools
 import json
 import os
 import random
@@ -51,7 +46,6 @@ from unittest.mock import patch
 
 import pandas as pd
 import pyarrow.parquet as pq
-import yaml
 from typer.main import get_command
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -59,13 +53,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import alphaprof
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
-from alphaprof.log import manifest as manifests
 from alphaprof.log.store import Run
 from tests.synthetic import Domain, Recipe, write_anew, write_run
 
 ROOT = Path(__file__).parent.parent
 Case = Callable[[random.Random], "Outcome"]
-FINE = ("same answer", "warned", "refused", "another answer")
+FINE = ("same answer", "warned", "refused")
 FAILURES = ("silently different", "not finished", "long message", "traceback", "hang")
 SILENT = 3 / 1000  # of changed files
 ANSWERED = (0, 10, 11, 12, 13)  # exit codes of commands that answered
@@ -88,10 +81,6 @@ class Outcome:
 
 class Hang(BaseException):
     """A command took longer than `LIMIT_S`."""
-
-
-class Reached(BaseException):
-    """A profile came as far as the loading of its models."""
 
 
 # --- one command --------------------------------------------------------------------------------------------------------
@@ -124,8 +113,6 @@ def outcome_of(call: Callable[[], str | None]) -> Outcome:
             print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         except SystemExit as end:
             kind = "answer" if (end.code or 0) in ANSWERED else "refused"
-        except Reached:
-            pass
         except Hang as error:
             kind, detail = "hang", _place(error)
         except BaseException as error:
@@ -244,11 +231,6 @@ def judged(name: str, before: Outcome, now: Outcome) -> Outcome:
     return Outcome("warned" if (warned, now.said) != (warned_before, before.said) else "silently different", detail)
 
 
-def of_input(outcome: Outcome, place: str) -> Outcome:
-    """How a case ended whose input is the user's own to change."""
-    return Outcome("another answer" if outcome.kind == "answer" else outcome.kind, f"{place}: {outcome.detail}")
-
-
 def figures(text: str) -> tuple[dict[str, str], object]:
     """The numbers and verdicts of a JSON answer by their place, and its notes; of other text its lines."""
     try:
@@ -271,23 +253,7 @@ def spots(tree: Any, place: str = "") -> Iterator[tuple[Any, Any, str]]:
 
 # --- mutations ----------------------------------------------------------------------------------------------------------
 
-VALUES = [
-    *json.loads(r'[null, true, false, 0, -1, 1, 3.5, -2.5, 1000000000000, 1e308, NaN, Infinity, "", " ", "x", "1", "auto"]'),
-    *json.loads(r'["\u0000", "\ud800", "../..", "\u202e", "a\nb", [], {}, [null], {"": null}, [[1]], {"a": {"b": []}}]'),
-    *(10**40, "a" * 5000),
-]
 BYTES = ["\0", "\x1b[2J", "\r", "\t", "\n", "\u202e", "\ud800", "%s{}", "'", '"', "\n\n---\n", ": ", "*", "&a ", "- ", "é"]
-JSON = ["-0", "01", ".5", "[1,]", '{"a": 1, "a": 2}', "NaN", "1e999", "1_0", r'"\ud800"', ""]
-JSON += ["9" * 5000, "-" + "9" * 400, "[" * 20_000 + "]" * 20_000, '{"a":' * 20_000 + "1" + "}" * 20_000]
-LINES = r"""
-&a [*a]|&a {b: *a}|*nowhere|{<<: *a}|{<<: 1}|!!int ""|!!float ""|!!bool ""|!!int "0x"|!!int "_"|!!binary aGk=|!!binary x
-!!timestamp x|!!null x|!!python/object:os.system {}|!!set {a, b}|!!omap [a: 1]|!!pairs [a: 1]|!local x|2024-99-99|2024-01-01
-0o777|1_000|1:60:60|.nan|.inf|-.inf|~|yes|"\0"|"\ud800"|"\x1b[2J"|? {a: b} : c|? [a] : b|{1: 2}|{null: 1}|{a: 1, a: 2}
-@|`|%x|""|"|'|- - -|- a|<<|=|b: c: d|!!str 1|!!float 1|!!seq {}|!!map []|"a\nb"|..|/|-1|0|1e400|[]|{}|[null]"""
-BOMB = ",".join(f"&{name} [{','.join([f'*{before}'] * 9)}]" for before, name in itertools.pairwise("abcdefghi"))
-YAML = [snippet for line in LINES.split("\n")[1:] for snippet in line.split("|")]
-YAML += ["9" * 5000, "[" * 1000 + "]" * 1000, "{a: " * 500 + "1" + "}" * 500, f"[&a [x,x,x,x,x,x,x,x,x],{BOMB}]"]
-MARK = "@MARK@"  # in edited data: a piece of text that only a file can hold comes there
 
 
 def damaged(rng: random.Random, data: bytes, flips: float = 0.2) -> bytes:
@@ -301,27 +267,6 @@ def damaged(rng: random.Random, data: bytes, flips: float = 0.2) -> bytes:
     changed = [before, before + after, before + inside + inside + after, before + odd + inside + after, data + data, b""]
     noise = rng.randbytes(rng.choice((1, 16, 4096)))
     return rng.choice([*changed, before + noise[: len(inside)] + after, data + noise])
-
-
-def edited(rng: random.Random, tree: Any, dump: Callable[[Any], str], snippets: Sequence[str] = JSON) -> tuple[bytes, str]:
-    """Plain data with one value edited, as a file, and the place of the value."""
-    tree = json.loads(json.dumps(tree))
-    places = list(spots(tree))
-    node, key, place = rng.choice(places)
-    value, other = node[key], rng.choice(places)
-    number = value if isinstance(value, int | float) else 1
-    near = [-number, number + 1, number * 10**9, number / 3, not number, str(value), [value], {"a": value}]
-    near += [copy.deepcopy(other[0][other[1]])]
-    change, snippet = rng.choice(("value", "value", "near", "near", "text", "text", "text", "deleted", "doubled")), ""
-    if change == "deleted":
-        del node[key]
-    elif change == "doubled":
-        node.insert(key, value) if isinstance(node, list) else node.update({f"{key}x": value})
-    else:
-        snippet = rng.choice(snippets)
-        node[key] = {"value": rng.choice(VALUES), "near": rng.choice(near), "text": MARK}[change]
-    text = re.sub(f"[\"']?{MARK}[\"']?", lambda _: snippet, dump(tree))
-    return text.encode("utf-8", "surrogatepass"), place
 
 
 # --- parts: each prepares a folder, and yields what runs a case ---------------------------------------------------------
@@ -361,117 +306,6 @@ def files(folder: Path, models: bool = True) -> Iterator[Case]:
     yield case
 
 
-@contextmanager
-def edited_manifests(folder: Path) -> Iterator[Case]:
-    """Edited manifests. With a right digest an edit is a change by their owner, but for what is counted of shards. Its
-    digest vouches for the profile, which was validated before: that is edited under a wrong digest only.
-    """
-    subjects = synthetic_runs(folder)
-
-    def signed(config: Any, tree: dict[str, Any]) -> str:
-        tree["config"] = config
-        with contextlib.suppress(ValueError, TypeError):  # what has no digest keeps a wrong one
-            tree["digest"] = manifests.digest_of(tree)
-        return json.dumps(tree, indent=2)
-
-    def case(rng: random.Random) -> Outcome:
-        subject, owned = rng.choice(subjects), rng.random() < 0.5
-        tree = json.loads(subject.files["manifest.json"])
-        dump = partial(signed, tree.pop("config")) if owned else json.dumps
-        content, place = edited(rng, tree, dump)
-        subject.write(subject.files | {"manifest.json": content})
-        outcome = subject.judged()
-        counted = re.fullmatch(r"shards(\.\d+(\.(index|documents|positions))?)?", place)
-        change = owned and outcome.kind == "silently different" and not counted
-        detail = f"{place}{', digest worked out again' * owned}: {outcome.detail}"
-        return Outcome("another answer" if change else outcome.kind, detail)
-
-    yield case
-
-
-PROFILE = """
-target: {model: stub, dtype: float32, device: cpu}
-drafts: {a: {kind: model, model: stub}, b: {kind: layer_skip, drop_layers: [1]}, c: {kind: prompt_lookup}}
-data:
-  - {domain: {column: kind}, path: prompts/chat.jsonl, messages: messages, chat_options: {a: {b: [1]}}}
-  - {domain: x, path: prompts/code.jsonl, prompt: "{prompt}", chat: true, system: s, cluster: c, limit: 3, shuffle_seed: 1}
-  - {domain: y, path: prompts/code.jsonl, prompt_ids: ids, continuation: {kind: given, column: r, top_p: 0.9}}
-continuation: {kind: sampled, temperature: 0.8, top_k: 5, top_p: 0.9, seed: 1, max_new_tokens: 9}
-rules: [strict, {additive: 0.1}, {typical: {epsilon: 0.1, delta: 0.2}}, "top_m:3"]
-gammas: [1, 2]
-thinking: {begin: <a>, end: </a>}
-costs: {source: roofline, accelerator: h100-sxm, tp: 2, overhead_ms: 0.5}
-decision: {rule: one_hot, draft: a, gamma: 2, min_speedup: 1.1, confidence: 0.9}
-"""
-
-
-@contextmanager
-def profiles(folder: Path) -> Iterator[Case]:
-    """Profile files and overrides, until their models would be loaded."""
-    import alphaprof.profiling.run.pipeline as pipeline  # imports torch
-
-    shutil.copytree(ROOT / "profiles", folder)
-    (folder / "stub").mkdir()
-    (folder / "stub" / "config.json").write_text("{}")
-    models = re.compile(r"Qwen/[\w.-]+|\.\./models/[\w.-]+|HuggingFaceH4/\w+")
-    texts = [PROFILE, *(models.sub("stub", path.read_text()) for path in sorted(folder.glob("*.yaml")))]
-    trees = list(map(yaml.safe_load, texts))
-
-    def reached(options: Any, *_: object, **__: object) -> None:
-        json.dumps(options.model_dump(mode="json"), allow_nan=False)  # as the manifest will hold it
-        raise Reached
-
-    def case(rng: random.Random) -> Outcome:
-        number, options = rng.randrange(len(texts)), []
-        content = damaged(rng, texts[number].encode())
-        if rng.random() < 0.75:
-            content, _ = edited(rng, trees[number], partial(yaml.safe_dump, sort_keys=False), YAML)
-        for _ in range(rng.choice((0, 0, 1, 2))):
-            options += ["--set", f"{rng.choice(list(spots(trees[number])))[2]}={rng.choice(YAML)}"]
-        (folder / "case.yaml").write_bytes(content)
-        with patch.object(pipeline, "load", reached):
-            outcome = command("profile", folder / "case.yaml", "--out", folder / "run", *options)
-        shutil.rmtree(folder / "run", ignore_errors=True)
-        return of_input(outcome, " ".join(options)[:120])
-
-    yield case
-
-
-TABLE = """model,tokens,batch,context,ms
-target,1,1,256,10
-target,2,1,256,10.5
-target,3,1,256,11
-small,1,1,256,1
-small,1,8,256,2
-ngram,1,1,256,0.01"""
-BENCH = {"mode": "decode", "context_len": 512, "input_len": 1, "batch_size": 8, "latency_ms": 10.0, "model": "target"}
-
-
-@contextmanager
-def tables(folder: Path) -> Iterator[Case]:
-    """Step times of an engine, as a report of a run reads them."""
-    run = synthetic_runs(folder)[0].path
-    cells = [line.split(",") for line in TABLE.splitlines()]
-    rows = [
-        {"model": line[0]} | {key: float(cell) for key, cell in zip(cells[0][1:], line[1:], strict=True)}
-        for line in cells[1:]
-    ]
-    nested: list[Any] = [rows, {"results": rows, "engine": "mine"}, [{"results": rows[:3]}, *rows[3:]], [BENCH, *rows]]
-
-    def as_csv(tree: Any) -> str:
-        return "\n".join(",".join(map(str, line)) if isinstance(line, list) else str(line) for line in tree)
-
-    def case(rng: random.Random) -> Outcome:
-        csv = rng.random() < 0.4
-        path = folder / ("costs.csv" if csv else "costs.json")
-        content, place = edited(rng, cells, as_csv) if csv else edited(rng, rng.choice(nested), json.dumps)
-        path.write_bytes(damaged(rng, content) if rng.random() < 0.3 else content)
-        outcome = command("report", run, "--set", "costs.source=table", "--set", f"costs.path={path}", "--format", "json")
-        return of_input(outcome, f"{path.name} {place}")
-
-    yield case
-
-
 REQUEST = json.loads("""{
   "id": "first", "object": "chat.completion", "model": "served/target", "prompt_token_ids": [1, 2, 3],
   "choices": [{"index": 0, "finish_reason": "length"}], "usage": {"prompt_tokens": 3, "completion_tokens": 8},
@@ -505,23 +339,6 @@ def made(run: Path, outcome: Outcome) -> Path:
     if outcome.kind != "answer":
         raise RuntimeError(f"{run} was not made: {outcome.detail} {outcome.said}")
     return run
-
-
-@contextmanager
-def requests(folder: Path) -> Iterator[Case]:
-    """Logs of requests, imported, reported and opened."""
-    run = imported(folder)
-
-    def case(rng: random.Random) -> Outcome:
-        content, place = edited(rng, REQUESTS, as_lines)
-        shutil.rmtree(run, ignore_errors=True)
-        (folder / "requests.jsonl").write_bytes(damaged(rng, content) if rng.random() < 0.3 else content)
-        outcome = command(*import_arguments(folder), *rng.choice(((), ("--leave-out",))))
-        for name in ("report", "check", "compare", "open"):
-            outcome = readers(run, ["engine"])[name]() if outcome.kind == "answer" else outcome
-        return of_input(outcome, place)
-
-    yield case
 
 
 # --- disks that fail ----------------------------------------------------------------------------------------------------
@@ -590,12 +407,12 @@ class Scene:
 @contextmanager
 def disk(folder: Path, models: bool = True) -> Iterator[Case]:
     """Failing calls on the ways that write and read; `models`: in a profile of tiny models as well."""
-    run, *_, requested = synthetic_runs(folder)
+    run = synthetic_runs(folder)[0]
     scenes = {
         name: Scene(partial(run.write, run.files), reader, partial(judged, name, run.answers[name]))
         for name, reader in run.readers.items()
     }
-    scenes |= {"report --out": report_out(run), "import": importing(requested), "write": writing(folder / "written")}
+    scenes["write"] = writing(folder / "written")
     if models:
         scenes["profile"] = profiling(folder / "tiny")
     counts = {(name, call): count for name, scene in scenes.items() for call, count in calls_of(scene, folder).items()}
@@ -623,41 +440,6 @@ def calls_of(scene: Scene, folder: Path) -> dict[tuple[Any, str], int]:
             stack.enter_context(counter.failing(*call))
         scene.act()
     return {call: counter.calls for call, counter in disks.items() if counter.calls}
-
-
-def report_out(subject: Subject) -> Scene:
-    """A report that takes the place of an older one: afterwards the old or the new one is there, whole, and nothing else."""
-    page = subject.path.parent / "pages" / "answer.json"
-
-    def begin() -> None:
-        subject.write(subject.files)
-        shutil.rmtree(page.parent, ignore_errors=True)
-        page.parent.mkdir()
-        page.write_text("older")
-
-    def after(outcome: Outcome) -> Outcome:
-        new = page.read_text() if page.exists() else "nothing"
-        if outcome.kind == "answer":
-            return judged("report", subject.answers["report"], Outcome("answer", "", new, outcome.said))
-        whole = new == "older" or figures(new) == figures(subject.answers["report"].text)
-        beside = [path.name for path in page.parent.iterdir() if path != page]
-        torn = f"; the file holds {new[:20]!r}, and beside it are {beside}" if beside or not whole else ""
-        return Outcome("silently different" if torn else outcome.kind, f"{outcome.detail}{torn}")
-
-    return Scene(begin, partial(command, "report", subject.path, "--format", "json", "--out", page), after)
-
-
-def importing(subject: Subject) -> Scene:
-    """An import: where it failed, it can be repeated."""
-    arguments = import_arguments(subject.path.parent)
-
-    def after(outcome: Outcome) -> Outcome:
-        again = carry_on(arguments) if outcome.kind == "refused" else outcome
-        if again.kind == "answer":
-            return ended(outcome, subject.judged())
-        return Outcome("not finished" if again.kind == "refused" else again.kind, f"{outcome.detail}; {again.detail}")
-
-    return Scene(partial(shutil.rmtree, subject.path, ignore_errors=True), partial(command, *arguments), after)
 
 
 def writing(run: Path) -> Scene:
@@ -910,10 +692,6 @@ def workers(folder: Path) -> Iterator[Case]:
 
 PARTS: dict[str, tuple[Callable[..., AbstractContextManager[Case]], int]] = {
     "files": (files, 1000),
-    "manifests": (edited_manifests, 500),
-    "profiles": (profiles, 5000),
-    "tables": (tables, 1000),
-    "requests": (requests, 1000),
     "disk": (disk, 500),
     "kills": (kills, 100),
     "workers": (workers, 100),

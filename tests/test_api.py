@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import alphaprof
-from alphaprof.errors import OptionInvalid, ProfileInvalid, RunUnreadable
+from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
-from tests.loops import each
 from tests.synthetic import Recipe, contents, interrupted, write_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
@@ -98,62 +97,17 @@ def test_totals_that_are_not_stored_are_worked_out(stored: Run, tmp_path: Path) 
     assert set(alphaprof.open(part.path).totals()["document"]) == set(part.documents()["document"].to_pylist())
 
 
-NO_CONDITIONS: list[Any] = [
-    [("nope", "==", 1)],
-    [("document", "~", 1)],
-    [("document", "==")],
-    [("document", "<", "x")],
-    [("rounds_1" * 1000, "==", 1)],
-    [("document", "in", 3)],
-    [("document", "==", object())],
-    "document",
-    {"draft": "small"},
-    5,
-]
+@pytest.mark.parametrize("where", [[("nope", "==", 1)], [("document", "~", 1)], [("document", "<", "x")], "document"])
+def test_conditions_that_a_table_does_not_have_are_refused(stored: Run, where: Any) -> None:
+    for read in (alphaprof.open(stored.path).positions, alphaprof.open(stored.path).totals):
+        with pytest.raises(OptionInvalid, match=r"`where` do not fit the (positions|totals): "):
+            read(where=where)
 
 
-@each("table", ["positions", "positions_arrow", "totals"])
-@each("where", NO_CONDITIONS, ids=lambda where: str(where)[:30])
-def test_conditions_that_a_table_does_not_have_are_refused(stored: Run, table: str, where: Any) -> None:
-    with pytest.raises(OptionInvalid, match=r"`where` does not fit the (positions|totals): "):
-        getattr(alphaprof.open(stored.path), table)(where=where)
-
-
-@pytest.mark.parametrize(
-    ("columns", "advice"), [(["rounds_"], "did you mean rounds_"), (["qqq"], "docs/columns"), ([1], "docs")]
-)
-def test_columns_that_a_table_does_not_have_are_refused(stored: Run, columns: Any, advice: str) -> None:
-    with pytest.raises(OptionInvalid, match="the totals have no column ") as caught:
-        alphaprof.open(stored.path).totals(columns)
-    assert advice in caught.value.hint
-
-
-def test_a_rule_that_does_not_exist_is_refused(stored: Run) -> None:
-    with pytest.raises(ProfileInvalid, match="rules: unknown rule 'stric'"):
-        alphaprof.open(stored.path).report(["stric"])
-
-
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
-@pytest.mark.parametrize("table", ["positions", "totals"])
-@pytest.mark.parametrize("part", [0, -1])
-def test_a_missing_or_damaged_file_is_an_error_of_ours(
-    stored: Run, tmp_path: Path, table: str, damage: str, part: int
-) -> None:
-    """Or is worked out again: totals follow from the position log."""
-    copy = tmp_path / "copy"
-    shutil.copytree(stored.path, copy)
-    path = sorted((copy / table / "draft=small").iterdir())[part]
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
-    order = ["draft", "rule", "document"]
-    if table == "totals":
-        expected, found = (alphaprof.open(path).totals().astype({"draft": str, "rule": str}) for path in (stored.path, copy))
-        pd.testing.assert_frame_equal(*(frame.sort_values(order, ignore_index=True) for frame in (expected, found)))
-    else:
-        with pytest.raises(RunUnreadable, match=rf"{path.name} (is damaged|cannot be read): "):
-            alphaprof.open(copy).positions()
+def test_columns_that_a_table_does_not_have_are_refused(stored: Run) -> None:
+    with pytest.raises(OptionInvalid, match=r"do not fit the totals: .*rounds_") as caught:
+        alphaprof.open(stored.path).totals(["rounds_"])
+    assert "docs/columns" in caught.value.hint
 
 
 def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, tmp_path: Path) -> None:

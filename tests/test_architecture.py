@@ -35,7 +35,7 @@ HOMES = {
     "plotly": ("render/html/*", "commands/curve/figure.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
-    "pydantic": ("config/*",),
+    "pydantic": ("config/*", "log/training"),
     "scipy": ("stats/*", "costs/*", "theory/*"),
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),

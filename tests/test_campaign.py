@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,6 @@ from scripts.campaign import Outcome
 
 SEED = 17
 COUNTS = {name: count // 20 for name, (_, count) in campaign.PARTS.items()}
-COUNTS["manifests"] *= 2  # nine in ten are refused, as they should be: fewer cases may see nothing else
 
 
 def require_target(name: str, **options: bool) -> None:
@@ -33,9 +30,9 @@ def require_target(name: str, **options: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["files", "manifests", "profiles", "tables", "requests", "disk"])
+@pytest.mark.parametrize("name", ["files", "disk"])
 def test_a_hostile_case_ends_in_the_same_answer_or_in_two_lines(name: str) -> None:
-    require_target(name, **({"models": False} if name in ("files", "disk") else {}))
+    require_target(name, models=False)
 
 
 @pytest.mark.slow
@@ -124,14 +121,14 @@ def test_failures_are_listed_with_what_repeats_them_and_decide_the_exit_code(
     def part(folder: Path) -> Iterator[campaign.Case]:
         yield lambda rng: Outcome("traceback", f"of {rng.random()}") if rng.random() < 0.3 else Outcome("refused")
 
-    monkeypatch.setattr(campaign, "PARTS", {"profiles": (part, 20)})
+    monkeypatch.setattr(campaign, "PARTS", {"kills": (part, 20)})
     assert campaign.main(["--seed", "3"]) == 1
     text = capsys.readouterr().out
     first, repeat = text.splitlines()[:2]
     bad = text.count("traceback: of")
     assert 0 < bad < 20
     assert f"refused {20 - bad}, traceback {bad}" in text
-    assert text.endswith("missed: profiles\n")
+    assert text.endswith("missed: kills\n")
     assert campaign.main(repeat.split()) == 1
     assert capsys.readouterr().out.splitlines()[0] == first
     monkeypatch.setattr(campaign, "FAILURES", ())
@@ -143,17 +140,3 @@ def test_of_a_thousand_changed_files_three_may_be_silent_and_of_nothing_else_any
     assert campaign.missed("files", Counter({"refused": 996, "silently different": 4}))
     assert campaign.missed("files", Counter({"refused": 1999, "traceback": 1}))
     assert campaign.missed("kills", Counter({"same answer": 9999, "silently different": 1}))
-
-
-def test_mutations_follow_from_their_number_and_leave_what_they_change_alone() -> None:
-    tree: Any = {"a": [1, {"b": "x"}], "c": None}
-    data, changed = bytes(range(50)), 0
-    for number in range(300):
-        (text, place), again = (campaign.edited(campaign.chance(SEED, "bytes", number), tree, json.dumps) for _ in range(2))
-        assert (text, place) == again
-        assert tree == {"a": [1, {"b": "x"}], "c": None}
-        assert place in ("a", "a.0", "a.1", "a.1.b", "c")
-        first, second = (campaign.damaged(campaign.chance(SEED, "bytes", number), data) for _ in range(2))
-        assert first == second
-        changed += (first != data) + (text != json.dumps(tree).encode())
-    assert changed > 500

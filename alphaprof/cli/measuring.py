@@ -86,10 +86,8 @@ def _measure(
             from alphaprof.profiling.run.on_ray import profile_on_ray
 
             profile_on_ray(options, out, progress, resume, reuse, settled if until_decided else None)
-        elif until_decided:
-            pipeline.profile_until(options, out, progress, settled, resume, share)
         else:
-            pipeline.profile(options, out, progress, resume, reuse, part=share)
+            pipeline.profile(options, out, progress, resume, reuse, settled if until_decided else None, share)
 
 
 def _say_done(out: str) -> None:

@@ -9,13 +9,12 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from alphaprof.errors import RunDamaged, RunUnreadable, cut
 
@@ -62,17 +61,6 @@ class Environment(TypedDict, total=False):
     torch_threads: int
     packages: dict[str, str]
     timing_waiting: float | None
-
-
-class Profile(TypedDict):
-    """What reports read of a profile, as far as its types matter here: `config` declares its options."""
-
-    drafts: dict[str, dict[str, Any]]
-    data: tuple[dict[str, Any], ...]
-    rules: tuple[str, ...]
-    gammas: tuple[int, ...]
-    costs: dict[str, Any]
-    decision: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -431,11 +419,7 @@ def digest_of(data: dict[str, Any]) -> str:
 
 
 def read_manifest(place: Place) -> Manifest:
-    """The manifest of the run in a place. Raises `RunUnreadable`.
-
-    All of it is compared with the types declared here, but for the options in `config`: they were validated before the
-    manifest was written, and its digest says that they are the same still.
-    """
+    """The manifest of the run in a place. Raises `RunUnreadable`."""
     data = _read(place, MANIFEST, FORMAT)
     if data is None:
         hint = "give the directory that `alphaprof profile --out` wrote"
@@ -447,11 +431,7 @@ def read_manifest(place: Place) -> Manifest:
             hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"
         raise RunUnreadable(f"{place.shown} holds no run (no {MANIFEST})", hint)
     with _undamaged(place, MANIFEST):
-        manifest: Manifest = typed(data, Manifest, "the manifest")
-        read = {name: value for name, value in manifest.config.items() if name in Profile.__required_keys__}
-        typed(read, Profile, "its profile")
-        if problem := next(_problems(manifest), None):
-            raise ValueError(problem)
+        manifest: Manifest = typed(data, Manifest)
     return manifest
 
 
@@ -472,7 +452,7 @@ def read_commit(place: Place, name: str) -> Commit | None:
     if data is None:
         return None
     with _undamaged(place, name):
-        commit: Commit = typed(data, Commit, "the commit")
+        commit: Commit = typed(data, Commit)
         part = part_name(commit.shard.index, commit.shard.index, commit.worker)
         commit = dataclasses.replace(commit, files={f"{folder}/{part}": file for folder, file in commit.files.items()})
         if commit_name(commit.shard.index) != name:
@@ -486,7 +466,7 @@ def read_worker(place: Place, name: str) -> Worker | None:
     if data is None:
         return None
     with _undamaged(place, name):
-        worker: Worker = typed(data, Worker, "the worker")
+        worker: Worker = typed(data, Worker)
     return worker
 
 
@@ -530,7 +510,7 @@ def _undamaged(place: Place, name: str) -> Iterator[None]:
     """Raises `RunDamaged` for what its content cannot be."""
     try:
         yield
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise RunDamaged(f"{place.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
 
 
@@ -541,69 +521,25 @@ def _mended(name: str) -> str:
     return "put the original back, or delete it: alphaprof profile with --resume goes on without it"
 
 
-def _problems(manifest: Manifest) -> Iterator[str]:
-    """What the fields of a manifest say that cannot be, beside their types."""
-    if [shard.index for shard in manifest.shards] != list(range(len(manifest.shards))):
-        yield "its shards are not numbered from 0"
-    counts = [value for shard in manifest.shards for value in vars(shard).values() if isinstance(value, int)]
-    if min(counts + [file.size for file in manifest.files.values()], default=0) < 0:
-        yield "a count is negative"
-    if set(manifest.drafts) != set(manifest.config["drafts"]):
-        yield "its drafts are not those of its profile"
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in manifest.files):
-        yield "a file lies outside the run"
-    if any(set(warning) != {"code", "message", "remedy"} for warning in manifest.warnings):
-        yield "a warning is not code, message and remedy"
-    models = [manifest.target, *manifest.drafts.values()]
-    if any(value is not None and value < 0 for facts in models for value in (facts.parameters, facts.context, facts.noise)):
-        yield "a number of a model is negative"
-    if manifest.imported is None:
-        if lacking := {"torch_threads", "packages"} - set(manifest.environment):
-            yield f"its environment lacks {', '.join(sorted(lacking))}"
-        elif "transformers" not in manifest.environment["packages"]:
-            yield "its environment does not name the version of transformers"
-        if any(facts.noise is None for facts in models):
-            yield "it does not say how noisy the logits of a model are"
-    elif (manifest.config["rules"], manifest.config["gammas"]) != ([manifest.imported.rule], [manifest.imported.gamma]):
-        yield "its profile asks for other rounds than were imported"
-
-
-def typed(value: Any, hint: Any, place: str) -> Any:
-    """A value of JSON as the type that a field of a dataclass declares. Raises `TypeError`, which names the `place`."""
-    if type(value) is hint and hint in (str, int, bool):  # most of them
-        return value
+def typed(value: Any, hint: Any) -> Any:
+    """A value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest tells that
+    they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
+    """
     origin, inner = _parts(hint)
-    if hint is Any:
+    if value is None or hint is Any:
         return value
-    if origin in (Union, UnionType):
-        failures = []
-        for each in inner:
-            try:
-                return typed(value, each, place)
-            except TypeError as error:
-                failures.append(error)
-        raise failures[0]
-    if hint is File and isinstance(value, list):
-        if len(value) != len(_fields(File)):
-            raise TypeError(f"{place} has not the fields of File: {', '.join(_fields(File))}")
-        value = dict(zip(_fields(File), value, strict=True))
-    if origin is None and (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
+    if origin in (Union, UnionType):  # with None
+        return typed(value, inner[0])
+    if hint is File:
+        return File(*value)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         fields = _fields(hint)
-        needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)
-        if odd := (needed - set(value)) | (set(value) - set(fields)):
-            raise TypeError(f"{place} has not the fields of {hint.__name__}: {', '.join(sorted(odd))[:100]}")
-        return hint(**{name: typed(item, fields[name], f"{place}.{name}") for name, item in value.items()})
-    if origin is dict and isinstance(value, dict):
-        return {key: typed(item, inner[1], f"{place}.{key}") for key, item in value.items()}
-    if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(typed(item, inner[0], f"{place}[{index}]") for index, item in enumerate(value))
-    if (
-        (origin is Literal and isinstance(value, str) and value in inner)
-        or (hint is float and type(value) in (int, float) and math.isfinite(value))
-        or (hint in (str, int, bool, NoneType) and type(value) is hint)
-    ):
-        return value
-    raise TypeError(f"{place} is {json.dumps(value)[:60]}")
+        return hint(**{name: typed(item, fields[name]) for name, item in value.items()})
+    if origin is dict:
+        return {key: typed(item, inner[1]) for key, item in value.items()}
+    if origin is tuple:
+        return tuple(typed(item, inner[0]) for item in value)
+    return value
 
 
 @functools.cache  # of thousands of shards and files

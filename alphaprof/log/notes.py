@@ -112,10 +112,6 @@ NOTES: Mapping[str, NoteKind] = {
         "shards were measured by processes that compute otherwise than the one that began the run: {where}",
         "rows may differ in the last digits: measure on equal devices where near-ties matter",
     ),
-    "unknown_worker": NoteKind(
-        "what {count} of the processes computed on is not known: workers/{worker}.json is damaged",
-        "rows are what was written; whether the process computed like the others cannot be told",
-    ),
     "raw_prompts": NoteKind(
         "the target has a chat template, and prompts are profiled without it ({files})",
         "set chat: true or use messages if the traffic goes through the template",

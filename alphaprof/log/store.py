@@ -10,7 +10,6 @@ import platform
 import re
 import secrets
 import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +18,6 @@ from threading import Lock
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from alphaprof.errors import NoPositionLog, RunDamaged, RunExists, RunUnreadable
@@ -60,7 +58,6 @@ from alphaprof.log.tables import rows_of, table_content, totals_content
 OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
 COMMITTED = re.compile(r"commits/(\d{5,})\.json")
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
-MANY, MUCH = 2000, 2**30  # files, and bytes: to compare more of them takes a while
 AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
 ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
@@ -112,8 +109,7 @@ class Run:
     A file is written once and never again: its name says which process measured it, or what is in it. A commit is written
     last, by one process alone, and names the files of a shard; so any number of processes may write a run.
     `damaged`: files whose content was worked out again, since they could not be read; `refused`: commits of this process
-    that came later than another's; `torn`: shards whose commits cannot be read, which are none for readers; `unknown`: the
-    same of workers.
+    that came later than another's; `torn`: shards whose commits cannot be read, which are none for readers.
 
     A commit is read once, since nothing changes it. A damaged shard's may be withdrawn, and another one take its place:
     who needs to know for sure, and reads it for the last time, reads all of them afresh.
@@ -126,7 +122,6 @@ class Run:
         self.damaged: set[str] = set()
         self.refused = 0
         self.torn: set[int] = set()
-        self.unknown: set[str] = set()
         self._written: set[str] = set()
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
@@ -180,13 +175,20 @@ class Run:
         names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
         self.torn, self._commits = set(), {} if afresh else self._commits
         new = [name for name in names if name not in self._commits]
-        for name, commit in zip(new, self._each(partial(_or_damage, read_commit, self.place), new), strict=True):
+        for name, commit in zip(new, self._each(self._commit_of, new), strict=True):
             if isinstance(commit, RunDamaged):
                 self.torn.add(int(Path(name).stem))
             elif commit is not None:
                 self._commits[name] = commit
         found = {commit.shard.index: commit for name in names if (commit := self._commits.get(name)) is not None}
         return dict(sorted(found.items()))
+
+    def _commit_of(self, name: str) -> Commit | RunDamaged | None:
+        """A commit, or the failure where it is damaged: the others are read all the same."""
+        try:
+            return read_commit(self.place, name)
+        except RunDamaged as error:
+            return error
 
     def _each(self, read: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
         """Yields what `read` makes of each item, in their order; of several at once where each takes requests."""
@@ -251,12 +253,10 @@ class Run:
         self.place.put(f"workers/{self.worker}.json", worker.to_json().encode())
 
     def workers(self) -> dict[str, Worker]:
-        """Who works on a run or did, by the name that commits give them; those whose file is damaged are `unknown`."""
+        """Who works on a run or did, by the name that commits give them."""
         files = [file for file in self.place.names("workers") if file.endswith(".json")]
-        read = self._each(partial(_or_damage, read_worker, self.place), files)
-        found = {file[len("workers/") : -len(".json")]: it for file, it in zip(files, read, strict=True)}
-        self.unknown = {name for name, it in found.items() if isinstance(it, RunDamaged)}
-        return {name: it for name, it in found.items() if isinstance(it, Worker)}
+        read = self._each(partial(read_worker, self.place), files)
+        return {Path(file).stem: it for file, it in zip(files, read, strict=True) if it is not None}
 
     def require_there(self) -> None:
         """Raise `DiskFull` where the directory is gone; of an object store the next write tells."""
@@ -408,8 +408,7 @@ class Run:
         """One shard of a draft's position log: all of its columns, or some of them."""
         self.require_positions()
         name = self.name_of(f"positions/draft={draft}", index)
-        table = self._read(name, AGAIN_BY_RESUME, self.log_of(draft).columns, columns)
-        return self._rows(table, self._shard(index).positions, name)
+        return self._read(name, AGAIN_BY_RESUME, self.log_of(draft).columns, columns)
 
     def logged(self, draft: str, index: int) -> str:
         """The name of the file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its
@@ -422,9 +421,7 @@ class Run:
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         self.require_positions()
-        name = self.name_of("continuations", index)
-        table = self._read(name, AGAIN_BY_RESUME, CONTINUATION_COLUMNS, columns)
-        return self._rows(table, self._shard(index).documents, name)
+        return self._read(self.name_of("continuations", index), AGAIN_BY_RESUME, CONTINUATION_COLUMNS, columns)
 
     def prompts(self, index: int) -> pa.Table:
         """The documents of one shard as they are to be measured."""
@@ -437,13 +434,14 @@ class Run:
         names = self._parts("documents")
         if names:
             try:
-                tables = [self._read(name, AGAIN if self.imported else COPY, DOCUMENT_COLUMNS) for name in names]
-                return self._counted(pa.concat_tables(tables), names[0])
+                return pa.concat_tables(
+                    self._read(name, AGAIN if self.imported else COPY, DOCUMENT_COLUMNS) for name in names
+                )
             except RunUnreadable:
                 if self.imported or not self._has("continuations"):
                     raise
                 self.damaged.update(names)
-        return self._counted(self.collected(self.shards), "continuations")
+        return self.collected(self.shards)
 
     def documents_parts(self) -> set[tuple[int, int]]:
         """The shards, from the first to the last, whose documents have a file of their own that is as it was written."""
@@ -508,14 +506,12 @@ class Run:
         self,
         mine: Callable[[int], bool] = lambda _: True,
         by: Collection[str] | None = None,
-        say: Callable[[str], None] = lambda _: None,
     ) -> list[int]:
         """Those of some committed shards whose texts or positions are not what was written, or not of the documents that
         were staged: small files are compared whole, others by their size and footer. Raises `RunUnreadable` for what cannot
         be read now, and may be whole.
 
-        Folders that a copy of the run left out are not looked for. `by`: workers whose shards to compare (None: all);
-        `say`: called once where it takes long.
+        Folders that a copy of the run left out are not looked for. `by`: workers whose shards to compare (None: all).
         """
         commits = {index: commit for index, commit in self.commits().items() if mine(index)}
         odd = {index for index in self.torn if mine(index)}
@@ -528,8 +524,6 @@ class Run:
         there = {folder for folder in ("positions", "continuations") if self._has(folder)}
         logged = [(name, shards[0]) for name in files if name.partition("/")[0] in there and (shards := shards_of(name))]
         compared = [(name, index) for name, index in logged if mine(index) and index not in others]
-        if len(compared) > MANY or sum(files[name].size for name, _ in compared) > MUCH:
-            say(f"comparing {len(compared)} files of shards that are committed with what was written")
 
         def is_damaged(item: tuple[str, int]) -> bool:
             try:
@@ -574,9 +568,6 @@ class Run:
         first = next((name for name in self.manifest.files if name.startswith(f"{folder}/")), "")
         with reading(f"{self.path}/{folder}", ACCESS):  # to list a folder of many shards takes as long as to read them
             return bool(first and self.place.has(first)) or bool(self.place.names(folder))
-
-    def _shard(self, index: int) -> Shard:
-        return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
 
     @property
     def _near(self) -> bool:
@@ -624,29 +615,6 @@ class Run:
     def _columns(self, stream: pa.NativeFile, footer: pq.FileMetaData, names: Sequence[str]) -> pa.Table:
         """Columns of a file; it is small: other threads, for its columns, cost more than they save."""
         return self._parquet(stream, footer).read(names, use_threads=False)
-
-    def _rows(self, table: pa.Table, rows: int, name: str) -> pa.Table:
-        """The table. Raises `RunUnreadable` where it has another number of rows than the manifest says."""
-        if len(table) != rows:
-            shown = f"{self.path}/{name} has {len(table)} rows, and the manifest says {rows}"
-            raise RunUnreadable(shown, AGAIN_BY_RESUME)
-        return table
-
-    def _counted(self, documents: pa.Table, name: str) -> pa.Table:
-        """The documents of a run. Raises `RunUnreadable` where they are not as many as the manifest says."""
-        tokens = int(pc.sum(documents["continuation_tokens"]).as_py() or 0)
-        if tokens != self.manifest.positions:
-            shown = f"{self.path}/{name} has {tokens} positions, and the manifest says {self.manifest.positions}"
-            raise RunUnreadable(shown, AGAIN_BY_RESUME)
-        return self._rows(documents, self.manifest.documents, name)
-
-
-def _or_damage(read: Callable[[Place, str], Made], place: Place, name: str) -> Made | RunDamaged:
-    """What `read` makes of a file, or the failure where it is damaged: the other files are read all the same."""
-    try:
-        return read(place, name)
-    except RunDamaged as error:
-        return error
 
 
 def _metadata(footer: bytes) -> pq.FileMetaData:

@@ -15,7 +15,6 @@ from alphaprof.log.schema import Column, violations
 
 ALIKE = b"alike"  # in a file's metadata: by rule, places of columns that hold the same bytes, [column, earlier one]
 Span = tuple[int, int]  # first row, number of rows
-UNGROUPED = "its rows are not grouped by rule, as alphaprof writes them"
 
 
 def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a table") -> pa.Buffer:
@@ -96,8 +95,8 @@ def _require_declared(table: pa.Table, columns: Sequence[Column], shown: str) ->
 
 
 def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a file of totals, of some rules and some columns (None: all). Raises `KeyError` where they are not grouped by
-    rule, in row groups of one rule each, as statistics say, or in a single one.
+    """Rows of a file of totals, of some rules and some columns (None: all): `totals_content` writes a row group a rule, and
+    what `table_content` writes of a shard is small.
     """
     place = file.metadata.schema.names.index("rule")
     held = [file.metadata.row_group(index).column(place).statistics for index in range(file.metadata.num_row_groups)]
@@ -106,8 +105,6 @@ def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns:
         groups = {index: alike.get(rule.min, []) for index, rule in enumerate(held) if rules is None or rule.min in rules}
         parts = [_group(file, index, places, columns) for index, places in groups.items()]
         table = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table()
-    elif len(held) > 1:
-        raise KeyError(UNGROUPED)
     else:  # a shard's: to open a row group of that many columns takes longer than to read its rows
         table = file.read(None if columns is None else [*{*columns, "rule"}], use_threads=False)
         spans = _spans(table)
@@ -128,15 +125,13 @@ def _group(file: pq.ParquetFile, index: int, alike: Sequence[tuple[int, int]], c
 
 
 def _spans(table: pa.Table) -> dict[str, Span]:
-    """Where the rows of each rule begin, and how many there are. Raises `KeyError` where they do not follow each other."""
+    """Where the rows of each rule begin, and how many there are: they follow each other."""
     spans = dict[str, Span]()
     if not len(table):
         return spans
     ends = pc.run_end_encode(table["rule"].cast(pa.string()).combine_chunks())
     stops = ends.run_ends.to_pylist()
     for rule, start, stop in zip(ends.values.to_pylist(), [0, *stops], stops, strict=False):
-        if rule in spans:
-            raise KeyError(UNGROUPED)
         spans[rule] = start, stop - start
     return spans
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from alphaprof.errors import HeadRecordUnreadable, cut
 from alphaprof.log.files import shards_of
-from alphaprof.log.manifest import Manifest, typed
+from alphaprof.log.manifest import Manifest
 from alphaprof.log.split import RANDOM, STOP, TEST, TIME, SplitBy
 
 TRAINING = "training.json"  # in the folder of a head
@@ -117,6 +120,8 @@ class TrainingRecord:
     where all have one vocabulary. `best_step`: the one whose weights were kept, of `steps`.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
     alphaprof: str
     status: Literal["running", "complete"]
     run: TrainingRun
@@ -189,18 +194,16 @@ def read_training(folder: Path) -> TrainingRecord:
         hint = "use the alphaprof that wrote it, or train the head again"
         raise HeadRecordUnreadable(f"{path} is not a record of a training ({TRAINING_FORMAT})", hint)
     try:
-        record: TrainingRecord = typed(data, TrainingRecord, "the record")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise HeadRecordUnreadable(f"{path} is damaged: {cut(str(error), 150)}", AGAIN) from None
-    return record
+        return TypeAdapter(TrainingRecord).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HeadRecordUnreadable(f"{path} is damaged: {cut(where)}: {first['msg']}", AGAIN) from None
 
 
 def fraction_of(text: str) -> float:
     """The number of a fraction like "1/8" or "1", above 0 and at most 1. Raises `ValueError`."""
-    above, _, below = text.partition("/")
-    if not (above.isdecimal() and (below or "1").isdecimal() and len(text) <= 20) or int(below or 1) == 0:
-        raise ValueError(text)
-    value = int(above) / int(below or 1)
-    if not 0 < value <= 1 or not math.isfinite(value):
+    value = float(Fraction(text)) if re.fullmatch("[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text) else 0.0
+    if not 0 < value <= 1:
         raise ValueError(text)
     return value

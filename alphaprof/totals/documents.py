@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
-import contextlib
 import hashlib
 import math
 import re
@@ -20,9 +18,6 @@ from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
 from alphaprof.totals.count import policies
 
 HASH = re.compile("[0-9a-fA-F]{64}")
-HASH_WIDTH = 64
-WORD = 8  # bytes that are taken as a number
-MIXING = np.uint64(0x9E3779B97F4A7C15)  # any odd number with many digits
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -35,7 +30,7 @@ class Names:
     @cached_property
     def lots(self) -> Array:
         """What each of them draws, `lots_of`: worked out once."""
-        return lots_of(self.values)
+        return lots_of(self.values.to_pylist())
 
 
 @dataclass(frozen=True)
@@ -77,52 +72,18 @@ class Units:
         return np.asarray(self.names.lots[self.codes])
 
 
-def lots_of(names: pa.Array | Iterable[str]) -> Array:
+def lots_of(names: Iterable[str]) -> Array:
     """What each name draws, [names]: the first eight bytes of its SHA-256, or of itself where it is one, as the names of
     prompts are. The same in every run and process, whatever the other names.
     """
-    names = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
-    if _width(names) == HASH_WIDTH:
-        with contextlib.suppress(binascii.Error):  # as soon as one of them is no hash
-            words = np.frombuffer(binascii.unhexlify(_letters(names).tobytes()), dtype=">u8")
-            return words.reshape(len(names), -1)[:, 0].astype(np.uint64)
-    hashes = [name if HASH.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest() for name in names.to_pylist()]
+    hashes = [name if HASH.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest() for name in names]
     return np.array([int(name[:16], 16) for name in hashes], dtype=np.uint64)
 
 
 def numbered(names: pa.Array) -> tuple[pa.Array, Array]:
     """The different names in the order in which they occur, and the place of each name among them."""
-    if _surely_differ(names):
-        return names, np.arange(len(names))
     encoded = names.dictionary_encode()
     return encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
-
-
-def _surely_differ(names: pa.Array) -> bool:
-    """Whether a number made of each name differs from all others, which takes a fraction of the time of comparing names."""
-    width = _width(names)
-    if not width or width % WORD:
-        return False
-    words = _letters(names).view(np.uint64).reshape(len(names), -1)
-    numbers = np.sort(words @ MIXING ** np.arange(words.shape[1], dtype=np.uint64))
-    return bool((numbers[1:] != numbers[:-1]).all())
-
-
-def _width(names: pa.Array) -> int:
-    """How many bytes each name has; 0 where they differ in that, or where there is none."""
-    widths = np.diff(_ends(names))
-    return int(widths[0]) if len(names) and (widths == widths[0]).all() else 0
-
-
-def _letters(names: pa.Array) -> Array:
-    """The bytes of all names, one after the other."""
-    ends = _ends(names)
-    return np.frombuffer(names.buffers()[2], dtype=np.uint8, count=int(ends[-1] - ends[0]), offset=int(ends[0]))
-
-
-def _ends(names: pa.Array) -> Array:
-    """Where each name begins in the buffer of letters, and where the last one ends."""
-    return np.frombuffer(names.buffers()[1], dtype=np.int32)[names.offset : names.offset + len(names) + 1]
 
 
 def _connected(prompts: Array, clusters: Array, size: int) -> Array:

@@ -64,10 +64,7 @@ def _with_mixture(run: Run) -> tuple[dict[str, str], ...]:
         return run.manifest.warnings
     measured = {commit.worker for commit in run.commits().values()}
     others = [worker.differs_from(run.manifest) for name, worker in run.workers().items() if name in measured]
-    ours = ("mixed_devices", "unknown_worker")
-    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] not in ours)
-    if unknown := sorted(run.unknown & measured):
-        earlier = (*earlier, note("unknown_worker", count=len(unknown), worker=unknown[0]))
+    earlier = tuple(warning for warning in run.manifest.warnings if warning["code"] != "mixed_devices")
     if not (odd := list(dict.fromkeys(each for found in others for each in found))):
         return earlier
     mixed = note("mixed_devices", where="; ".join(odd))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import http.client
 import io
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -66,25 +64,6 @@ def test_a_folder_keeps_whole_files_by_name(local: LocalPlace) -> None:
             read(PART)
 
 
-def test_hidden_files_are_neither_listed_nor_counted(local: LocalPlace) -> None:
-    local.put(".owner-000001.json", b"{}")
-    (local.path / ".nfs").mkdir()
-    (local.path / ".nfs" / "part-00001.parquet").touch()
-    assert local.names("") == {}
-
-
-def test_nothing_lies_where_no_folder_is(tmp_path: Path) -> None:
-    assert place_of(tmp_path / "none").names("") == {}
-
-
-def test_a_name_is_taken_once(local: LocalPlace) -> None:
-    assert local.put_new(COMMIT, b"first")
-    assert not local.put_new(COMMIT, b"first")
-    assert not local.put_new(COMMIT, b"second")
-    assert local.read(COMMIT) == b"first"
-    assert everything(local) == [COMMIT]
-
-
 @pytest.mark.parametrize("links", [True, False])
 def test_of_threads_that_want_one_name_one_gets_it(local: LocalPlace, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not links:
@@ -102,28 +81,6 @@ def test_of_threads_that_want_one_name_one_gets_it(local: LocalPlace, links: boo
         assert sum(taken) == 1
         assert local.read(f"commits/{number:05d}.json") == contents[taken.index(True)]
     assert len(everything(local)) == 20
-
-
-def take(folder: Path, writer: int, start: Any, taken: Any) -> None:
-    place = place_of(folder)
-    for number in range(40):
-        start.wait(60)
-        taken.put((number, writer, place.put_new(f"commits/{number:05d}.json", bytes([writer]) * 100_000)))
-
-
-def test_of_processes_that_want_one_name_one_gets_it(local: LocalPlace) -> None:
-    context = multiprocessing.get_context("spawn")
-    start, taken = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=take, args=(local.path, writer, start, taken)) for writer in (1, 2)]
-    for process in processes:
-        process.start()
-    answers = [taken.get(timeout=120) for _ in range(80)]
-    for process in processes:
-        process.join()
-    winners = {number: writer for number, writer, won in answers if won}
-    assert sum(won for *_, won in answers) == 40
-    assert all(local.read(f"commits/{number:05d}.json") == bytes([winner]) * 100_000 for number, winner in winners.items())
-    assert len(everything(local)) == 40
 
 
 def refusing(number: int) -> Callable[..., None]:
@@ -165,23 +122,6 @@ def test_a_process_killed_while_it_writes_leaves_nothing_to_see(local: LocalPlac
         assert local.put_new(COMMIT, b"again")
 
 
-def test_file_and_folders_are_on_the_disk_before_a_write_returns(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    link, replace = os.link, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda number: steps.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
-    monkeypatch.setattr(os, "link", lambda one, other: steps.append("linked") or link(one, other))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(Path, "replace", lambda one, other: steps.append("replaced") or replace(one, other))  # type: ignore[func-returns-value]
-    local.put_new(COMMIT, b"{}")
-    folder, temporary, *rest = steps
-    assert [folder, *rest] == ["run", "linked", "commits"]  # the new folder's entry first
-    assert WRITTEN.fullmatch(temporary)
-    steps.clear()
-    local.put(COMMIT, b"{}")
-    temporary, *rest = steps
-    assert WRITTEN.fullmatch(temporary)
-    assert rest == ["replaced", "commits"]
-
-
 @pytest.mark.parametrize("verb", ["put", "put_new"])
 def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalPlace, verb: str) -> None:
     local.path.rename(local.path.with_name("elsewhere"))
@@ -190,22 +130,6 @@ def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalPlace, v
             getattr(local, verb)(name, b"{}")
         assert "--resume" in caught.value.hint
     assert not local.path.exists()
-
-
-@pytest.mark.parametrize("verb", ["put", "put_new"])
-@pytest.mark.parametrize(
-    ("number", "hint"),
-    [(errno.EROFS, "correct the permissions"), (errno.ENOSPC, "free space"), (errno.EIO, "check that disk or mount")],
-)
-def test_what_the_system_refuses_is_said_and_leaves_nothing(
-    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, verb: str, number: int, hint: str
-) -> None:
-    local.put("commits/00000.json", b"{}")
-    monkeypatch.setattr(os, "fsync", refusing(number))
-    with pytest.raises(DiskFull, match=re.escape(f"cannot write {local.path / COMMIT}: {os.strerror(number)}")) as caught:
-        getattr(local, verb)(COMMIT, b"{}")
-    assert hint in caught.value.hint
-    assert everything(local) == ["commits/00000.json"]
 
 
 def test_without_hard_links_a_name_is_still_taken_once(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,16 +163,15 @@ def test_a_link_whose_answer_was_lost_is_known_again(local: LocalPlace, monkeypa
     assert not local.put_new(COMMIT, b"first")
 
 
-@pytest.mark.parametrize("name", ["../other", "a/../../b", "/etc/passwd", "", "a//b", "a/", "./a", "a\nb", "..", "a/.."])
+@pytest.mark.parametrize("name", ["../other", "a/../../b", "/etc/passwd", "a\nb"])
 def test_a_name_never_leads_out_of_the_run(local: LocalPlace, name: str) -> None:
     (local.path.parent / "other").write_text("kept")
     verbs: list[Callable[[str], Any]] = [local.read, local.open, local.remove]
     for verb in (*verbs, lambda name: local.put(name, b""), lambda name: local.put_new(name, b"")):
         with pytest.raises(RunUnreadable, match="none of its own"):
             verb(name)
-    if name not in ("", "a/"):
-        with pytest.raises(RunUnreadable, match="none of its own"):
-            local.names(name)
+    with pytest.raises(RunUnreadable, match="none of its own"):
+        local.names(name)
     assert everything(local) == []
 
 
@@ -271,49 +194,18 @@ def parquet(rows: int = 50_000) -> tuple[pa.Table, bytes]:
     return table, sink.getvalue()
 
 
-def test_a_parquet_file_is_read_by_column(local: LocalPlace) -> None:
-    table, content = parquet(1000)
-    local.put(PART, content)
-    with local.open(PART) as file:
-        assert pq.ParquetFile(file).read(["c"]).equals(table.select(["c"]))
-
-
-def test_an_address_is_of_one_place_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert address_of(place_of("runs/one")) == str(tmp_path / "runs" / "one")
-
-
 def test_an_address_in_a_store_outlives_a_path() -> None:
     """--reuse-continuations s3://... is a path for the command line, and an actor of Ray gets its text."""
     pytest.importorskip("obstore")
     assert address_of(place_of(Path("s3://bucket/runs/one"))) == "s3://bucket/runs/one"
 
 
-def test_where_a_run_lies_is_told_by_its_address(tmp_path: Path) -> None:
-    assert place_of("runs/s3") == place_of(Path("runs/s3")) == LocalPlace(Path("runs/s3"))
-    assert place_of(tmp_path).shown == str(tmp_path)
-    assert place_of("s3:/bucket") == LocalPlace(Path("s3:/bucket"))  # a folder of that name
-
-
 @pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("https://host/run", "https:// is no place for a run"),
-        ("file:///tmp/run", "file:// is no place for a run"),
-        ("hf://datasets/run", "hf:// is no place for a run"),
-        ("s3://", "not s3://BUCKET/FOLDER"),
-        ("s3:///run", "not s3://BUCKET/FOLDER"),
-        ("s3://bucket/a//b", "not s3://BUCKET/FOLDER"),
-        ("s3://bucket/../b", "not s3://BUCKET/FOLDER"),
-        ("s3://bucket/ä", "not s3://BUCKET/FOLDER"),
-        ("s3://bucket/a b", "not s3://BUCKET/FOLDER"),
-        ("s3://bucket/a%20b", "not s3://BUCKET/FOLDER"),
-        ("s3://KEYNAME:sesame@bucket/run", "is a bucket and folders in it, nothing more"),
-        ("s3://bucket/run?secret_key=sesame", "is a bucket and folders in it, nothing more"),
-    ],
+    "address",
+    ["https://host/run", "s3://", "s3://bucket/../b", "s3://KEYNAME:sesame@bucket/run", "s3://bucket/run?key=sesame"],
 )
-def test_an_address_that_is_none_says_what_one_looks_like(address: str, said: str) -> None:
-    with pytest.raises(OptionInvalid, match=re.escape(said)) as caught:
+def test_an_address_that_is_none_says_what_one_looks_like(address: str) -> None:
+    with pytest.raises(OptionInvalid, match="s3://BUCKET/FOLDER") as caught:
         place_of(address)
     assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
 
@@ -505,20 +397,6 @@ def test_an_object_store_keeps_whole_files_by_name(gate: Gate, remote: Place) ->
 
 
 @on_servers
-def test_one_address_has_several_spellings(gate: Gate) -> None:
-    place = place_of("S3://bucket/runs/r1/")
-    assert place == place_of("s3://bucket/runs/r1") == place_of(Path("s3://bucket/runs/r1"))
-    assert place.shown == "s3://bucket/runs/r1"
-    place_of("s3://bucket").put("a/b", b"at the root")
-    assert place_of("s3://bucket").names("a") == {"a/b": 11}
-    assert place_of("s3://bucket").open("a/b").read() == b"at the root"
-    assert place_of("s3://bucket").shown == "s3://bucket"
-    odd = place_of("s3://bucket/a.b=c+d@e!(f)'g-h_i")
-    odd.put("x", b"found again")
-    assert odd.open("x").read() == odd.read("x") == b"found again"
-
-
-@on_servers
 def test_a_large_file_is_one_request(gate: Gate, remote: Place) -> None:
     """Parts of an upload that was given up would lie, and cost, where no listing shows them."""
     content = bytes(12_000_000)
@@ -592,18 +470,6 @@ def test_columns_are_fetched_and_not_the_file(gate: Gate, remote: Place) -> None
     assert len(content) / 40 < gate.sent < len(content) / 15
 
 
-@on_servers
-def test_an_exception_before_the_request_leaves_no_object(gate: Gate, remote: Place) -> None:
-    """Content is made before it is sent: no stream could be closed over half of a table."""
-    table, _ = parquet(1000)
-    with contextlib.suppress(ZeroDivisionError):
-        sink = io.BytesIO()
-        with pq.ParquetWriter(sink, table.schema) as writer:
-            writer.write_table(table)
-            remote.put(PART, memoryview(bytes(1 // 0)))
-    assert remote.names("") == {}
-
-
 VERBS: dict[str, Callable[[Place], Any]] = {
     "put": lambda place: place.put(COMMIT, b"{}"),
     "put_new": lambda place: place.put_new(COMMIT, b"{}"),
@@ -659,15 +525,6 @@ def strict(server: tuple[str, int], gate: Gate) -> Iterator[Callable[[list[str]]
 
 
 @on_servers
-@pytest.mark.parametrize("verb", KINDS)
-def test_credentials_that_nobody_knows_are_not_shown(gate: Gate, strict: Any, remote: Place, verb: str) -> None:
-    strict(["s3:*"])
-    text = failing(remote, verb)
-    assert ("access is denied\n" if verb == "open" else "access is denied (InvalidAccessKeyId)\n") in text
-    assert "check AWS_ACCESS_KEY_ID" in text
-
-
-@on_servers
 def test_a_wrong_secret_is_refused_and_a_right_one_taken(gate: Gate, strict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server works out every signature itself."""
     key, secret = strict(["s3:*"])
@@ -678,19 +535,6 @@ def test_a_wrong_secret_is_refused_and_a_right_one_taken(gate: Gate, strict: Any
     assert place.put_new("a=b/c", b"{}")
     assert place.open("a=b/c").read() == b"{}"
     assert place.names("") == {"a=b/c": 2}
-
-
-@on_servers
-def test_who_may_only_read_is_told_so(gate: Gate, strict: Any, remote: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote.put("manifest.json", b"{}")
-    key, secret = strict(["s3:GetObject", "s3:ListBucket"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    place = place_of("s3://bucket/runs/r1")
-    assert place.read("manifest.json") == b"{}"
-    assert place.names("") == {"manifest.json": 2}
-    for verb in ("put", "put_new"):
-        assert "access is denied (AccessDenied)\ncheck AWS_ACCESS_KEY_ID" in failing(place, verb)
 
 
 @on_servers
@@ -740,20 +584,6 @@ def test_a_store_that_fails_while_a_file_is_read_is_given_up(gate: Gate, remote:
 
 
 @on_servers
-@pytest.mark.parametrize("verb", KINDS)
-def test_a_store_that_is_not_there_is_said(gate: Gate, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    text = failing(place_of("s3://bucket/run"), verb)
-    assert f"{GIVEN_UP}\ncheck the network, and AWS_REGION and AWS_ENDPOINT_URL" in text
-
-
-@on_servers
-def test_a_bucket_of_another_region_is_said(gate: Gate, remote: Place) -> None:
-    gate.always, gate.body = 400, b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
-    assert "in another region (AuthorizationHeaderMalformed)\nset AWS_REGION" in failing(remote, "put")
-
-
-@on_servers
 def test_without_credentials_the_variables_are_named(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(OptionInvalid, match="environment does not say how to reach s3://bucket") as caught:
@@ -762,15 +592,6 @@ def test_without_credentials_the_variables_are_named(gate: Gate, monkeypatch: py
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # of the machine that lends some
     assert "access is denied\ncheck AWS_ACCESS_KEY_ID" in failing(place_of("s3://bucket/run"), "put")
-
-
-@on_servers
-def test_an_endpoint_without_its_scheme_is_refused(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """obstore would panic."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
-    with pytest.raises(OptionInvalid, match="AWS_ENDPOINT_URL") as caught:
-        place_of("s3://bucket/run")
-    said(caught.value)
 
 
 @on_servers

@@ -21,12 +21,9 @@ from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
-    POSITION_COLUMNS,
     PROMPT_COLUMNS,
-    SCHEMA_VERSION,
     Column,
     LogRules,
-    arrow_schema,
     totals_columns,
     violations,
 )
@@ -46,60 +43,6 @@ TABLES = {
     "prompts": PROMPT_COLUMNS,
 }
 COLUMNS = [pytest.param(column, id=f"{table}-{column.name}") for table, columns in TABLES.items() for column in columns]
-
-
-@each("column", COLUMNS)
-def test_every_column_is_documented(column: Column) -> None:
-    assert column.doc.endswith(".")
-    assert len(column.doc) > 8
-    assert column.name == column.name.lower()
-    assert column.name.isidentifier()
-
-
-@each("column", COLUMNS)
-def test_a_range_is_a_range(column: Column) -> None:
-    assert column.low is None or column.high is None or column.low < column.high
-
-
-@pytest.mark.parametrize("columns", TABLES.values(), ids=TABLES)
-def test_names_are_unique(columns: tuple[Column, ...]) -> None:
-    names = [column.name for column in columns]
-    assert len(set(names)) == len(names)
-
-
-@each("column", COLUMNS)
-def test_arrow_fields_carry_unit_and_meaning(column: Column) -> None:
-    field = arrow_schema([column]).field(column.name)
-    assert field.metadata == {b"unit": column.unit.encode(), b"doc": column.doc.encode()}
-    assert (field.type, field.nullable) == (column.type, column.nullable)
-
-
-def test_arrow_schemas_carry_their_version_and_notes() -> None:
-    metadata = arrow_schema(DOCUMENT_COLUMNS, draft="small", rules=["strict"]).metadata
-    assert {key.decode(): json.loads(value) for key, value in metadata.items()} == {
-        "alphaprof_schema": SCHEMA_VERSION,
-        "draft": "small",
-        "rules": ["strict"],
-    }
-
-
-def names_of(rules: LogRules) -> list[str]:
-    return [column.name for column in rules.columns]
-
-
-def test_every_rule_has_a_column() -> None:
-    assert names_of(LogRules(DEFAULT_RULES))[-len(DEFAULT_RULES) :] == [f"accept_{rule}" for rule in DEFAULT_RULES]
-
-
-def test_columns_on_request_follow_those_of_every_log() -> None:
-    """What happened to tokens, then thresholds; nothing of either where no rule has them."""
-    fixed = [column.name for column in POSITION_COLUMNS] + [f"accept_{rule}" for rule in RULES]
-    emitted, thresholds = ["emitted_multi_draft_2"], [f"threshold_{rule}" for rule in CERTIFIED]
-    certificates = ["target_top_10_prob", "thresholds_exact", *thresholds]
-    assert names_of(LogRules(RULES)) == fixed
-    assert names_of(LogRules(RULES, ("multi_draft_2",))) == fixed + emitted
-    assert names_of(LogRules(RULES, (), CERTIFIED)) == fixed + certificates
-    assert names_of(HELD) == fixed + emitted + certificates
 
 
 def test_a_threshold_may_be_infinite_and_is_never_unknown() -> None:
@@ -144,20 +87,6 @@ def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> N
     for column in TABLES[table]:
         assert stored.schema.field(column.name).metadata[b"doc"] == column.doc.encode()
         assert stored.schema.field(column.name).metadata[b"unit"] == column.unit.encode()
-
-
-def test_a_log_says_which_draft_and_rules_it_holds_and_what_their_columns_mean(run_path: Path) -> None:
-    schema = pq.ParquetFile(next(run_path.glob("positions/draft=lookup/part-00000.*"))).schema_arrow
-    notes = {key.decode(): json.loads(value) for key, value in schema.metadata.items() if key != b"ARROW:schema"}
-    assert (notes["draft"], notes["rules"]) == ("lookup", list(RULES))
-    kinds = {"accept": HELD.accepted, "emitted": HELD.emitted, "threshold": HELD.certified}
-    for kind, rules in kinds.items():
-        for rule in rules:
-            assert rule in schema.field(f"{kind}_{rule}").metadata[b"doc"].decode()
-
-
-def test_every_step_time_says_how_it_was_run_and_holds_its_rounds() -> None:
-    assert not [column.name for column in LATENCY_COLUMNS if column.nullable]
 
 
 SHARE = Column("share", pa.float32(), "A share.", "ratio", 0, 1)
@@ -282,14 +211,6 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
         read_manifest(place_of(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5_000 + "}"])
-def test_json_that_python_cannot_read_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(RunUnreadable, match="cannot be read: it is not JSON") as caught:
-        read_manifest(place_of(tmp_path))
-    assert len(caught.value.message) < 200 + len(str(tmp_path))
-
-
 def test_an_edited_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
     """What it says may be possible all the same. Order and white space are not its content."""
     edited(tmp_path, lambda data: data["shards"][0].update(documents=5), signed=False)
@@ -298,59 +219,6 @@ def test_an_edited_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
     data = json.loads(manifest().to_json())
     (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(data.items()))))
     assert read_manifest(place_of(tmp_path)) == manifest()
-
-
-FIELDS = [item.name for item in dataclasses.fields(Manifest)]
-OPTIONAL = ("reused", "sequential", "imported")  # null: no other run's text, documents in order, profiled here
-BROKEN = [(name, 7) for name in FIELDS] + [(name, None) for name in FIELDS if name not in OPTIONAL]
-
-
-@pytest.mark.parametrize(("name", "broken"), BROKEN)
-def test_a_damaged_manifest_is_refused(tmp_path: Path, name: str, broken: Any) -> None:
-    edited(tmp_path, lambda data: data.update({name: broken}))
-    with pytest.raises(RunUnreadable, match=f"damaged: the manifest.{name} is {json.dumps(broken)}"):
-        read_manifest(place_of(tmp_path))
-
-
-DEEP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "a text as a number": (lambda data: data["shards"][1].update(documents="3"), r'shards\[1\].documents is "3"'),
-    "a truth as a number": (lambda data: data["shards"][0].update(positions=True), r"shards\[0\].positions is true"),
-    "a missing field": (
-        lambda data: data["target"].pop("dtype"),
-        "the manifest.target has not the fields of ModelFacts: dtype",
-    ),
-    "an unknown field": (lambda data: data["drafts"]["small"].update(size=1), "has not the fields of DraftFacts: size"),
-    "no list": (lambda data: data["target"].update(eos=2), "target.eos is 2"),
-    "a list in a list": (lambda data: data["target"].update(eos=[[2]]), r"target.eos\[0\] is \[2\]"),
-    "another number of shards": (lambda data: data["shards"].pop(0), "its shards are not numbered from 0"),
-    "a negative count": (lambda data: data["shards"][0].update(positions=-1), "a count is negative"),
-    "not a number": (lambda data: data["target"].update(noise=float("nan")), "target.noise is NaN"),
-    "a negative noise": (lambda data: data["target"].update(noise=-1.0), "a number of a model is negative"),
-    "no noise": (lambda data: data["target"].update(noise=None), "how noisy the logits"),
-    "another draft": (lambda data: data["drafts"].update(other=data["drafts"]["small"]), "its drafts are not those"),
-    "no packages": (lambda data: data["environment"].pop("packages"), "its environment lacks packages"),
-    "packages without a version": (lambda data: data["environment"]["packages"].update(torch=2), "packages.torch is 2"),
-    "half a warning": (lambda data: data["warnings"][0].pop("remedy"), "a warning is not code, message and remedy"),
-    "no gammas": (lambda data: data["config"].pop("gammas"), "its profile has not the fields of Profile: gammas"),
-    "gammas as text": (lambda data: data["config"].update(gammas=["1"]), r'its profile.gammas\[0\] is "1"'),
-    "a file elsewhere": (lambda data: data["files"].update({"../x": data["files"][DOCUMENTS]}), "outside the run"),
-    "a file without size": (lambda data: data["files"][DOCUMENTS].pop(), "not the fields of File: size, footer, whole"),
-}
-
-
-@pytest.mark.parametrize("case", DEEP)
-def test_every_level_of_a_manifest_is_read_with_its_type(tmp_path: Path, case: str) -> None:
-    change, message = DEEP[case]
-    edited(tmp_path, change)
-    with pytest.raises(RunUnreadable, match=message):
-        read_manifest(place_of(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["status", "config", "target", "drafts", "shards", "environment"])
-def test_an_incomplete_manifest_is_refused(tmp_path: Path, name: str) -> None:
-    edited(tmp_path, lambda data: data.pop(name))
-    with pytest.raises(RunUnreadable, match=f"damaged: the manifest has not the fields of Manifest: {name}"):
-        read_manifest(place_of(tmp_path))
 
 
 def test_no_run_at_all_says_what_to_give(tmp_path: Path) -> None:

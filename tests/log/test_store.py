@@ -12,28 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.files import SHORT
-from alphaprof.log.manifest import VERSION, Commit, File, Shard, commit_name, part_name, read_commit
 from alphaprof.log.place import place_of
-from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, require_new
-from alphaprof.log.tables import table_content
-from alphaprof.report.build import build_report
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.finish import finish
 from scripts.bench_log import bytes_per_position
 from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
-
-COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
-
 
 REMEDIES = {
     errno.ENOSPC: "free space, then go on with --resume",
@@ -98,11 +88,6 @@ def test_the_files_of_a_shard_are_on_the_disk_before_its_commit(
     assert steps[7:] == ["named", "commits"]
 
 
-def test_a_table_that_contradicts_its_declaration_is_a_bug() -> None:
-    with pytest.raises(ValueError, match=r"share holds 1\.5, above 1"):
-        table_content(pa.table({"share": pa.array([1.5], pa.float32())}), COLUMNS)
-
-
 def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskFull, match="is not a directory"):
@@ -111,57 +96,12 @@ def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "holds no run"),
-        ("{", "cannot be read"),
-        ("[]", f"is not version {VERSION}"),
-        ('{"format": "alphaprof-run", "version": 4}', f"is not version {VERSION}"),
-        (f'{{"format": "alphaprof-run", "version": {VERSION}}}', "is damaged"),
-    ],
-)
-def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(RunUnreadable, match=message):
-        Run.open(tmp_path)
-
-
-@pytest.mark.parametrize("damage", [b"", None], ids=["empty", "one bit"])
-def test_damaged_totals_count_as_missing_where_there_is_a_log(run: Run, damage: bytes | None) -> None:
-    (totals,) = run.totals_parts("small")
-    path = run.path / totals.name
-    path.write_bytes(flipped(path, 8 * 50) if damage is None else damage)
-    assert run.totals_parts("small") == []
-    assert run.damaged == {totals.name}
-    shutil.rmtree(run.path / "positions")
-    with pytest.raises(RunUnreadable, match=r"part-00000-00001\.\w+\.parquet is damaged") as caught:
-        run.totals_parts("small")
-    assert caught.value.hint == "copy it again from the run that has the position log"
-
-
 STORY = Domain(documents=2, temperature=0.7, continuation="sampled")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=3), "story": STORY}))
-
-
-def test_what_was_not_computed_or_measured_is_none(tmp_path: Path, run: Run) -> None:
-    assert len(run.totals_parts("small")) == 1
-    (run.path / run.totals_parts("small")[0].name).unlink()
-    assert run.totals_parts("small") == []
-    assert write_run(tmp_path / "untimed", Recipe(latency=False)).latency() is None
-
-
-def test_documents_are_those_of_complete_shards_with_their_settings(run: Run, tmp_path: Path) -> None:
-    """The rows of the documents folder; greedy text has no sampling settings."""
-    table = run.documents()
-    assert table.to_pylist() == pq.read_table(run.path / "documents").to_pylist()
-    assert table["temperature"].to_pylist() == [None, 0.7, None, 0.7, None]
-    assert len(interrupted(run, tmp_path / "going", 1).documents()) == 4
 
 
 LOG = {"positions": "positions/draft=small/part-00001.*", "continuations": "continuations/part-00001.*"}
@@ -253,20 +193,6 @@ def test_shards_that_changed_places_are_found(run: Run) -> None:
     assert run.damaged_shards() == [0, 1]
 
 
-def test_a_manifest_that_speaks_of_other_documents_is_found(run: Run) -> None:
-    """Numbers of documents and positions."""
-    first = dataclasses.replace(run.shards[0], documents=3)
-    with pytest.raises(RunUnreadable, match="has 4 rows, and the manifest says 3"):
-        Run(run.path, dataclasses.replace(run.manifest, shards=(first, *run.shards[1:]))).documents()
-    first = dataclasses.replace(run.shards[0], positions=7)
-    odd = Run(run.path, dataclasses.replace(run.manifest, shards=(first, *run.shards[1:])))
-    for read in (odd.documents, lambda: odd.positions("small", 0)):
-        with pytest.raises(RunUnreadable, match="and the manifest says"):
-            read()
-    with pytest.raises(RunUnreadable, match="the manifest says"):
-        build_report(odd)
-
-
 def test_a_copy_without_its_log_is_verified_as_what_it_is(run: Run) -> None:
     """Damaged totals come from the run that it was copied from."""
     shutil.rmtree(run.path / "positions")
@@ -335,24 +261,6 @@ def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None
 RICH = Recipe(domains={"story": STORY}, rules=("strict", "multi_draft_2"), certificates=True)
 
 
-def test_columns_on_request_are_read_by_name(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "rich", RICH)
-    found = run.positions("small", 0, ["threshold_strict", "emitted_multi_draft_2", "token"])
-    assert sorted(found.column_names) == ["emitted_multi_draft_2", "threshold_strict", "token"]
-    assert max(column.null_count for column in found.columns) == 0
-    assert set(run.positions("small", 0, ["threshold_top_m_3", "token"]).column_names) == {"token"}
-
-
-def test_a_log_of_an_earlier_profile_is_read_as_what_it_holds(tmp_path: Path) -> None:
-    """It has the columns of its own manifest, and none that came later."""
-    run = write_run(tmp_path / "rich", RICH)
-    assert [column.name for column in run.log_rules.columns] == run.positions("small", 0).column_names
-    extra = ["emitted_multi_draft_2", "target_top_10_prob", "thresholds_exact", "threshold_strict"]
-    assert run.positions("small", 0).column_names[-4:] == extra
-    run.write_manifest(dataclasses.replace(run.manifest, emitted=(), certified=()))
-    assert Run.open(run.path).positions("small", 0).column_names[-2:] == ["accept_strict", "accept_multi_draft_2"]
-
-
 @pytest.mark.parametrize("loss", ["deleted", "renamed"])
 def test_a_directory_that_is_gone_ends_the_run_at_the_next_write(run: Run, tmp_path: Path, loss: str) -> None:
     """It is not made again, half empty."""
@@ -373,27 +281,3 @@ def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_pa
     )
     assert write_run(tmp_path / "run", recipe).manifest.drafts["head"].depths == 8
     assert 60 < bytes_per_position(tmp_path / "run") <= 82
-
-
-@pytest.mark.parametrize("drafts", [1, 2])
-def test_manifest_and_commits_of_a_hundred_million_positions_take_at_most_10_mb(
-    tmp_path: Path, run: Run, drafts: int
-) -> None:
-    """As written in all: the commits of 6,250 shards of 64 documents, and the manifest twice."""
-    count, file, names = 6250, File(1_234_567, "a" * SHORT, "b" * 22), ("skip", "ngram")[:drafts]
-    shards = [Shard(index, 64, 16_000, "c" * 32, 0, 16_400, 1_700, 9_000, 1_200) for index in range(count)]
-    parts = [part_name(index, index, "0123abcd") for index in range(count)]
-    prompts = {f"prompts/{part}": file for part in parts}
-    data = [f"{folder}/draft={name}" for folder in ("positions", "totals") for name in names] + ["continuations"]
-    logged = {f"{folder}/{part}": file for folder in data if not folder.startswith("totals") for part in parts}
-    known = {"staged": (64,) * count, "prompts": ("c" * 32,) * count}
-    begun = dataclasses.replace(run.manifest, status="running", shards=(), files=prompts, **known)
-    done = dataclasses.replace(begun, status="complete", shards=tuple(shards), files=prompts | logged)
-    commits = [
-        Commit(shard, {f"{folder}/{part}": file for folder in data}, "0123abcd", 123.456, "2026-01-01T00:00:00+00:00")
-        for shard, part in zip(shards, parts, strict=True)
-    ]
-    place = place_of(tmp_path)
-    place.put(commit_name(7), commits[7].to_json().encode())
-    assert read_commit(place, commit_name(7)) == commits[7]
-    assert sum(len(each.to_json()) for each in (begun, done, *commits)) <= 10_000_000

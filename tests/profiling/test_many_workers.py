@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from alphaprof.log.store import Run
 from alphaprof.profiling.run import parts, pipeline
 from alphaprof.profiling.run.parts import Part, part_of
 from alphaprof.profiling.run.shards import Plan
-from alphaprof.report.build import build_report, settled
+from alphaprof.report.build import build_report
 from alphaprof.totals.finish import finish
 from tests.conftest import slow
 from tests.profiling.test_pipeline import Silent, mixed_file, profile_file
@@ -75,7 +74,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("order", "count"), [([0, 1], 2), ([0, 3, 1, 2], 4), *slow([([0, 2, 1], 3), ([0, 5, 4, 3, 2, 1], 6)])]
+    ("order", "count"), [([0, 1], 2), *slow([([0, 2, 1], 3), ([0, 3, 1, 2], 4), ([0, 5, 4, 3, 2, 1], 6)])]
 )
 def test_parts_in_any_order_make_the_run_of_one_process(
     alone: Run, order: list[int], count: int, tiny: Path, tmp_path: Path
@@ -112,7 +111,9 @@ def one_document_a_shard(folder: Path, tiny: Path) -> ProfileOptions:
     drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "ngram": {"kind": "prompt_lookup"}}
     data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
     path = profile_file(folder, tiny, drafts=drafts, data=data)
-    return load_profile(path, ["costs={source: none}", "execution.threads=1", "shard_documents=1"])
+    return load_profile(
+        path, ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
+    )
 
 
 class Meanwhile(Silent):
@@ -172,7 +173,6 @@ def test_parts_stop_where_one_process_stops(case: str, tiny: Path, tmp_path: Pat
     assert enough[-5:] == [1, 2, 3, 4, 5]  # by the part that found it
     assert len(run.shards) == len(whole.shards) == 5
     require_equal(run, whole)
-    assert settled(run) is None  # without step times nothing is sure
 
 
 COMMAND = [sys.executable, "-m", "alphaprof", "profile"]
@@ -198,14 +198,6 @@ def children(process: subprocess.Popen[str]) -> Sequence[int]:
     with contextlib.suppress(OSError):
         return [int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     return []
-
-
-@pytest.mark.slow
-def test_two_processes_on_one_run_from_the_start_end_well(alone: Run, tiny: Path, tmp_path: Path) -> None:
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    for process in [started(path, out, "--resume"), started(path, out, "--resume")]:
-        ended(process)
-    require_equal(Run.open(out), alone)
 
 
 @pytest.mark.slow
@@ -239,14 +231,3 @@ def test_a_part_is_what_an_option_or_a_scheduler_says(
     text: str, environment: dict[str, str], expected: tuple[int, int]
 ) -> None:
     assert part_of(text, environment) == Part(*expected)
-
-
-@pytest.mark.slow
-def test_the_status_of_a_run_is_json_too(alone: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    from alphaprof.cli.app import app
-
-    with contextlib.suppress(SystemExit):
-        app(["runs", "status", str(alone.path), "--format", "json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["format"], found["complete"], found["committed"]) == ("alphaprof-status", True, len(alone.shards))
-    assert [worker["shards"] for worker in found["workers"]] == [len(alone.shards)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import signal
@@ -12,19 +11,16 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-import typer
 
-from alphaprof.cli.common import interruptible
 from alphaprof.config.load import load_profile
-from alphaprof.errors import DiskFull, OutOfMemory, ProfileInvalid
+from alphaprof.errors import DiskFull, ProfileInvalid
 from alphaprof.log.files import shards_of
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import WAITING, Writer
-from tests.profiling.test_pipeline import Silent, mixed_file, profile_file
+from tests.profiling.test_pipeline import Silent, profile_file
 
 PATIENCE = 30  # seconds, after which a test fails rather than hangs
 
@@ -44,16 +40,6 @@ def test_work_is_done_in_order_and_before_the_block_ends() -> None:
         for number in range(100):
             writer.put(lambda number=number: done.append(number))  # type: ignore[misc]
     assert done == list(range(100))
-
-
-def test_waiting_means_that_all_is_done() -> None:
-    """What was handed over before `wait` is done after it, while the block goes on."""
-    done: list[int] = []
-    with Writer() as writer:
-        for number in range(5):
-            writer.put(lambda number=number: done.append(number))  # type: ignore[misc]
-        writer.wait()
-        assert done == list(range(5))
 
 
 def test_no_more_than_one_piece_waits_while_one_is_done() -> None:
@@ -181,31 +167,6 @@ def test_an_interruption_after_an_error_of_the_block_waits_for_nothing() -> None
     assert joined == [1]
 
 
-def test_memory_that_a_shard_lacks_is_not_told_of_models() -> None:
-    """pyarrow's error is one of memory as well, and would pass for models that do not fit."""
-
-    def large() -> None:
-        raise pa.ArrowMemoryError("malloc of size 4096 failed")
-
-    with pytest.raises(OutOfMemory, match="malloc of size 4096") as caught, Writer() as writer:
-        writer.put(large)
-    assert "shard_documents" in caught.value.hint
-
-
-def test_an_error_of_the_writer_is_a_note_to_that_of_the_block(capsys: pytest.CaptureFixture[str]) -> None:
-    """Once, and it reaches who reads the command's last words."""
-
-    def full() -> None:
-        raise DiskFull("cannot write it", "free space")
-
-    with pytest.raises(typer.Exit), interruptible(None):
-        fed(full, then=interrupt)
-    assert "note: what was measured before could not be written: cannot write it\n" in capsys.readouterr().err
-    with pytest.raises(DiskFull) as caught:
-        fed(full, then=lambda writer: writer.wait())
-    assert not hasattr(caught.value, "__notes__")
-
-
 # --- runs of tiny models ---
 
 
@@ -246,65 +207,6 @@ def test_a_full_disk_stops_the_run_at_the_next_batch_and_it_resumes(
     assert {str(file.relative_to(out)) for file in out.rglob("part-*")} == {
         name for name in run.manifest.files if "part-" in name
     }
-
-
-@pytest.mark.models
-def test_a_run_is_the_same_as_if_every_shard_were_written_before_the_next_is_measured(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Byte for byte, and the manifest but for when it began and how long its timing waited."""
-    path = mixed_file(tmp_path, tiny)
-    options = load_profile(path)
-    behind = pipeline.profile(options, tmp_path / "behind", Silent())
-
-    def at_once(writer: Writer, work: Any) -> None:
-        work()
-
-    monkeypatch.setattr(Writer, "put", at_once)
-    at_once_run = pipeline.profile(options, tmp_path / "at_once", Silent())
-    first, second = (
-        {known_as(name): name for name in run.manifest.files if "part-" in name} for run in (behind, at_once_run)
-    )
-    assert first.keys() == second.keys()
-    for name in first:
-        assert (behind.path / first[name]).read_bytes() == (at_once_run.path / second[name]).read_bytes(), name
-        if name.startswith(("totals/", "documents/")):  # named by what is in them
-            assert first[name] == second[name]
-    manifests = [
-        dataclasses.replace(
-            run.manifest, created="", files={}, environment=run.manifest.environment | {"timing_waiting": None}
-        )
-        for run in (behind, at_once_run)
-    ]
-    assert manifests[0] == manifests[1]
-
-
-def known_as(name: str) -> str:
-    """The name of a file less what tells apart who wrote it."""
-    return str(Path(name).with_suffix("").with_suffix(""))
-
-
-@pytest.mark.models
-def test_what_was_left_out_is_known_before_anything_is_measured(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All prompts are read first: reports of a running run count what was skipped in all of the data."""
-    rows = [{"text": "a"}, {"text": "b"}, {"text": "c" * 600}, {"text": "d"}, {"text": "e" * 600}, {"text": "f"}]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = {"domain": "d", "path": str(tmp_path / "data" / "some.jsonl"), "prompt": "{text}"}
-    path = profile_file(tmp_path, tiny, data=[source], shard_documents=2)
-    told, measure = [], pipeline.measure_shard
-
-    def telling(*rest: Any) -> Any:
-        manifest = Run.open(tmp_path / "run").manifest
-        told.append((sum(manifest.skipped.values()), manifest.staged))
-        return measure(*rest)
-
-    monkeypatch.setattr(pipeline, "measure_shard", telling)
-    pipeline.profile(load_profile(path), tmp_path / "run", Silent())
-    assert told == [(2, (2, 2))] * 2
-    assert [shard.documents for shard in Run.open(tmp_path / "run").shards] == [2, 2]
 
 
 @pytest.mark.models

@@ -147,7 +147,7 @@ def test_rounds_of_hugging_face_have_one_token_more(tmp_path: Path) -> None:
 
 
 def until(path: Path, out: Path, *overrides: str, resume: bool = False, stop: Any = None) -> Run:
-    return pipeline.profile_until(load_profile(path, list(overrides)), out, Silent(), stop or settled, resume)
+    return pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume, settled=stop or settled)
 
 
 def plain_file(folder: Path, tiny: Path) -> Path:

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from alphaprof.commands.runs import RunStatus
 from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.manifest import Worker
 from alphaprof.log.place import LocalPlace
@@ -189,24 +188,6 @@ def test_processes_that_compute_otherwise_are_refused_or_noted(run: Run, going: 
     (warning,) = Run.open(going.path).manifest.warnings
     assert (warning["code"], words in warning["message"]) == ("mixed_devices", True)
     assert words in next(note.message for note in build_report(going).notes if note.code == "mixed_devices")
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_file_of_a_worker_that_is_damaged_is_noted_where_it_measured_anything(
-    run: Run, going: Run, measured: bool
-) -> None:
-    measured_by(going, "cpu")
-    going.worker = going.worker if measured else "0badcafe"
-    going.register(going.me("cpu", going.manifest.environment))
-    path = going.path / "workers" / f"{going.worker}.json"
-    path.write_bytes(flipped(path, 8 * 60))
-    assert len(RunStatus.of(Run.open(going.path)).workers) == (0 if measured else 1)
-    finish(going)
-    codes = [note.code for note in build_report(Run.open(going.path)).notes]
-    assert ("unknown_worker" in codes) == measured
-    assert [warning["message"] for warning in going.manifest.warnings if warning["code"] == "unknown_worker"] == [
-        f"what 1 of the processes computed on is not known: workers/{going.worker}.json is damaged"
-    ] * measured
 
 
 def test_a_shard_of_other_documents_than_were_staged_is_refused_and_measured_again(run: Run, going: Run) -> None:

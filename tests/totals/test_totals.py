@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.errors import OptionInvalid, RunUnreadable
+from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.log.tables import totals_content
 from alphaprof.rules import DEFAULT_RULES, parse_rule
-from alphaprof.totals.count import Shape, TotalsRequest, counts, table_of, trace_of
+from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
 from tests.loops import each
@@ -135,13 +134,6 @@ def test_positions_without_a_proposal_count_for_nothing_but_their_round() -> Non
     assert (first["proposals"], first["accepted"]) == (2, 2.0)
     # One round keeps token 2 and adds 3; then tokens 4 and 9 cost a round each.
     assert (first["rounds_2"], first["drafted_2"]) == (3.0, 1.0)
-
-
-def test_a_damaged_count_of_proposals_is_none() -> None:
-    """Rounds of less than no draft would emit nothing, and never end."""
-    columns = {"draft_top": np.zeros(3), "proposed": np.array([-1, 0, 3])}
-    found = trace_of(columns, Shape.of(documents().slice(1)), np.ones(3), FACTS, DRAFT)
-    assert found.proposed.tolist() == [0, 0, 3]
 
 
 def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
@@ -494,14 +486,6 @@ def test_proposals_of_prompt_lookup_go_through_an_eos_or_end_before_it_as_the_fl
     assert {name: row[name] for name in expected} == expected
 
 
-def test_proposals_of_a_log_without_their_length_before_an_eos_are_as_long_as_it_says() -> None:
-    """As earlier versions logged them, which ended every proposal before an EOS."""
-    earlier = THROUGH_EOS | {"proposed": [0, 1, 0, 0, 0], "draft_top": [None, 2, None, None, None]}
-    earlier |= {"accepted_run": [None, 1, None, None, None], "proposed_before_eos": pa.nulls(5, pa.int16())}
-    found, expected = (row_of("strict", log, LOOKUP, "hf", temperature=None) for log in (earlier, THROUGH_EOS))
-    assert found == expected
-
-
 def test_thinking_is_counted_apart() -> None:
     """The first three positions: two of them with a proposal."""
     columns = TOP | {"phase": ["thinking"] * 3 + ["answer"] * 2, "proposed": [0, 256, 256, 256, 256]}
@@ -523,15 +507,6 @@ def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> TotalsRequ
 def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:
     rows = [row for row in table.to_pylist() if row["rule"] in rules]
     return sorted(rows, key=lambda row: (row["rule"], row["document"]))
-
-
-def test_totals_whose_row_groups_mix_rules_are_refused(tmp_path: Path) -> None:
-    """Rows of a rule are found by the statistics of row groups: others could be read as its own."""
-    run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=["strict", "additive:0.2"]))
-    (part,) = run.totals_parts("small")
-    pq.write_table(pq.ParquetFile(run.path / part.name).read().sort_by("document"), run.path / part.name)
-    with pytest.raises(RunUnreadable, match="not grouped by rule, as alphaprof writes them"):
-        signed(run).totals(part, ["strict"])
 
 
 def poison(run: Run, draft: str) -> Run:

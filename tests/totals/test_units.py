@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.report.decision import held_out
-from alphaprof.totals.documents import SETTINGS, Documents, Units, lots_of, numbered
+from alphaprof.totals.documents import SETTINGS, Documents, Units, lots_of
 from tests.loops import each
 
 prompts_and_clusters = st.lists(
@@ -65,15 +65,6 @@ def test_units_are_those_of_a_loop_over_documents(width: int, rows: list[tuple[s
     assert found.lots.tolist() == [slow_lot(name) for name in slow_units(prompts, clusters)]
 
 
-@given(names=st.lists(st.text(max_size=9), max_size=30))
-def test_numbers_are_those_of_names_in_the_order_in_which_they_occur(names: list[str]) -> None:
-    """Whatever the names are: of one width too, which are compared as numbers first."""
-    for some in (names, [f"{name:=<16.16}" for name in names if name.isascii() and name.isprintable()]):
-        distinct_names, codes = numbered(pa.array(some, pa.string()))
-        assert distinct_names.to_pylist() == list(dict.fromkeys(some))
-        assert codes.tolist() == [list(dict.fromkeys(some)).index(name) for name in some]
-
-
 hashes = st.integers(0, 2**256 - 1).map(lambda number: f"{number:064x}")
 
 
@@ -81,11 +72,9 @@ hashes = st.integers(0, 2**256 - 1).map(lambda number: f"{number:064x}")
     names=st.lists(hashes | hashes.map(str.upper) | st.text(max_size=9) | st.just("x" * 64) | st.just(" " * 64), max_size=8)
 )
 def test_what_a_name_draws_does_not_hang_on_the_others(names: list[str]) -> None:
-    """Hashes are read all at once where there is nothing else, and one by one beside other names."""
     assert lots_of(names).tolist() == [int(lots_of([name])[0]) for name in names]
     lower = [name for name in names if name == name.lower()]
     assert lots_of(lower).tolist() == [slow_lot(name) for name in lower]
-    assert lots_of(pa.array(["", *names], pa.string()).slice(1)).tolist() == lots_of(names).tolist()
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(st.sampled_from("pqrstuvwxyz"), max_size=20), min_size=1))

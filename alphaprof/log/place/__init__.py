@@ -6,17 +6,17 @@ import re
 import secrets
 from pathlib import Path
 
-from alphaprof.errors import DiskFull, OptionInvalid, shown
+from alphaprof.errors import DiskFull, OptionInvalid
 from alphaprof.log.place.local import LocalPlace
 from alphaprof.log.place.objects import KEYS, ObjectPlace
 from alphaprof.log.place.protocol import Content, Place
 
 __all__ = ["Content", "LocalPlace", "ObjectPlace", "Place", "address_of", "is_remote", "place_of", "require_put_if_absent"]
 SCHEMES = tuple(KEYS)  # az://CONTAINER/..., in the account that the environment names
-URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)")  # what pathlib makes of a URI
-PREFIX = re.compile(r"(?!.*(?:^|/)\.\.?(?:/|$))[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*", re.ASCII)
-BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+BUCKET, FOLDERS = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*"
+REMOTE = re.compile(rf"(?!.*/\.\.?(?:/|$))(?i:({'|'.join(SCHEMES)}))://({BUCKET})(?:/({FOLDERS}))?/*", re.ASCII)
 
 
 def place_of(where: str | Path) -> Place:
@@ -27,24 +27,15 @@ def place_of(where: str | Path) -> Place:
     text = str(where)
     if isinstance(where, Path):
         text = COLLAPSED.sub(r"\1://", text, count=1)
-    match = URI.fullmatch(text)
-    if match is None:
+    if URI.match(text) is None:
         return LocalPlace(Path(where))
-    scheme, rest = match[1].lower(), match[2]
-    if "@" in rest.split("/")[0] or "?" in rest or "#" in rest:
+    match = REMOTE.fullmatch(text)
+    if match is None:  # it may hold a key: nothing of it is repeated
         raise OptionInvalid(
-            f"a {scheme}:// address is a bucket and folders in it, nothing more",
-            f"credentials come from the environment alone: {KEYS.get(scheme, 'as its library says')}",
+            "the address is not that of a place for a run: a folder, or s3://BUCKET/FOLDER (gs://, az://), nothing more",
+            "use letters, digits and _.=+-@!()' in the names of folders; credentials come from the environment alone",
         )
-    bucket, _, prefix = rest.partition("/")
-    prefix = prefix.strip("/")
-    if scheme not in SCHEMES:
-        raise OptionInvalid(f"{scheme}:// is no place for a run", "give a folder, s3://BUCKET/FOLDER, or gs:// or az://")
-    if not BUCKET.fullmatch(bucket) or (prefix and not PREFIX.fullmatch(prefix)):
-        raise OptionInvalid(
-            f"{shown(text)} is not {scheme}://BUCKET/FOLDER", "use letters, digits and _.=+-@!()' in the names of folders"
-        )
-    return ObjectPlace(scheme, bucket, prefix)
+    return ObjectPlace(match[1].lower(), match[2], match[3] or "")
 
 
 def address_of(place: Place) -> str:
@@ -54,8 +45,7 @@ def address_of(place: Place) -> str:
 
 def is_remote(where: str) -> bool:
     """Whether an address names something in an object store."""
-    match = URI.match(where)
-    return match is not None and match[1].lower() in SCHEMES
+    return where.lower().startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
 
 
 def require_put_if_absent(place: Place) -> None:

@@ -1,11 +1,10 @@
-"""`execution.engine: ray`: Ray Data hands out the numbers of shards to actors, which hold the models and commit what they
+"""`execution.engine: ray`: the driver hands out the numbers of shards to actors, which hold the models and commit what they
 measure. Rows travel through the run's place, and never through Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -14,7 +13,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,7 @@ from alphaprof.version import install_line
 
 LOOK = 1.0  # seconds between two looks at the commits; longer where a look takes long
 PATIENCE = 60.0  # seconds without a commit until the cause is said; then twice as long each time
-AGAIN = 3  # times that actors may be killed without a commit in between
-BLOCKS = 10_000  # pieces that Ray Data is given at most; each costs the driver some memory
+AGAIN = 3  # times that a killed actor is replaced without having measured a shard in between
 STORE = 100_000_000  # bytes of a local Ray's object store: only numbers of shards pass through it
 ADDRESS = "RAY_ADDRESS"
 KEPT = "what is measured is kept: mend the cause, then the same command with --resume"
@@ -46,7 +45,7 @@ def require_ray() -> None:
     nobody answers.
     """
     if find_spec("ray") is None:
-        raise ExtraMissing("execution.engine: ray needs ray[data]", install_line("cluster"))
+        raise ExtraMissing("execution.engine: ray needs ray", install_line("cluster"))
     address = os.environ.get(ADDRESS, "")
     if "://" in address:
         raise OptionInvalid(
@@ -72,8 +71,8 @@ def profile_on_ray(
     reuse: Path | None = None,
     settled: pipeline.Settled | None = None,
 ) -> Run:
-    """Like `pipeline.profile`, or with `settled` `pipeline.profile_until`, by actors of Ray: on the cluster of RAY_ADDRESS,
-    or on this machine. Raises the errors of `errors.py`, those of actors among them.
+    """Like `pipeline.profile`, by actors of Ray: on the cluster of RAY_ADDRESS, or on this machine. Raises the errors of
+    `errors.py`, those of actors among them.
     """
     require_ray()
     if settled is not None:
@@ -93,9 +92,7 @@ def profile_on_ray(
 @contextlib.contextmanager
 def _session(place: Place, progress: Progress) -> Iterator[Any]:
     """Yields the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or the thread of Ray Data would start another Ray when this one ends
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody about itself
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what it logs goes to the screen
     import ray
 
     address = os.environ.get(ADDRESS)
@@ -104,8 +101,7 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with _mute():
-            ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError) as error:
         hint = f"correct {ADDRESS}, or unset it to use this machine alone" if address else "see the logs in /tmp/ray"
         raise OptionInvalid(f"Ray cannot be used at {address or 'this machine'}: {error}", hint) from None
@@ -125,18 +121,6 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def _mute() -> Iterator[None]:
-    """Keeps off the screen what compiled code writes there."""
-    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # it is closed
-            screen = os.dup(2)
-            stack.callback(os.close, screen)
-            stack.callback(os.dup2, screen, 2)
-            os.dup2(nowhere.fileno(), 2)
-        yield
-
-
 def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
     """How many GPUs an actor asks for: none where no model runs on one."""
     models = [options.target, *(draft.own_model for draft in options.drafts.values() if draft.own_model)]
@@ -149,68 +133,44 @@ def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
 def _stage(
     ray: Any, options: ProfileOptions, place: Place, progress: Progress, reuse: Path | None, in_random_order: bool
 ) -> None:
-    """Have an actor begin the run, or look what it lacks: models and step times are those of a node that measures. Raises
-    what it raises.
+    """Have a process of Ray begin the run, or find what is missing of it: models and step times are those of a node that
+    measures. Raises what it raises.
     """
     gpus = _gpus(options, ray.cluster_resources())
-    stager = ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=2)(Stager).remote()
-    config = options.model_dump(mode="json")
+    begin = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, max_calls=1)(_begin)  # its GPU is for others afterwards
     texts = address_of(place_of(reuse)) if reuse else None
-    ended = stager.begin.remote(address_of(place), config, texts, in_random_order)
-    said, silence, heard, last = stager.said.remote(), _Silence(), False, False
-    while not last:
-        last = bool(ray.wait([ended], timeout=LOOK)[0])
-        if ray.wait([said], timeout=LOOK)[0]:
-            heard = True
-            for name, arguments in _got(ray, said) + (_got(ray, stager.said.remote()) if last else []):
-                getattr(progress, name)(*arguments)
-            said = stager.said.remote()
-        elif not heard and silence.is_long():
-            progress.say(silence.of(1, 0, gpus, ray))
+    ended = begin.remote(address_of(place), options.model_dump(mode="json"), texts, in_random_order)
+    progress.say("an actor of Ray reads the prompts and times the steps")
+    silence = _Silence()
+    while not ray.wait([ended], timeout=LOOK)[0]:
+        silence.say(progress, "the run has not begun")
     failure = _got(ray, ended)
-    ray.kill(stager)  # its GPU is for others
     if failure is not None:
         raise _error_of(failure)
+    for warning in Run.open(place).manifest.warnings:
+        progress.warn(**warning)
 
 
-def _got(ray: Any, reference: Any) -> Any:
-    """What an actor has answered. Raises `WorkerFailed` where it was killed."""
+def _begin(where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> Failure | None:
+    """Stage the run of a profile, in a process of Ray. Returns what ended it, if something did."""
+
+    def work() -> None:
+        options, texts = ProfileOptions.model_validate(config), Path(reuse) if reuse else None
+        with pipeline.in_memory():
+            pipeline.begin(options, _reached(where), Unheard(), True, texts, in_random_order)
+
+    return failure_of(work)
+
+
+def _got(ray: Any, reference: Any, who: str = "the actor that begins the run was killed") -> Any:
+    """What an actor has answered. Raises `WorkerFailed` where it was killed; a bug keeps its traceback."""
     try:
         return ray.get(reference)
-    except ray.exceptions.RayActorError as error:
-        raise _killed("the actor that begins the run was killed", error) from None
-
-
-def _killed(what: str, error: BaseException) -> WorkerFailed:
-    line = str(error).strip().splitlines()[-1:]
-    return WorkerFailed(f"{what}: {' '.join(line)}", f"see why in Ray's logs, memory first; {KEPT}")
-
-
-class Stager:
-    """An actor that begins a run, and says meanwhile how far it is. Needs two threads."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
-
-    def begin(self, where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> Failure | None:
-        """Stage the run of a profile. Returns what ended it, if something did."""
-        return failure_of(lambda: self._begin(where, config, reuse, in_random_order))
-
-    def said(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """The calls of a `Progress` since the last call of this."""
-        return [self._events.popleft() for _ in range(len(self._events))]
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("say", "warn", "start", "advance"):
-            raise AttributeError(name)
-        return lambda *given, **named: self._events.append((name, (*given, *named.values())))
-
-    def _begin(self, where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> None:
-        place = _reached(where)
-        with pipeline.in_memory():
-            pipeline.begin(
-                ProfileOptions.model_validate(config), place, self, True, Path(reuse) if reuse else None, in_random_order
-            )
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).strip().splitlines()[-1:])
+        raise WorkerFailed(f"{who}: {reason}", f"see why in Ray's logs, memory first; {KEPT}") from None
 
 
 class Measurer:
@@ -219,44 +179,32 @@ class Measurer:
     """
 
     def __init__(self, where: str, execution: Mapping[str, Any]) -> None:
+        self._where, self._execution = where, execution
         self._plan: Plan | None = None
-        self._failure = failure_of(lambda: self._load(where, execution))
 
-    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-        """Measure and commit shards. Returns what ended it, if something did, as JSON."""
-        self._failure = self._failure or failure_of(lambda: self._measure([int(index) for index in batch["shard"]]))
-        return {"failure": [json.dumps(self._failure)]}
+    def measure(self, shard: int | None) -> Failure | None:
+        """Load models unless they are, then measure and commit a shard, if one is given. Returns what ended it, if something
+        did.
+        """
+        return failure_of(lambda: self._measure(shard))
 
-    def _load(self, where: str, execution: Mapping[str, Any]) -> None:
-        run = Run.open(_reached(where))
-        config = run.manifest.config | {"execution": dict(execution)}
+    def _measure(self, shard: int | None) -> None:
         with pipeline.in_memory():
-            self._plan = pipeline.join(ProfileOptions.model_validate(config), run, Unheard())
-
-    def _measure(self, shards: Sequence[int]) -> None:
-        assert self._plan is not None  # noqa: S101 - or there is a failure
-        run = self._plan.run
-        for index in shards:
-            if not run.is_finished() and not run.place.has(commit_name(index)):
-                documents = list(documents_of(run.prompts(index)))
-                with pipeline.in_memory():
-                    measure_shard(self._plan, index, documents, lambda *_: run.require_there())()
+            if self._plan is None:
+                run = Run.open(_reached(self._where))
+                config = run.manifest.config | {"execution": dict(self._execution)}
+                self._plan = pipeline.join(ProfileOptions.model_validate(config), run, Unheard())
+            run = self._plan.run
+            if shard is not None and not run.is_finished() and not run.place.has(commit_name(shard)):
+                documents = list(documents_of(run.prompts(shard)))
+                measure_shard(self._plan, shard, documents, lambda *_: run.require_there())()
 
 
 class Unheard:
     """A `Progress` that nobody watches: of an actor, the commits tell."""
 
-    def say(self, message: str) -> None:
-        """Nothing."""
-
-    def warn(self, code: str, message: str, remedy: str) -> None:
-        """Nothing."""
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        """Nothing."""
-
-    def advance(self, steps: float, positions: int = 0) -> None:
-        """Nothing."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
 
 
 def _reached(where: str) -> Place:
@@ -298,29 +246,12 @@ class _Silence:
         """Something has happened."""
         self._since, self._patience = time.monotonic(), PATIENCE
 
-    def is_long(self) -> bool:
-        """Whether it is to be said; then not before twice as long."""
-        if time.monotonic() - self._since < self._patience:
-            return False
-        self._patience *= 2
-        return True
-
-    def of(self, wanted: int, started: int, gpus: float, ray: Any) -> str:
-        """What to say, of actors that are wanted and those that have loaded their models."""
-        total, free = (resources().get("GPU", 0.0) for resources in (ray.cluster_resources, ray.available_resources))
-        return why_silent(time.monotonic() - self._since, wanted, started, (gpus, free, total))
-
-
-def why_silent(seconds: float, wanted: int, started: int, gpus: tuple[float, float, float]) -> str:
-    """Says why nothing is committed. `gpus`: what an actor asks for, what is free and what the cluster has."""
-    each, free, total = gpus
-    nothing = f"nothing was committed for {seconds / 60:.0f} min"
-    if started >= wanted:
-        return f"{nothing}: all {wanted} actors measure, and a shard takes long (a lower shard_documents makes it shorter)"
-    waiting = f"{nothing}: {wanted - started} of {wanted} actors have not loaded their models"
-    if each > free:
-        return f"{waiting}; each waits for {each:g} GPU, and of the cluster's {total:g} are {free:g} free (ray status)"
-    return f"{waiting}, for which they have what they asked of Ray"
+    def say(self, progress: Progress, what: str) -> None:
+        """Say so, and what it is; then not before twice as long."""
+        seconds = time.monotonic() - self._since
+        if seconds >= self._patience:
+            self._patience *= 2
+            progress.say(f"after {seconds / 60:.0f} min {what} (ray status shows what is waited for)")
 
 
 def bounds(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> tuple[int, int]:
@@ -338,15 +269,17 @@ class _Driver:
     """Has actors measure what is missing of a run, and tells of it."""
 
     def __init__(self, ray: Any, run: Run, execution: ExecutionOptions, progress: Progress) -> None:
-        self._ray, self._run, self._execution, self._progress = ray, run, execution, progress
+        self._ray, self._run, self._progress = ray, run, progress
         resources = ray.cluster_resources()
         committed = run.commits()
-        self._lacking = [index for index in range(len(run.manifest.staged)) if index not in committed]
-        self._gpus = _gpus(ProfileOptions.model_validate(run.manifest.config), resources)
-        self._bounds = bounds(execution, resources, self._gpus, max(1, len(self._lacking)))
-        self._known = self._at_last = self._registered()
-        self._failure: Failure | None = None
-        self._error: BaseException | None = None
+        self._lacking = deque(index for index in range(len(run.manifest.staged)) if index not in committed)
+        gpus = _gpus(ProfileOptions.model_validate(run.manifest.config), resources)
+        self._bounds = bounds(execution, resources, gpus, len(self._lacking))
+        self._loaded = 0
+        # By what it answers: an actor, the shard that it measures (None: it loads models), and how often it was replaced.
+        self._busy: dict[Any, tuple[Any, int | None, int]] = {}
+        remote = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy="SPREAD")(Measurer)
+        self._actor = partial(remote.remote, address_of(run.place), execution.model_dump(mode="json"))
 
     def drive(self, settled: pipeline.Settled | None) -> tuple[int | None, int]:
         """Measure, until all is done or settled. Returns after how many shards it is, and how many were looked at: see
@@ -356,82 +289,52 @@ class _Driver:
         progress.start("profiling", sum(staged), "documents")
         there = set(range(len(staged))) - set(self._lacking)
         progress.advance(sum(staged[index] for index in there))
-        actors = threading.Thread(target=self._measure, name="ray", daemon=True)
-        if self._lacking:
-            actors.start()
-        asked, enough, ended = 0, None, False
-        while enough is None and len(there) < len(staged) and not ended and not run.is_finished():
-            began, ended = time.monotonic(), not actors.is_alive() or self._failure is not None
+        for _ in range(self._bounds[1]):
+            self._give(self._actor(), None, 0)
+        asked, enough, pause = 0, None, 0.0
+        while self._busy and enough is None and not run.is_finished():
+            self._hear(pause)
+            began = time.monotonic()
             commits = run.commits()
-            pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
             for index in commits.keys() - there:
                 progress.advance(staged[index], commits[index].shard.positions)
                 silence.end()
-            if commits.keys() - there:
-                self._at_last = self._registered()
             there |= commits.keys()
             if settled is not None:
                 enough, asked = pipeline.first_settled(run, settled, asked, progress)
-            if silence.is_long():
-                self._require_alive()
-                progress.say(silence.of(self._bounds[0], self._registered() - self._known, self._gpus, self._ray))
-            if enough is None and len(there) < len(staged):
-                actors.join(pause)
-        if ended and enough is None and len(there) < len(staged):
-            self._raise()
+            if len(there) == len(staged):
+                break
+            loaded = f"{self._loaded} of {self._bounds[0]} actors have loaded their models"
+            silence.say(progress, f"nothing was committed: {loaded}")
+            pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
         return enough, asked
 
-    def _registered(self) -> int:
-        """How many processes have begun to measure, ever; actors that Ray has started again among them."""
-        return len(self._run.place.names("workers"))
+    def _give(self, actor: Any, shard: int | None, replaced: int) -> None:
+        self._busy[actor.measure.remote(shard)] = actor, shard, replaced
 
-    def _require_alive(self) -> None:
-        """Raise `WorkerFailed` where actors begin again and again, and commit nothing: Ray itself would go on for ever."""
-        again = self._registered() - self._at_last - self._bounds[1]
-        if again > AGAIN:
-            raise WorkerFailed(
-                f"actors were killed {again} times, and nothing was committed meanwhile",
-                f"see why in Ray's logs, memory first; {KEPT}",
-            )
+    def _hear(self, seconds: float) -> None:
+        """For some time give the next shard to each actor that has ended one, and replace those that were killed. Raises
+        what an actor raises.
+        """
+        until = time.monotonic() + seconds
+        while self._busy and (left := until - time.monotonic()) > 0:
+            for answer in self._ray.wait(list(self._busy), timeout=left)[0]:
+                self._take(answer)
 
-    def _measure(self) -> None:
-        """Give the numbers of the shards that are missing to actors; what ends this early is kept for `_raise`."""
+    def _take(self, answer: Any) -> None:
+        actor, shard, replaced = self._busy.pop(answer)
         try:
-            for row in self._answers():
-                if (failure := json.loads(row["failure"])) is not None:
-                    self._failure = failure
-                    return
-        except BaseException as error:  # of the thread; the main one raises it, unless it has ended Ray itself
-            self._error = error
-
-    def _answers(self) -> Iterator[Mapping[str, str]]:
-        from ray.data import ActorPoolStrategy, DataContext, from_items
-
-        least, most = self._bounds
-        context = DataContext.get_current()
-        context.enable_progress_bars = False
-        if hasattr(context, "max_consecutive_actor_init_deaths"):  # killed while they load; 0 in Ray 2.60
-            context.max_consecutive_actor_init_deaths = AGAIN
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        # No block is read by a task: a task waits for a CPU, in silence where others hold all of them.
-        shards = from_items(
-            [{"shard": index} for index in self._lacking], override_num_blocks=min(len(self._lacking), BLOCKS)
-        )
-        answers = shards.map_batches(
-            Measurer,
-            fn_constructor_args=(address_of(self._run.place), self._execution.model_dump(mode="json")),
-            batch_size=1,
-            compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=1),
-            num_cpus=0,
-            num_gpus=self._gpus or None,
-        )
-        yield from answers.iter_rows()
-
-    def _raise(self) -> None:
-        """Raise what has ended the actors' work early, if something did."""
-        if self._failure is not None:
-            raise _error_of(self._failure)
-        if isinstance(self._error, self._ray.exceptions.RayActorError):
-            raise _killed("an actor was killed", self._error) from None
-        if self._error is not None:
-            raise self._error
+            failure = _got(self._ray, answer, f"an actor was killed {AGAIN + 1} times in a row")
+        except WorkerFailed:
+            if replaced == AGAIN:
+                raise
+            if shard is not None:
+                self._loaded -= 1
+                self._lacking.appendleft(shard)
+            self._give(self._actor(), None, replaced + 1)
+            return
+        if failure is not None:
+            raise _error_of(failure)
+        self._loaded += shard is None
+        if self._lacking:
+            self._give(actor, self._lacking.popleft(), replaced if shard is None else 0)

@@ -14,7 +14,6 @@ from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import Place
 
 PATIENCE = 1800.0  # seconds that a part waits for a sign of the one that stages the prompts
-SILENCE = 300.0  # seconds without one after which it says so
 LOOK = 2.0  # seconds between two looks
 # What schedulers tell each of their processes: its number, how many there are, and the first number.
 SCHEDULERS = (
@@ -62,46 +61,28 @@ def part_of(text: str, environment: Mapping[str, str] = os.environ) -> Part:
 def _scheduled(environment: Mapping[str, str]) -> Part:
     for number, count, first in SCHEDULERS:
         if number in environment and count in environment:
-            try:
-                part = Part(int(environment[number]) - int(environment.get(first) or 0), int(environment[count]))
-            except ValueError:
-                part = Part(0, 0)
-            if not 0 <= part.index < part.count:
-                raise OptionInvalid(
-                    f"--part auto: {number}={environment[number][:40]} is no part of {count}={environment[count][:40]}",
-                    "give --part I/N, with I from 0 to N - 1",
-                )
-            return part
+            index = int(environment[number]) - int(environment.get(first) or 0)
+            return part_of(f"{index}/{environment[count]}")
     known = ", ".join(f"{number} and {count}" for number, count, _ in SCHEDULERS)
     raise OptionInvalid(f"--part auto finds no scheduler's numbers in the environment ({known})", "give --part I/N")
 
 
-def wait_until_begun(
-    place: Place,
-    part: Part,
-    say: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_until_begun(place: Place, part: Part, say: Callable[[str], None]) -> None:
     """Wait until part 0 has staged the run in a place, however long that takes, as long as there are signs of its life.
     Raises `RunUnreadable` where there is none for `PATIENCE`.
     """
     if place.has(MANIFEST):
         return
     say(f"part {part} waits until part 0 has read the prompts and timed the steps")
-    signs, since, said = None, clock(), 0.0
+    signs, since = None, time.monotonic()
     while not place.has(MANIFEST):
         seen = last_seen(place)
         if (now := (seen, place.names(""))) != signs:
-            signs, since, said = now, clock(), 0.0
-        silent, who = clock() - since, f"seen last: {seen}" if seen else "nobody has begun the run"
-        if silent > PATIENCE:
+            signs, since = now, time.monotonic()
+        if time.monotonic() - since > PATIENCE:
             raise RunUnreadable(
-                f"part 0 of {place.shown} has given no sign of life for {PATIENCE / 60:.0f} minutes ({who})",
+                f"part 0 of {place.shown} has given no sign of life for {PATIENCE / 60:.0f} minutes "
+                f"(seen last: {seen or 'nobody'})",
                 f"see why it ended and start it again (--part 0/{part.count}), and this part after it",
             )
-        if silent >= said + SILENCE:
-            said += SILENCE
-            left = (PATIENCE - silent) / 60
-            say(f"no sign of part 0 for {silent / 60:.0f} minutes ({who}); part {part} waits {left:.0f} minutes more")
-        sleep(LOOK)
+        time.sleep(LOOK)

@@ -67,9 +67,12 @@ def profile(
     Raises the errors of `errors.py`.
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: of
-    these independent units alone. `settled`: see `profile_until`. `part`: which shards this process measures; part 0 begins
-    the run, and the last one finishes it.
+    these independent units alone. `settled`: documents come in random order, until it says of the run so far that no more
+    are needed; such a run is complete then, and without `settled` it goes on to its last document. `part`: which shards
+    this process measures; part 0 begins the run, and the last one finishes it.
     """
+    if settled is not None:
+        require_verdict(options)
     place, config = place_of(out), options.model_dump(mode="json")
     if part.index:
         wait_until_begun(place, part, progress.say)
@@ -106,21 +109,6 @@ def begin(
             began = plan.run.begin(str(part))
     # Another process may have begun the same run meanwhile.
     return plan if began else _resumed(options, Run.open(place), progress, in_random_order, part, resume)
-
-
-def profile_until(
-    options: ProfileOptions,
-    out: Path | str,
-    progress: Progress,
-    settled: Settled,
-    resume: bool = False,
-    part: Part = WHOLE,
-) -> Run:
-    """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed. Such a
-    run is complete then. Finished with `profile` it goes on to its last document. Raises the errors of `profile`.
-    """
-    require_verdict(options)
-    return profile(options, out, progress, resume, settled=settled, part=part)
 
 
 def require_verdict(options: ProfileOptions) -> None:
@@ -203,7 +191,7 @@ def _resumed(
         hint = "finish it without, or choose another --out"
         raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
     earlier = {name for name, worker in run.workers().items() if worker.part == str(part)}
-    damaged = run.damaged_shards(part.has, None if resume else earlier, progress.say)
+    damaged = run.damaged_shards(part.has, None if resume else earlier)
     if damaged:
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
     untimed = costs is not None and part.index == 0 and not _timed(run)

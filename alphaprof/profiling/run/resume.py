@@ -102,13 +102,13 @@ def require_same_models(before: Manifest, now: Manifest, worker: Worker) -> None
             f"this process computes otherwise than the one that began the run ({'; '.join(found)}): its rows could differ",
             "compute as the run began, profile into a new directory, or accept it: --set execution.mixed_devices=true",
         )
-    earlier = {"target": before.target, **before.drafts}
-    for name, facts in {"target": now.target, **now.drafts}.items():
-        if odd := [field for field in differing(earlier[name], facts) if not (mixed and field == "device")]:
-            hint = "put the same model back, or profile into a new directory"
-            raise RunMismatch(f"{name} is not the model that the run began with ({', '.join(odd)} differ)", hint)
-    if before.tokenizer != now.tokenizer:
-        raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
+    earlier, models = {"target": before.target, **before.drafts}, {"target": now.target, **now.drafts}
+    fields = [f"{name} {field}" for name, facts in models.items() for field in differing(earlier[name], facts)]
+    odd = [field for field in fields if not (mixed and field.endswith(" device"))]
+    odd += ["tokenizer"] if before.tokenizer != now.tokenizer else []
+    if odd:
+        hint = "put the same models back, or profile into a new directory"
+        raise RunMismatch(f"models are not those that the run began with ({', '.join(odd)} differ)", hint)
 
 
 def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
