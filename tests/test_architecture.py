@@ -36,7 +36,7 @@ HOMES = {
     "plotly": ("render/html/*", "commands/curve/figure.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
-    "pydantic": ("config/*",),
+    "pydantic": ("config/*", "commands/importing/*", "costs/engine_table.py"),
     "scipy": ("stats/*", "costs/*", "theory/*"),
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),

@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
 from alphaprof.log.store import Run
@@ -20,7 +21,6 @@ from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 
 MOST = 2  # drafts that the answer names
-CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error", "rounds", "waiting")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -61,7 +61,7 @@ class Latency:
     def csv(self) -> str:
         """Returns the table that a profile on another machine can name under `costs.path`."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         for row in self.steps:
             rounds = " ".join(map(str, row["rounds_ms"]))

@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
@@ -200,6 +199,8 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         rows: Sequence[StepRow] = measured_rows(measured, manifest.environment.get("timing_waiting") or 0.0)
         mode = measured[0]["mode"]
     elif options["source"] == TABLE:
+        from alphaprof.costs.engine_table import read_engine_table  # pydantic, which most reports do without
+
         models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
         lookups = [name for name in manifest.drafts if name not in models]
         rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"], _heads(manifest))

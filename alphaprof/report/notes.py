@@ -52,7 +52,6 @@ KINDS: Mapping[str, Kind] = {
     "imported": OTHER,
     "plain_steps": OTHER,
     "no_steps": OTHER,
-    "unread_fields": OTHER,
     "prompts_unknown": OTHER,
     "rounds_only": OTHER,
     "beyond_prefill": OTHER,

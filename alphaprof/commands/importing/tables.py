@@ -7,15 +7,12 @@ engine never tests the drafts that follow, so alpha, an average over all positio
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from alphaprof.commands.importing.vllm import EngineRequest
-from alphaprof.errors import shown
 from alphaprof.log.manifest import (
-    ADAPTIVE,
     CHAIN,
     LOG_PROMPTS,
     NO_PROMPT,
@@ -104,66 +101,54 @@ def served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
     return DraftFacts(**vars(served_model(name)), has_distribution=False, has_steps=True, settings=settings)
 
 
-def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
+def notes(requests: Sequence[EngineRequest], imported: Imported) -> list[dict[str, str]]:
     """What a reader of the report has to know, as code, message and remedy."""
-    yield {
-        "code": "imported",
-        "message": "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never "
-        "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
-        "remedy": "alphaprof profile measures them, for drafts that it can load",
-    }
-    yield from _about_drafting(requests, imported)
-    known_by = imported.prompts_known_by
-    if known_by in NO_PROMPT:
-        lacking = [request for request in requests if PROMPTS_KNOWN_BY[0] not in request.names]
-        pairs = "requests of the same id only" if known_by else "none of them"
-        yield {
-            "code": "prompts_unknown",
-            "message": f"prompts are identified by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} requests hold "
-            f"no prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
-            "prompts count as independent, which makes intervals too narrow",
-            "remedy": f"{LOG_PROMPTS}, or the prompt's text",
-        }
-    plain = [request for request in requests if request.rounds.plain]
-    if plain:
-        yield {
-            "code": "plain_steps",
-            "message": f"{imported.plain_steps} rounds without a draft, in {len(plain)} of "
-            f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
-            "last round reaches beyond the end",
-            "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
-        }
-    if idle := imported.without_steps:
-        yield {
-            "code": "no_steps",
-            "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
-            "remedy": "answers of one token have none; else see whether drafting was switched off under load",
-        }
-    if unread := Counter(name for request in requests for name in request.unread):
-        names = ", ".join(f"{shown(name)} ({count})" for name, count in unread.most_common(8))
-        yield {
-            "code": "unread_fields",
-            "message": f"fields of the metrics that are not read: {names}",
-            "remedy": "a newer version of the engine may report more, or mean something else: see docs/import.md",
-        }
-
-
-def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
-    gamma = imported.gamma
-    if imported.drafting != CHAIN:
-        what = "the most steps" if imported.drafting == ADAPTIVE else "the levels of the tree"
-        yield {
-            "code": "rounds_only",
-            "message": f"drafting was {imported.drafting}: tokens per round are known, and not what rounds drafted; gamma "
-            f"{gamma} is {what}",
-            "remedy": "acceptance by depth, exports and speedups need chains of one length",
-        }
-        return
+    gamma, chain, known_by = imported.gamma, imported.drafting == CHAIN, imported.prompts_known_by
     deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
-    if 0 < deepest < gamma:
-        yield {
-            "code": "never_full",
-            "message": f"no round accepted more than {deepest} of {gamma} drafts",
-            "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
+    unnamed = sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests)
+    plain, of_all = sum(request.rounds.plain > 0 for request in requests), f"of {len(requests)} requests"
+    table = (
+        (
+            "imported",
+            True,
+            "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never tested, and "
+            "accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
+            "alphaprof profile measures them, for drafts that it can load",
+        ),
+        (
+            "rounds_only",
+            not chain,
+            f"drafting was {imported.drafting}: tokens per round are known, and not what rounds drafted; gamma {gamma} is "
+            "the most drafts that a round can accept",
+            "acceptance by depth, exports and speedups need chains of one length",
+        ),
+        (
+            "never_full",
+            chain and 0 < deepest < gamma,
+            f"no round accepted more than {deepest} of {gamma} drafts",
+            "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
             "--drafting tree",
-        }
+        ),
+        (
+            "prompts_unknown",
+            known_by in NO_PROMPT,
+            f"prompts are identified by {known_by or 'nothing'} ({unnamed} {of_all} hold no prompt_token_ids): compare and "
+            f"check --baseline pair {'requests of the same id only' if known_by else 'none of them'}, and equal prompts "
+            "count as independent, which makes intervals too narrow",
+            f"{LOG_PROMPTS}, or the prompt's text",
+        ),
+        (
+            "plain_steps",
+            plain > 0,
+            f"{imported.plain_steps} rounds without a draft, in {plain} {of_all}, follow from completion_tokens alone: up "
+            "to gamma more a request may hide where its last round reaches beyond the end",
+            "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
+        ),
+        (
+            "no_steps",
+            imported.without_steps > 0,
+            f"{imported.without_steps} {of_all} have no round with a draft; they are kept as plain decoding",
+            "answers of one token have none; else see whether drafting was switched off under load",
+        ),
+    )
+    return [{"code": code, "message": text, "remedy": remedy} for code, holds, text, remedy in table if holds]
