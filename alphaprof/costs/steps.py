@@ -195,21 +195,9 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
             for place, part in _between(contexts, min(max(context, contexts[0]), contexts[-1])):
                 parts.append((weight * share * part, _as_time(rows[place])))
     if not parts:
-        raise _Unmeasured(_reason(cells, usable, what, tokens, batch))
+        timed = "; ".join(f"batch {near}, tokens {min(cell)}-{max(cell)}" for near, cell in cells.items()) or "none"
+        raise _Unmeasured(f"no step time for {what} at batch {batch}, tokens {tokens} (timed: {timed})")
     return parts[0][1] if len(parts) == 1 else _added(parts)
-
-
-def _reason(cells: _Cells, usable: Sequence[int], what: str, tokens: int, batch: int) -> str:
-    if usable:
-        known = ", ".join(map(str, usable))
-        return f"batch {batch} lies outside those at which {what} over {_count(tokens)} was measured ({known})"
-    counts = sorted({count for cell in cells.values() for count in cell})
-    known = f"{what} was measured over {_count(counts[0])} to {_count(counts[-1])}" if counts else "none was measured"
-    return f"no step time for {what} over {_count(tokens)}: {known}"
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
 
 
 def _added(parts: Sequence[tuple[float, StepTime]]) -> StepTime:

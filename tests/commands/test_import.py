@@ -135,17 +135,6 @@ def test_metrics_that_users_of_vllm_published_are_read() -> None:
     assert read(row).tested == (12, 12, 11, 11, 10, 9, 7)
 
 
-SHORTENED = counted([1, 0, 2, 0], [2, 1, 2, 0], 2)  # drafts of 2, 1, 2 and no tokens
-BY_STEP = {"per_step_accepted": [1, 0, 2, 0], "per_step_drafted": [2, 1, 2, 0]}
-BY_LENGTH = {"acceptance_histogram_by_draft_length": {"0": [1], "1": [1, 0], "2": [0, 1, 1]}}
-
-
-@each("more", [BY_STEP, BY_LENGTH, BY_STEP | BY_LENGTH])
-def test_shorter_drafts_are_counted_where_the_metrics_tell_them_apart(more: dict[str, Any]) -> None:
-    found = read(response(**SHORTENED, **more) | {"usage": {"prompt_tokens": 5, "completion_tokens": 8}})
-    assert (found.drafted, found.tested, found.accepted) == ((3, 2), (3, 2), (2, 1))
-
-
 @given(
     st.integers(1, 5).flatmap(lambda g: st.lists(st.tuples(st.integers(0, g), st.integers(0, g)), min_size=1, max_size=9))
 )
@@ -161,8 +150,13 @@ def test_depths_are_those_of_the_rounds_one_by_one(pairs: list[tuple[int, int]])
     assert found.accepted == tuple(sum(kept >= d for kept, _ in rounds) for d in depths)
     assert found.drafted == tuple(sum(tried >= d for _, tried in rounds) for d in depths)
     assert found.tested == tuple(sum(tried >= d and kept >= d - 1 for kept, tried in rounds) for d in depths)
+    lengths = {
+        str(tried): [sum(pair == (kept, tried) for pair in rounds) for kept in range(tried + 1)] for tried in set(drafted)
+    }
+    summary = counted(accepted, drafted, gamma)
+    assert read(response(**summary, acceptance_histogram_by_draft_length=lengths) | usage) == found
     try:  # where the summary is enough, it says the same
-        assert read(response(**counted(accepted, drafted, gamma)) | usage) == found
+        assert read(response(**summary) | usage) == found
     except LeftOut:
         assert len(set(drafted)) > 1 or drafted[0] < gamma
 
@@ -273,19 +267,6 @@ def test_recorded_requests_are_imported_with_the_numbers_that_the_engine_gave(na
         assert result.gammas[0].acceptance_length == pytest.approx(1 + accepted / steps)
 
 
-def test_a_summary_of_prompt_lookup_is_refused_with_the_option_that_tells_more(tmp_path: Path) -> None:
-    rows = recorded(RECORDED[0])
-    for row in rows:
-        metrics_of(row).update(per_step_accepted=None, per_step_drafted=None)
-    short = [row for row in rows if metrics_of(row)["num_draft_tokens"] < 3 * metrics_of(row)["num_spec_steps"]]
-    assert len(short) == 2
-    with pytest.raises(AlphaprofError, match="and not which of them fewer than 3") as found:
-        imported(tmp_path, rows)
-    assert "--per-request-spec-decode-metrics detailed" in found.value.hint
-    run = imported(tmp_path, rows, *STRICT, "--leave-out")
-    assert run.manifest.skipped == {"drafts of several lengths, in metrics that are not detailed": 2}
-
-
 def chunk(content: str = "", finish: str | None = None, **fields: Any) -> dict[str, Any]:
     """A chunk of a chat that vLLM streams, as its source writes it."""
     choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
@@ -340,7 +321,7 @@ def test_the_documented_client_writes_lines_that_can_be_imported(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "*")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         code = client.replace("http://localhost:8000", f"http://127.0.0.1:{server.server_port}")
         assert code != client
         exec(compile(code, "import.md", "exec"), {})  # noqa: S102  (our own page)
@@ -573,8 +554,6 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
         half = math.hypot(expected.high - expected.value, expected.value - expected.low)
         assert found["difference"]["high"] == pytest.approx(half)
     text = invoke("compare", f"{simulated.path}:small", engine.path).stdout
-    assert "two samples of each domain, not paired" in text
-    assert re.match(r"no difference told apart in \w+: [+-]0.00 \[-\d.\d\d, \+\d.\d\d\] tokens per round at gamma 3\n", text)
     assert "alpha" not in text.replace("alphaprof", "")
     back = json.loads(invoke("compare", engine.path, f"{simulated.path}:small", "--format", "json").stdout)
     assert back == content  # the run predicts, whatever the order
@@ -603,7 +582,7 @@ def test_a_run_and_an_engine_are_paired_where_prompts_are_known_by_token_ids(tmp
     (found,) = item["tokens_per_round"]
     assert (item["documents"], found["difference"]["value"]) == (20, 0)
     assert found["first_by_position"] == pytest.approx(found["second_by_position"])
-    assert content["agreement"] == "by the 95% interval of tokens per round the engine agrees with the prediction: code"
+    assert content["agreement"].endswith("the engine agrees with the prediction: code")
     few = imported(tmp_path, [*requests[:2], *(response(number) for number in range(100, 112))], *STRICT, "--domain", "code")
     assert shown(f"{run.path}:small", few.path)["paired"] is False
 
@@ -617,8 +596,6 @@ def test_positions_of_an_engine_are_those_of_its_requests(tmp_path: Path) -> Non
     by_length = np.array(rounds).sum(0)
     expected = by_length[::-1].cumsum()[::-1] / by_length.sum()
     assert found["second_by_position"] == pytest.approx(expected[1:])
-    text = invoke("compare", engine.path, f"{run.path}:small").stdout
-    assert " ".join(f"{share:.3f}" for share in expected[1:]) in text
 
 
 def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) -> None:
@@ -627,11 +604,7 @@ def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) ->
     content = shown(f"{run.path}:small", engine.path)
     assert content["agreement"].endswith("the engine emits more than predicted: code")
     difference = content["overall"][0]["tokens_per_round"][0]["difference"]
-    found = f"{difference['value']:+.2f} [{difference['low']:+.2f}, {difference['high']:+.2f}] tokens per round at gamma 3"
-    assert "do not show which draft was served" in content["notes"][0]
-    text = invoke("compare", f"{run.path}:small", engine.path).stdout
-    assert content["agreement"] in text
-    assert text.startswith(f"the engine accepts more than predicted: {found}\n")
+    assert 0 < difference["low"] < difference["value"] < difference["high"]
     named = imported(
         tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "large", name="large"
     )
@@ -694,22 +667,10 @@ def test_what_needs_more_than_rounds_is_refused(
     assert (found, words in text) == (code, True)
 
 
-def test_exports_say_that_an_engine_counted_the_rounds(pair: tuple[Run, Run]) -> None:
-    content = json.loads(invoke("export", pair[0].path, "--to", "nvidia").stdout)
-    conditions = content["measurement_conditions"]
-    assert (conditions["measurement"], conditions["draft"]) == ("rounds counted by vLLM for each request", "eagle")
+def test_rates_are_exported_as_the_engine_counted_them(pair: tuple[Run, Run]) -> None:
     result = invoke("export", pair[0].path, "--to", "vllm-synthetic", "--domain", "code")
     (item,) = only(build_report(pair[0]), "code", "eagle").gammas
     assert json.loads(result.stdout)["synthetic_acceptance_rates"] == pytest.approx(item.marginal, abs=1e-6)
-    assert "of the draft that was served" in result.stderr
-
-
-def test_the_page_of_an_imported_run_says_what_is_not_known(pair: tuple[Run, Run]) -> None:
-    page = invoke("report", pair[0].path, "--format", "html").stdout
-    assert "imported from per-request metrics of vLLM" in page
-    assert "bfloat16" not in page.split("</script>")[-1]
-    assert "Acceptance by domain" not in page
-    assert "nan" not in page.lower().replace("finance", "").split("<script")[0]
 
 
 def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Run, Run]) -> None:
@@ -775,13 +736,13 @@ BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(acceptance_histogram=[0] * 66), "at most 65 items"),
     (changed(acceptance_histogram=[40, -1, 0, 3]), "acceptance_histogram.1 is -1"),
     (changed(num_draft_tokens=129.0), "num_draft_tokens is 129.0"),
-    (used(prompt_tokens=5, completion_tokens=50), "write 53 after the first"),
+    (used(prompt_tokens=5, completion_tokens=50), "more rounds than their tokens allow"),
     (used(prompt_tokens=5), "completion_tokens is missing"),
     (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is 0"),
     (changed(per_step_accepted=[0], per_step_drafted=[3]), "round by round, 3 tokens"),
     (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "round by round"),
     (changed(acceptance_histogram_by_draft_length={"2": [0] * 4}), "round by round"),
-    (changed(num_draft_tokens=128), "drafted 128 tokens, and not which of them fewer than 3"),
+    (changed(num_draft_tokens=128), "drafts of several lengths, in metrics that are not detailed"),
     (response() | {"metrics": None}, "no metrics.speculative_decoding"),
     (response() | {"model": ""}, "there is no model"),
     (5, "is not a JSON object"),
@@ -876,14 +837,6 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
         "more rounds than their tokens allow": 1,
     }
     assert {"no_steps", "plain_steps", "skipped"} <= codes(report)
-
-
-def test_a_file_without_any_request_says_what_was_found(tmp_path: Path) -> None:
-    with pytest.raises(AlphaprofError, match="no line at all"):
-        imported(tmp_path, [])
-    with pytest.raises(AlphaprofError, match=r"no metrics.speculative_decoding \(1\)") as found:
-        imported(tmp_path, [response() | {"metrics": None}], *STRICT, "--leave-out", name="other")
-    assert "--per-request-spec-decode-metrics detailed" in found.value.hint
 
 
 @each(

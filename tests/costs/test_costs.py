@@ -119,10 +119,9 @@ def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
     ("draft", "gamma", "batch", "reason"),
     [
         ("other", 1, 1, "no step time for draft other"),
-        ("small", 4, 1, "no step time for target over 5 tokens: target was measured over 1 token to 4 tokens"),
-        ("small", 1, 6, "batch 6 lies outside those at which target over 1 token was measured (1, 5)"),
-        ("small", 1, 0, "batch 0 lies outside those at which target over 1 token was measured (1, 5)"),
-        ("ngram", 1, 2, "batch 2 lies outside those at which lookup of draft ngram over 1 token was measured (1)"),
+        ("small", 4, 1, "no step time for target at batch 1, tokens 5 (timed: batch 1, tokens 1-4; batch 5, tokens 1-4)"),
+        ("small", 1, 6, "no step time for target at batch 6, tokens 1 (timed: batch 1, tokens 1-4; batch 5, tokens 1-4)"),
+        ("ngram", 1, 2, "no step time for lookup of draft ngram at batch 2, tokens 1 (timed: batch 1, tokens 1-1)"),
     ],
 )
 def test_what_was_not_measured_has_no_time_and_a_reason(draft: str, gamma: int, batch: int, reason: str) -> None:

@@ -250,7 +250,7 @@ def test_a_concurrency_outside_has_no_times_and_the_reason_says_so(run: Run) -> 
     config = run.manifest.config
     report = build_report(run, config=config | {"decision": config["decision"] | {"concurrency": 65}})
     assert report.traffic.verdict == "UNDECIDED"
-    assert "batch 65 lies outside" in report.traffic.reason
+    assert "at batch 65" in report.traffic.reason
     assert all(item.speedup is None for result in report.results for item in result.gammas)
     assert as_terminal(report)
     with pytest.raises(ProfileInvalid, match=r"decision.concurrency 65 lies outside costs.concurrency"):

@@ -111,8 +111,8 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
                 if not omitted.settled and not asked.leave_out:
                     hint = f"{omitted.hint}; --leave-out imports the other requests and counts these"
                     raise line.refuse(omitted.reason, hint) from None
-                read.left_out[omitted.kind] += 1
-                read.advice.setdefault(omitted.kind, omitted.hint)
+                read.left_out[omitted.reason] += 1
+                read.advice.setdefault(omitted.reason, omitted.hint)
                 continue
             _require_fitting(read, request, asked)
             domain = asked.domains[source if len(asked.domains) > 1 else 0] if asked.domains else "traffic"

@@ -53,12 +53,12 @@ class Line:
 
 class LeftOut(Exception):
     """A request whose rounds are not known. `settled`: nothing was measured, so that it is left out without being asked for;
-    else its metrics do not tell enough. `kind`: what such requests are counted under, without the numbers of this one.
+    else its metrics do not tell enough.
     """
 
-    def __init__(self, reason: str, hint: str, settled: bool = False, kind: str | None = None) -> None:
+    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.settled, self.kind = reason, hint, settled, kind or reason
+        self.reason, self.hint, self.settled = reason, hint, settled
 
 
 def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:

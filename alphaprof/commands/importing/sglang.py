@@ -114,15 +114,10 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
 
 def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
     """Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions."""
-    rounds = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
     if request.rounds.plain > counts.retractions:
-        raise LeftOut(
-            f"completion_tokens is {request.completion_tokens}, and a prefill, {counts.retractions} retractions and "
-            f"{counts.rounds} rounds that accepted {counts.correct} drafts write "
-            f"{1 + counts.retractions + counts.rounds + counts.correct}",
-            "num_retractions is in meta_info only; else the counts mean something other than is known here",
-            kind="more tokens than its rounds write",
-        )
+        hint = "num_retractions is in meta_info only; else the counts mean something other than is known here"
+        raise LeftOut("more tokens than its rounds write", hint)
+    rounds = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
     return dataclasses.replace(request, rounds=rounds)
 
 

@@ -207,12 +207,8 @@ def _rounds(line: Line, metrics: Metrics, written: int, wanted: int | None) -> E
     after = written - 1  # the prefill writes the first token
     beyond = max(0, steps + accepted - after)
     if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
-        raise LeftOut(
-            f"completion_tokens is {written}, and {steps} rounds that accepted {accepted} tokens write {steps + accepted} "
-            "after the first",
-            "only the last round may reach beyond the end of a text: see docs/import.md",
-            kind="more rounds than their tokens allow",
-        )
+        hint = "only the last round may reach beyond the end of a text: see docs/import.md"
+        raise LeftOut("more rounds than their tokens allow", hint)
     joint = _joint(line, metrics, histogram)
     depth = range(1, gamma + 1)
     return EngineRounds(
@@ -247,9 +243,7 @@ def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
         joint[0, 0] = histogram.sum() - drafted
     else:
         raise LeftOut(
-            f"{int(histogram.sum())} rounds drafted {drafted} tokens, and not which of them fewer than {size - 1}",
-            "start vLLM with --per-request-spec-decode-metrics detailed: summary is too little for drafts of several "
-            "lengths, as prompt lookup makes them",
-            kind="drafts of several lengths, in metrics that are not detailed",
+            "drafts of several lengths, in metrics that are not detailed",
+            "start vLLM with --per-request-spec-decode-metrics detailed: summary is too little for prompt lookup",
         )
     return joint
