@@ -781,7 +781,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 3"),
     ((*STRICT, "--verification", "block"), 2, "--rule lossless"),
     ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
-    ((*STRICT, "--domain", "a", "--domain", "b"), 2, "2 --domain for 1 files"),
+    ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
     ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "--domain-key alone"),
     ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
     ((*STRICT, "--cluster-key", "metrics"), 3, "not a name"),

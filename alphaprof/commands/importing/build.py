@@ -93,9 +93,11 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
 
 def _require_names(asked: ImportRequest) -> None:
     """Raise `OptionInvalid` for names and files that contradict each other."""
-    if (len(asked.domains) > 1 and len(asked.domains) != len(asked.files)) or (asked.domains and asked.domain_key):
-        problem = f"{len(asked.domains)} --domain for {len(asked.files)} files, --domain-key {asked.domain_key}"
-        raise OptionInvalid(problem, "name one --domain, or one for each file in their order, or the --domain-key alone")
+    domains, files = len(asked.domains), len(set(asked.files))
+    if files < len(asked.files) or domains not in (0, 1, files) or (domains and asked.domain_key):
+        key = " and a --domain-key" if asked.domain_key else ""
+        problem = f"{len(asked.files)} files, of which {files} differ, with {domains} --domain{key}"
+        raise OptionInvalid(problem, "name each file once, and one --domain, one for each file, or the --domain-key alone")
     if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
         problem = f"--draft {shown(asked.draft)} is not a valid name"
         raise OptionInvalid(problem, "use lower case, at most 200 characters, and neither auto nor target")
