@@ -13,11 +13,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from alphaprof.cli.app import app
+from alphaprof.commands.latency import Latency
 from alphaprof.commands.validate.measure import as_decoded
 from alphaprof.config.load import load_profile
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
+from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
 from tests.loops import each
 from tests.profiling.test_pipeline import profile_file, run_profile
@@ -36,7 +38,9 @@ def profile(tiny: Path, tmp_path: Path) -> Path:
     return profile_file(tmp_path, tiny, drafts=drafts, gammas=[1, 2])
 
 
-def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> None:
+def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, of = [], Latency.of
+    monkeypatch.setattr(Latency, "of", lambda run: answers.append(of(run)) or answers[0])
     text = called("latency", profile, *SMALL)
     assert text.exit_code == 0, text.output
     for batch in (1, 2):
@@ -46,17 +50,23 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> 
     costs = [line.split() for line in text.stdout.splitlines() if " draft " in line and "draft," not in line]
     assert len(costs) == 4 * 2
     assert all(line[-2].endswith("%") and line[-1] == "3" for line in costs)
-    found = json.loads(called("latency", profile, *SMALL, "--format", "json").stdout)
+    (latency,) = answers
+    found = json.loads(answer_text(latency, "json"))
     assert (found["format"], found["schema_version"], found["dtype"]) == ("alphaprof-latency", "1.0", "float32")
     # 3 target steps, bookkeeping twice, 2 draft steps and a search for each of four cells; prefills of two models.
     assert len(found["steps"]) == 4 * 8 + 2 * 2
     assert {row["mode"] for row in found["steps"]} == {"eager"}
     out = tmp_path / "steps.csv"
-    written = called("latency", profile, *SMALL, "--format", "csv", "--out", out)
-    assert (written.exit_code, written.stdout) == (0, "")
+    out.write_text(latency.csv())
     rows = read_engine_table(out, ["close"], ["ngram"], None)
     assert len(rows) == len(found["steps"]) == len(list(csv.DictReader(io.StringIO(out.read_text()))))
     assert {row.batch for row in rows} == {1, 2}
+
+
+def test_a_csv_file_is_written_for_other_profiles(profile: Path, tmp_path: Path) -> None:
+    out, few = tmp_path / "steps.csv", ("--set", "costs.repeats=3", "--set", "costs.context=[16]")
+    assert called("latency", profile, *few, "--format", "csv", "--out", out).exit_code == 0
+    assert {row.context for row in read_engine_table(out, ["close"], ["ngram"], None)} == {0, 16}
 
 
 def failed(result: Result) -> AlphaprofError:

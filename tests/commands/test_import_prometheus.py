@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.commands.importing.counters import Counters, build_counters
+from alphaprof.errors import AlphaprofError
 from alphaprof.render.json import json_schema
 from tests.commands.test_import import failure, invoke
 from tests.loops import each
@@ -193,8 +194,9 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
 def test_pages_that_say_nothing_together_are_refused(
     before: str | bytes, after: str | bytes, words: str, tmp_path: Path
 ) -> None:
-    code, text = failure(invoke("import", "prometheus", *saved(tmp_path, before, after)))
-    assert (code, words in text) == (3, True)
+    with pytest.raises(AlphaprofError) as found:
+        rise(tmp_path, before, after)
+    assert (found.value.exit_code, words in found.value.message) == (3, True)
 
 
 def test_a_page_that_is_not_there_is_refused(tmp_path: Path) -> None:

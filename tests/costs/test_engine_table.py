@@ -183,7 +183,6 @@ def test_the_examples_of_the_page_are_read(tmp_path: Path, kind: str) -> None:
     (example,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
     table = StepTable(read(tmp_path, example, name=f"costs.{kind}"))
     times = table.times("small", 4, 1, 1024)
-    assert times is not None
     assert (times.decode.ms, times.target[5].ms, times.draft.ms) == (7.1, 7.5, 1.1)
 
 
@@ -197,6 +196,5 @@ def test_a_table_gives_back_the_times_of_its_file(
     folder = tmp_path_factory.mktemp("costs")
     content = [{"model": row.model, "tokens": row.tokens, "ms": value} for row, value in zip(EXPECTED, ms, strict=True)]
     found = StepTable(read(folder, content, overhead)).times("small", 1, 1, 0)
-    assert found is not None
     assert (found.target[1].ms, found.target[2].ms, found.draft.ms) == (ms[0] + overhead, ms[1] + overhead, ms[2])
     assert math.isfinite(found.decode.relative_error)

@@ -47,7 +47,6 @@ def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later
     joining = 1000 * (2e8 / (0.8 * 3.35e12) + 8 * 2e8 / (0.66 * 989e12))
     assert times["draft_first", 1] - times["draft", 1] == pytest.approx(joining)
     steps = StepTable(found).times("eagle", 2, 8, 512)
-    assert steps is not None
     assert list(steps.draft_first) == [1, 2, 3]
 
 
@@ -89,7 +88,6 @@ def test_interpolation_meets_the_roofline_of_a_dense_model(batch: int, context: 
     # Bytes and FLOPs are linear in batch for a context, and the other way round: two batches and two contexts tell all.
     table = StepTable(roofline_rows(TARGET, DRAFTS, PLAIN, 3, (1, 64), (0, 4096), ()))
     times = table.times("small", 3, batch, context)
-    assert times is not None
     for tokens, found in times.target.items():
         assert found.ms == pytest.approx(PLAIN.ms(TARGET, True, tokens, batch, context), rel=1e-9)
 

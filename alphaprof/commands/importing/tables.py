@@ -23,6 +23,10 @@ from alphaprof.log.manifest import (
 )
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 
+COUNTED = (
+    "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never tested, and "
+    "accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either"
+)
 ONE_BY_ONE = "token"  # drafts are verified one after the other
 
 
@@ -108,13 +112,7 @@ def notes(requests: Sequence[EngineRequest], imported: Imported) -> list[dict[st
     unnamed = sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests)
     plain, of_all = sum(request.rounds.plain > 0 for request in requests), f"of {len(requests)} requests"
     table = (
-        (
-            "imported",
-            True,
-            "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never tested, and "
-            "accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
-            "alphaprof profile measures them, for drafts that it can load",
-        ),
+        ("imported", True, COUNTED, "alphaprof profile measures them, for drafts that it can load"),
         (
             "rounds_only",
             not chain,

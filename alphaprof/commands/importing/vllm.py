@@ -46,7 +46,7 @@ class Metrics(BaseModel):
         return None
 
 
-class Answer(BaseModel):
+class Answered(BaseModel):
     """What an answer says beside its metrics, wherever it stands. `name`: what tells its prompt from others, where neither
     token ids nor the text do.
     """
@@ -150,10 +150,10 @@ def prompt_of(*places: Fields) -> Any:
 
 
 def counted_request(line: Line, fields: Fields, metrics: Fields, gamma: int | None) -> EngineRequest:
-    """The request of an answer's `fields` (see `Answer`) and `metrics` (see `Metrics`). Raises `LeftOut` and
+    """The request of an answer's `fields` (see `Answered`) and `metrics` (see `Metrics`). Raises `LeftOut` and
     `DataUnreadable`.
     """
-    answer, counts = line.read(Answer, fields), line.read(Metrics, metrics)
+    answer, counts = line.read(Answered, fields), line.read(Metrics, metrics)
     reason = answer.finish_reason
     return EngineRequest(
         line=line.inside({}),  # a log may be larger than the memory
