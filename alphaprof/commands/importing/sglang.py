@@ -113,7 +113,10 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
 
 
 def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
-    """Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions."""
+    """Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
+
+    Raises `LeftOut` where these do not account for them either.
+    """
     if request.rounds.plain > counts.retractions:
         hint = "num_retractions is in meta_info only; else the counts mean something other than is known here"
         raise LeftOut("more tokens than its rounds write", hint)

@@ -114,7 +114,7 @@ def answers_of(line: Line) -> list[Line]:
 
 
 def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> EngineRequest:
-    """The request of a line; `gamma`: what it must have been served with (None: what it says).
+    """The request of a line; `gamma`: what it must have been served with (None: what it says); `drafting`: always a chain.
 
     Raises `LeftOut`, and `DataUnreadable` for a line that contradicts itself or lacks what it needs.
     """
