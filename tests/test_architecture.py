@@ -35,7 +35,7 @@ HOMES = {
     "plotly": ("render/html/*", "commands/curve/figure.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
-    "pydantic": ("config/*", "log/training"),
+    "pydantic": ("config/*", "log/training.py", "commands/importing/*", "costs/engine_table.py"),
     "scipy": ("stats/*", "costs/*", "theory/*"),
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),

@@ -120,7 +120,7 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import VLLM, ImportRequest
+    from alphaprof.commands.importing.build import ImportRequest
 
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
     if verification == "block" and rule != "lossless":
@@ -128,7 +128,7 @@ def import_vllm(
             f"--verification block verifies drafts that are drawn, and --rule is {rule}", "leave it out, or --rule lossless"
         )
     request = ImportRequest(
-        VLLM, requests, rule, sampling, gamma, *names, leave_out, overrides or (), verification=verification
+        "vLLM", requests, rule, sampling, gamma, *names, leave_out, overrides or (), verification=verification
     )
     _import(request, out)
 
@@ -166,7 +166,7 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import SGLANG, ImportRequest
+    from alphaprof.commands.importing.build import ImportRequest
 
     if drafting != "chain" and gamma is None:
         raise OptionInvalid(
@@ -174,7 +174,7 @@ def import_sglang(
             "add --gamma N: the server's --speculative-num-steps, and where these adapt, the largest",
         )
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest(SGLANG, requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
+    _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
 @import_app.command("prometheus", cls=ImportCommand)
@@ -210,13 +210,11 @@ def _import(asked: ImportRequest, out: Path) -> None:
 
 def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
     """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
-    if rule == "strict":
-        if temperature or top_k != 0 or top_p != 1:
-            problem = "strict is greedy decoding, and --temperature above 0, --top-k and --top-p mean sampling"
-            raise OptionInvalid(problem, "name the engine's rule: --rule one_hot (its default when it samples), or lossless")
+    if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
+        problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
+        hint = "strict is greedy decoding; one_hot (what engines do when they sample) and lossless need --temperature"
+        raise OptionInvalid(problem, hint)
+    if rule == "strict" or not temperature:
         return None
-    if not temperature:
-        problem = f"{rule} keeps drafts by the target's distribution, which needs a temperature"
-        raise OptionInvalid(problem, "add --temperature with the value of the requests; at temperature 0 the rule is strict")
     # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

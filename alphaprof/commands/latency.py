@@ -13,14 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
 from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 
-MOST = 2  # drafts that the answer names
-CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error", "rounds", "waiting")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -43,7 +42,7 @@ class Latency:
 
     @classmethod
     def of(cls, run: Run) -> Latency:
-        """Returns the step times of a run; no steps where none were timed."""
+        """Returns the step times of a run."""
         manifest, table = run.manifest, run.latency()
         environment, target = manifest.environment, manifest.target
         return cls(
@@ -61,7 +60,7 @@ class Latency:
     def csv(self) -> str:
         """Returns the table that a profile on another machine can name under `costs.path`."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         for row in self.steps:
             rounds = " ".join(map(str, row["rounds_ms"]))
@@ -97,12 +96,8 @@ class Latency:
 
 def _answer(latency: Latency) -> Iterator[str]:
     """Yields what a step of every draft and verification cost, at the smallest batch and context, and what to do with it."""
-    decode = next((row for row in latency.steps if row["model"] == TARGET and row["step"] == "decode"), None)
-    if decode is None:
-        yield "NO STEPS WERE TIMED: the profile asks for none (costs.source)"
-        return
-    at = ("batch", "context")
-    first = [row for row in latency.steps if all(row[name] == decode[name] for name in at)]
+    decode = next(row for row in latency.steps if row["model"] == TARGET and row["step"] == "decode")
+    first = [row for row in latency.steps if all(row[name] == decode[name] for name in ("batch", "context"))]
     yield (
         f"a decode step of the target takes {fmt.number(decode['median_ms'])} ms at batch {decode['batch']}, context "
         f"{fmt.count(decode['context'])}"
@@ -110,14 +105,12 @@ def _answer(latency: Latency) -> Iterator[str]:
     steps = [row for row in first if row["model"] != TARGET and row["step"] == "draft" and row["tokens"] == 1]
     verify = max((row for row in first if row["step"] == "verify"), key=itemgetter("tokens"), default=None)
     r = _autocorrelation(first)
-    costs = [(f"a token drafted by {fmt.short(row['model'])}", row) for row in steps[:MOST]]
+    costs = [(f"a token drafted by {fmt.short(row['model'])}", row) for row in steps]
     if verify is not None:
         costs.append((f"verifying {verify['tokens']} tokens", verify))
     for name, row in costs:
         cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_error(row, decode, r)} of that"
         yield f"{name} costs {cost} ({fmt.number(row['median_ms'])} ms)"
-    if len(steps) > MOST:
-        yield f"{fmt.many(len(steps) - MOST, 'more draft')}: in the tables"
     if decode["repeats"] < GO_ROUNDS:
         yield f"not enough for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
     if latency.waiting and is_busy(latency.waiting):

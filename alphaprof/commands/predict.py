@@ -18,6 +18,7 @@ from alphaprof.stats.formulas import RoundCost
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
+LEAST_COST = 1e-3  # of a verification, which always takes time
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,14 @@ def build_prediction(
     acceptance: float | EngineRate, burstiness: float, cost: RoundCost, gammas: Iterable[int] = GAMMAS
 ) -> Prediction:
     """Predictions for an alpha, or for the one that gives an engine's rate. Raises `OptionInvalid` for impossible values."""
+    gammas = tuple(gammas)
     for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
         _between(option, value, 0, math.inf)
-    _between("--verify", cost.verify, 0, math.inf)
-    if cost.verify == 0:
-        raise OptionInvalid("--verify is 0, but verification always takes time", "give its cost in decode steps, about 1")
+    _between("--verify", cost.verify, LEAST_COST, math.inf)
+    for gamma in gammas:
+        _between("--gamma", gamma, 1, LONGEST)
     alpha = _alpha(acceptance, burstiness)
-    predictions = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
+    predictions = tuple(_of_gamma(alpha, burstiness, gamma, cost) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
     return Prediction(alpha, burstiness, rate, cost, predictions, best.gamma)
@@ -115,8 +117,8 @@ def _alpha(acceptance: float | EngineRate, burstiness: float) -> float:
     try:
         if isinstance(acceptance, EngineRate):
             _between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
-            gamma = _gamma("--at-gamma", acceptance.gamma)
-            return formulas.alpha_of_rate(acceptance.accepted_per_drafted, gamma, burstiness)
+            _between("--at-gamma", acceptance.gamma, 1, LONGEST)
+            return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma, burstiness)
         _between("--alpha", acceptance, 0, 1)
         formulas.check_chain(acceptance, burstiness)
     except ValueError as error:
@@ -128,14 +130,6 @@ def _between(option: str, value: float, low: float, high: float) -> None:
     if not (low <= value <= high and math.isfinite(value)):
         limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
         raise OptionInvalid(f"{option} is {value:g}; it must be {limits}", "correct the value; --help says what it means")
-
-
-def _gamma(option: str, gamma: int) -> int:
-    if not 1 <= gamma <= LONGEST:
-        raise OptionInvalid(
-            f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens", "choose a gamma in that range; 3 to 5 are usual"
-        )
-    return gamma
 
 
 def _answer(prediction: Prediction) -> Iterator[str]:

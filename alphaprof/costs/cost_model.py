@@ -11,10 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import StepTimes, Timing
-from alphaprof.costs.steps import TARGET, StepRow, StepTable
+from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
 from alphaprof.log.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
 from alphaprof.log.store import Run
@@ -150,20 +149,23 @@ class CostModel:
 
     def times(self, concurrency: int) -> dict[str, StepTimes]:
         """Step times by draft, of drafts that have any at a concurrency."""
-        return self._times(self.table, concurrency)
+        return self._times(self.table, concurrency)[0]
 
-    def _times(self, table: StepTable, concurrency: int) -> dict[str, StepTimes]:
-        place = (self.gamma, concurrency, self.context)
-        times = {draft: table.times(draft, *place) for draft in self.manifest.drafts}
-        return {draft: known for draft, known in times.items() if known is not None}
+    def _times(self, table: StepTable, concurrency: int) -> tuple[dict[str, StepTimes], dict[str, str]]:
+        """Step times by draft, and of the other drafts why they have none."""
+        times, missing = {}, {}
+        for draft in self.manifest.drafts:
+            try:
+                times[draft] = table.times(draft, self.gamma, concurrency, self.context)
+            except Unmeasured as reason:
+                missing[draft] = str(reason)
+        return times, missing
 
     def timing(self, concurrency: int) -> Timing:
         """The same for a verdict, with the reasons of drafts that have none."""
-        place = (self.gamma, concurrency, self.context)
-        reasons = {draft: self.table.why_not(draft, *place) for draft in self.manifest.drafts}
-        missing = {name: reason for name, reason in reasons.items() if reason}
-        choosing, testing = (self._times(half, concurrency) for half in self.table.halves)
-        return Timing(self.times(concurrency), self.basis, missing, (choosing, testing))
+        times, missing = self._times(self.table, concurrency)
+        choosing, testing = (self._times(half, concurrency)[0] for half in self.table.halves)
+        return Timing(times, self.basis, missing, (choosing, testing))
 
     @property
     def basis(self) -> str:
@@ -200,6 +202,8 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         rows: Sequence[StepRow] = measured_rows(measured, manifest.environment.get("timing_waiting") or 0.0)
         mode = measured[0]["mode"]
     elif options["source"] == TABLE:
+        from alphaprof.costs.engine_table import read_engine_table  # pydantic, which most reports do without
+
         models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
         lookups = [name for name in manifest.drafts if name not in models]
         rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"], _heads(manifest))

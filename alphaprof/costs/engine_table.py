@@ -12,24 +12,20 @@ are the target's. No format of a `vllm bench forward` was found, and none is rea
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from alphaprof.costs.steps import TARGET, StepRow
 from alphaprof.costs.timing import FREE_STEPS
-from alphaprof.errors import VALUE, CostsUnreadable, cut, shown
+from alphaprof.errors import CostsUnreadable, cut, shown
 
-COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error", "rounds", "waiting")
-VLLM_TIMES = ("server_latency_per_iter_ms", "latency_per_iter_ms")
-MOST = 2**31 - 1  # of tokens, batch and context: what the columns of step times hold
-LONGEST_MS = 1e9  # of one step: eleven days
 MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not drafts
 # What a model of each kind does, its usual step first.
 STEPS_OF = {
@@ -38,50 +34,45 @@ STEPS_OF = {
     "head": ("draft", "draft_first", "prefill", "bookkeeping"),
     "lookup": ("lookup", "bookkeeping"),
 }
+MOST_TOKENS = {"decode": 1, "lookup": 1, "bookkeeping": 1}  # of a step
+Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]  # what the columns of step times hold
+Time = Annotated[float, Field(ge=0, le=1e9)]  # in ms: up to eleven days; NaN and infinity are not
 
 
-@dataclass(frozen=True)
-class _Record:
-    """One row as it was read, and where: file and row, for messages."""
+def _split(value: object) -> object:
+    return value.split() if isinstance(value, str) else value
 
-    where: str
-    cells: Mapping[str, Any]
 
-    def refuse(self, problem: str, hint: str) -> CostsUnreadable:
-        return CostsUnreadable(f"{self.where}: {problem}", hint)
+class TableRow(BaseModel):
+    """A row of a table. An empty cell has the default, if any; `rounds`: numbers with spaces between, or a list."""
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number. Raises `CostsUnreadable`."""
-        value = self.cells.get(key)
-        if value is None or value == "":
-            if default is None:
-                raise self.refuse(f"{key} is missing", f"give every row a number for {key}")
-            return default
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if not isinstance(value, bool) and math.isfinite(number := float(value)):
-                return number
-        raise self.refuse(f"{key} is {shown(value)}, not a number", "write numbers with a point, without units, like 12.5")
+    model_config = ConfigDict(extra="forbid")
 
-    def whole(self, key: str, least: int, default: int | None = None) -> int:
-        """A whole number up to `MOST`. Raises `CostsUnreadable`."""
-        number = self.number(key, default)
-        if number != int(number) or not least <= number <= MOST:
-            problem = f"{key} is {number:g}, not a whole number from {least} to {MOST}"
-            raise self.refuse(problem, f"correct {key} in this row")
-        return int(number)
+    model: str
+    step: str = ""
+    tokens: Whole = 0
+    batch: Whole = Field(1, gt=0)
+    context: Whole = 0
+    ms: Time
+    relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    rounds: Annotated[
+        tuple[Time, ...], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)
+    ] = ()
+    waiting: Annotated[float, Field(ge=0, le=1)] = 0.0
 
-    def ms(self, key: str, step: str) -> float:
-        """A time. Raises `CostsUnreadable`."""
-        ms = self.number(key)
-        if ms < 0 or (ms == 0 and step not in FREE_STEPS) or ms > LONGEST_MS:
-            raise self.refuse(f"{key} is {ms:g}", "a step takes time: measure it again, in ms, or leave the row out")
-        return ms
 
-    def rounds(self, step: str) -> tuple[float, ...]:
-        """The times in interleaved rounds, if any: numbers with spaces between, or a list. Raises `CostsUnreadable`."""
-        value = self.cells.get("rounds") or ()
-        each = value.split() if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-        return tuple(replace(self, cells={"rounds": time}).ms("rounds", step) for time in each)
+class VllmEntry(BaseModel):
+    """An entry of `vllm bench iterations`."""
+
+    model: str = TARGET
+    mode: Literal["prefill", "decode"]
+    context_len: Whole
+    batch_size: Whole = Field(gt=0)
+    input_len: Whole = Field(1, gt=0)
+    ms: Time = Field(gt=0, validation_alias=AliasChoices("server_latency_per_iter_ms", "latency_per_iter_ms"))
+
+
+COLUMNS = tuple(TableRow.model_fields)
 
 
 def read_engine_table(
@@ -95,32 +86,37 @@ def read_engine_table(
     """
     kinds = {TARGET: "target"} | dict.fromkeys(drafts, "draft") | dict.fromkeys(lookups, "lookup")
     kinds |= dict.fromkeys(heads, "head")
-    rows: dict[tuple[Any, ...], tuple[StepRow, str]] = {}
-    for record in _records(path):
-        if "mode" in record.cells:
-            if overhead_ms is None:
-                raise record.refuse(
-                    "times of vLLM's bench need overhead_ms, since forward times leave out sampling and the CPU's work",
-                    "set costs.overhead_ms to what a step takes besides (0: these times include it)",
-                )
-            row = _vllm_row(record, kinds)
-        else:
-            row = _row(record, kinds)
-        place = (row.model, row.step, row.tokens, row.batch, row.context)
-        other, where = rows.setdefault(place, (row, record.where))
+    rows: dict[tuple[Any, ...], StepRow] = {}
+    for where, cells in _records(path):
+        try:
+            if "mode" in cells:
+                row = _vllm_row(VllmEntry.model_validate(cells), kinds)
+            else:
+                row = _row(TableRow.model_validate(cells), kinds)
+        except ValueError as error:  # ValidationError is one
+            hint = f"the columns are {', '.join(COLUMNS)}; numbers have a point and no unit, like 12.5"
+            raise CostsUnreadable(f"{where}: {_problem(error)}", hint) from None
+        if "mode" in cells and overhead_ms is None:
+            problem = "times of vLLM's bench need overhead_ms, since forward times leave out sampling and the CPU's work"
+            hint = "set costs.overhead_ms to what a step takes besides (0: these times include it)"
+            raise CostsUnreadable(f"{where}: {problem}", hint)
+        other = rows.setdefault((row.model, row.step, row.tokens, row.batch, row.context), row)
         if other.ms != row.ms:
-            raise record.refuse(
-                f"{row.ms:g} ms for the same step that takes {other.ms:g} ms in {where.removeprefix(f'{path}, ')}",
-                "remove one of them, or their median",
-            )
-    steps = {row.step for row, _ in rows.values() if row.model == TARGET}
-    if "decode" not in steps:
-        hint = "add a row: model target, tokens 1, for every batch size"
-        raise CostsUnreadable(f"{path}: no decode step of the target", hint)
-    if "verify" not in steps:
-        hint = "measure steps of 2..N tokens of the target, N one more than the largest gamma"
-        raise CostsUnreadable(f"{path}: no verify steps", hint)
-    return tuple(_slower(row, overhead_ms or 0.0) for row, _ in rows.values())
+            problem = f"{row.ms:g} ms for the same step that takes {other.ms:g} ms in another row"
+            raise CostsUnreadable(f"{where}: {problem}", "remove one of them, or their median")
+    if missing := {"decode", "verify"} - {row.step for row in rows.values() if row.model == TARGET}:
+        hint = "give steps of 1..N tokens of the target, N one more than the largest gamma"
+        raise CostsUnreadable(f"{path}: no {' or '.join(sorted(missing))} step of the target", hint)
+    return tuple(_slower(row, overhead_ms or 0.0) for row in rows.values())
+
+
+def _problem(error: ValueError) -> str:
+    """What is wrong with a row, in a line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    name = cut(".".join(map(str, first["loc"])))
+    return f"{name} is missing" if first["type"] == "missing" else f"{name} is {shown(first['input'])}: {first['msg']}"
 
 
 def _slower(row: StepRow, overhead_ms: float) -> StepRow:
@@ -132,97 +128,59 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
     return replace(row, ms=ms, relative_error=row.relative_error * row.ms / ms, rounds=rounds)
 
 
-def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
-    if strange := [cut(str(key), VALUE) for key in record.cells if key not in COLUMNS]:
-        raise record.refuse(f"unknown column {strange[0]}", f"the columns are {', '.join(COLUMNS)}")
-    model = _model(record, kinds, record.cells.get("model"))
-    kind = kinds[model]
-    step = record.cells.get("step") or (STEPS_OF[kind][0] if kind != "target" else "")
-    tokens = record.whole("tokens", 1, 1 if step in FREE_STEPS else None)
-    step = step or ("decode" if tokens == 1 else "verify")
-    if step not in STEPS_OF[kind]:
-        raise record.refuse(f"{model} has no step {shown(step)}", f"steps of a {kind} are {', '.join(STEPS_OF[kind])}")
+def _row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
+    kind = _kind(row.model, kinds)
+    usual = STEPS_OF[kind][0] if kind != "target" or row.tokens == 1 else "verify"
+    step = row.step or usual
+    tokens = row.tokens or (1 if step in FREE_STEPS else 0)
+    if step not in STEPS_OF[kind] or not (2 if step == "verify" else 1) <= tokens <= MOST_TOKENS.get(step, tokens):
+        steps = ", ".join(STEPS_OF[kind])
+        raise ValueError(f"{row.model} has no step {shown(step)} over {tokens} tokens; steps of a {kind} are {steps}")
+    if step not in FREE_STEPS and not all((row.ms, *row.rounds)):
+        raise ValueError("ms is 0, but a step takes time: measure it again, or leave the row out")
     if kind == "head" and step == "draft" and tokens > 1:
         step = "draft_first"
-    if (tokens == 1) != (step != "verify") and step not in ("prefill", "draft", "draft_first"):
-        problem = f"a {step} step over {tokens} token{'s' if tokens > 1 else ''}"
-        raise record.refuse(problem, "verify has 2 or more, the others have 1")
-    if (error := record.number("relative_error", 0.0)) < 0:
-        hint = "give the standard error as a share of the time, or leave it out"
-        raise record.refuse(f"relative_error is {error:g}", hint)
-    batch, context = record.whole("batch", 1, 1), record.whole("context", 0, 0)
-    if not 0 <= (waiting := record.number("waiting", 0.0)) <= 1:
-        raise record.refuse(f"waiting is {waiting:g}", "give a share from 0 to 1, or leave it out")
-    return StepRow(model, step, tokens, batch, context, record.ms("ms", step), error, record.rounds(step), waiting=waiting)
+    place = (row.model, step, tokens, row.batch, row.context)
+    return StepRow(*place, row.ms, row.relative_error, row.rounds, waiting=row.waiting)
 
 
-def _vllm_row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
-    model = _model(record, kinds, record.cells.get("model", TARGET))
-    mode = record.cells["mode"]
-    if mode not in ("prefill", "decode"):
-        raise record.refuse(f"mode is {shown(mode)}", "vLLM's bench iterations writes prefill or decode")
-    if kinds[model] == "lookup":
-        raise record.refuse(f"{model} searches the text and runs no model", "give its time as a row with model and ms")
-    time = next((key for key in VLLM_TIMES if key in record.cells), VLLM_TIMES[-1])
-    context, batch = record.whole("context_len", 0), record.whole("batch_size", 1)
-    tokens = 1 if mode == "decode" else record.whole("input_len", 1)
-    most = 2 if kinds[model] == "draft" else MOST_VERIFIED  # a draft model catches up on one token after it drafted all
-    several = {"target": "verify", "draft": "draft", "head": "draft_first"}[kinds[model]]
-    one = STEPS_OF[kinds[model]][0]
-    step = one if mode == "decode" else several if context > 0 and 2 <= tokens <= most else "prefill"
-    return StepRow(model, step, tokens, batch, context, record.ms(time, step))
+def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
+    kind = _kind(entry.model, kinds)
+    if kind == "lookup":
+        raise ValueError(f"{entry.model} searches the text and runs no model: give its time as a row with model and ms")
+    tokens = 1 if entry.mode == "decode" else entry.input_len
+    most = 2 if kind == "draft" else MOST_VERIFIED  # a draft model catches up on one token after it drafted all
+    several = {"target": "verify", "draft": "draft", "head": "draft_first"}[kind]
+    one = STEPS_OF[kind][0]
+    step = one if entry.mode == "decode" else several if entry.context_len > 0 and 2 <= tokens <= most else "prefill"
+    return StepRow(entry.model, step, tokens, entry.batch_size, entry.context_len, entry.ms)
 
 
-def _model(record: _Record, kinds: Mapping[str, str], name: object) -> str:
-    if not isinstance(name, str) or name not in kinds:
-        problem = f"unknown model {shown(name)}" if name else "model is missing"
-        raise record.refuse(problem, f"the models of this profile are {cut(', '.join(kinds))}")
-    return name
+def _kind(model: str, kinds: Mapping[str, str]) -> str:
+    if model not in kinds:
+        raise ValueError(f"unknown model {shown(model)}: the models of this profile are {cut(', '.join(kinds))}")
+    return kinds[model]
 
 
-def _records(path: Path) -> Iterator[_Record]:
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place of each row, for messages, and its cells that are not empty."""
     try:
-        if path.exists() and not path.is_file():
-            hint = "give a regular file: reports read it again"
-            raise CostsUnreadable(f"{path} cannot be read: it is not a regular file", hint)
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        hint = "check costs.path, a CSV or JSON file of step times"
-        raise CostsUnreadable(f"{path} cannot be read: {reason}", hint) from error
-    return (_from_json if path.suffix.lower() == ".json" else _from_csv)(path, text)
-
-
-def _from_csv(path: Path, text: str) -> Iterator[_Record]:
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="beyond the header")
-    try:
-        names = [name.strip() for name in reader.fieldnames or ()]
-        reader.fieldnames = names
-        lines = [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        hint = "give a CSV file, or a JSON file whose name ends in .json"
-        raise CostsUnreadable(f"{path} is not CSV: {error}", hint) from error
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise CostsUnreadable(f"{path}, line 1: column {cut(twice[0], VALUE)} occurs twice", "remove one of them")
-    for line, cells in lines:
+        if path.suffix.lower() == ".json":
+            rows = [(f"{path}, row {number}", cells) for number, cells in enumerate(_flat(json.loads(text), {}), 1)]
+        else:
+            reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="beyond the header")
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            rows = [(f"{path}, line {reader.line_num}", cells) for cells in reader]
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        problem = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise CostsUnreadable(problem, "check costs.path, a CSV or JSON file of step times, in UTF-8") from error
+    for where, cells in rows:
         stripped = {key: cell.strip() if isinstance(cell, str) else cell for key, cell in cells.items()}
-        yield _Record(f"{path}, line {line}", stripped)
+        yield where, {key: cell for key, cell in stripped.items() if cell not in ("", None)}
 
 
-def _from_json(path: Path, text: str) -> Iterator[_Record]:
-    try:
-        rows = list(_flat(json.loads(text), {}))
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of thousands of digits
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise CostsUnreadable(f"{path} is not JSON: {reason}", "give one JSON list; jq -s . joins several files") from error
-    for number, cells in enumerate(rows, 1):
-        record = _Record(f"{path}, row {number}", cells if isinstance(cells, dict) else {})
-        if not record.cells:
-            raise record.refuse("not an object", f"a row is an object with {', '.join(COLUMNS)}")
-        yield record
-
-
-def _flat(content: Any, shared: Mapping[str, Any]) -> Iterator[Any]:
+def _flat(content: Any, shared: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows of a list, or under `results`, however they are nested; a `model` beside `results` is that of its rows."""
     if isinstance(content, list):
         for each in content:
@@ -231,4 +189,4 @@ def _flat(content: Any, shared: Mapping[str, Any]) -> Iterator[Any]:
         own = {"model": content["model"]} if "model" in content else {}
         yield from _flat(content["results"], {**shared, **own})
     else:
-        yield {**shared, **content} if isinstance(content, dict) else content
+        yield {**shared, **(content if isinstance(content, dict) else {"row": content})}

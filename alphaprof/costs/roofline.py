@@ -45,43 +45,36 @@ class ModelShape:
     last_parameters: float = 0.0
     stored_parameters: float = 0.0
 
-    def __post_init__(self) -> None:
-        counts = (self.parameters, self.heads, self.kv_heads, self.head_dim)
-        if min(*counts, self.weight_bytes, self.kv_bytes) <= 0 or self.layers < 0:
-            raise ValueError("a shape's numbers are positive")
-        if not 0 <= self.experts_per_token <= self.experts or self.shared_parameters < 0:
-            raise ValueError("a token uses at most all experts, and they hold at most all parameters")
-
     @classmethod
     def from_config(cls, config: Mapping[str, Any], weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> ModelShape:
         """The shape of a model from its config.json, for the architectures in `KNOWN`.
 
         Norms, biases and routers are not counted (together less than 0.2 % of the parameters). A sliding window is read as
-        full attention. Raises `ModelUnloadable` for other architectures and for configs that lack a number.
+        full attention. Raises `ModelUnloadable` for other architectures, and `KeyError` for configs that lack a number.
         """
-        if config.get("kv_lora_rank"):
+        kind = config.get("model_type")
+        if kind not in KNOWN or config.get("kv_lora_rank"):
             raise ModelUnloadable(
-                "this config has a latent KV cache (kv_lora_rank), which is not counted in keys and values by head",
-                "measure step times instead, or write a ModelShape by hand that moves as many bytes",
+                f"model_type {kind!r}, or its latent KV cache, is not counted here; known are {', '.join(KNOWN)}",
+                "of a multimodal model give its text_config; else measure step times, or write a ModelShape by hand",
             )
-        if (kind := config.get("model_type")) not in KNOWN:
-            raise ModelUnloadable(
-                f"model_type {kind!r} is not one whose parameters are counted here: {', '.join(KNOWN)}",
-                "of a multimodal model give its text_config; else write a ModelShape by hand",
-            )
-        layers, hidden, vocabulary = (_whole(config, key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
-        heads = _whole(config, "num_attention_heads")
-        kv_heads = _whole(config, "num_key_value_heads", heads)
-        head_dim = _whole(config, "head_dim", hidden // heads)
+        layers, hidden, vocabulary = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or hidden // heads
         tied = bool(config.get("tie_word_embeddings", False))
         attention = 2 * hidden * head_dim * (heads + kv_heads)
-        mixture = _Mixture.of(config, layers)
-        dense = 0 if mixture.layers == layers else 3 * hidden * _whole(config, "intermediate_size")
-        parameters = vocabulary * hidden * (1 if tied else 2) + layers * attention + (layers - mixture.layers) * dense
-        parameters += mixture.layers * 3 * hidden * (mixture.experts * mixture.width + mixture.shared_width)
-        expert = mixture.layers * 3 * hidden * mixture.width
+        experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
+        mixed, width, shared, used = 0, 0, 0, 0  # layers with experts, the inner width of one and of what all tokens use
+        if experts:
+            mixed, used = _mixed_layers(config, layers), config["num_experts_per_tok"]
+            width = config["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"]
+            shared = width * (config.get("n_shared_experts") or 0) + (config.get("shared_expert_intermediate_size") or 0)
+        dense = 0 if mixed == layers else 3 * hidden * config["intermediate_size"]
+        parameters = vocabulary * hidden * (1 if tied else 2) + layers * attention + (layers - mixed) * dense
+        parameters += mixed * 3 * hidden * (experts * width + shared)
         sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, kv_bytes)
-        return cls(*sizes, mixture.experts, mixture.per_token, expert, tied)
+        return cls(*sizes, experts, used, mixed * 3 * hidden * width, tied)
 
     @property
     def shared_parameters(self) -> float:
@@ -114,39 +107,12 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
 
 
-@dataclass(frozen=True)
-class _Mixture:
-    """The experts of a config: layers that have them, how many there are and are used, the inner width of one of them and
-    of the part that every token uses; all 0 for a dense model.
-    """
-
-    layers: int = 0
-    experts: int = 0
-    per_token: int = 0
-    width: int = 0
-    shared_width: int = 0
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], layers: int) -> _Mixture:
-        key = next((name for name in EXPERTS if config.get(name)), None)
-        if key is None:
-            return cls()
-        width = _whole(config, "intermediate_size" if config["model_type"] == "mixtral" else "moe_intermediate_size")
-        shared = _whole(config, "n_shared_experts", 0) * width + _whole(config, "shared_expert_intermediate_size", 0)
-        first, dense = _whole(config, "first_k_dense_replace", 0), config.get("mlp_only_layers") or ()
-        step, frequency = _whole(config, "decoder_sparse_step", 1), _whole(config, "moe_layer_freq", 1)
-        sparse = (layer for layer in range(first, layers) if (layer + 1) % step == 0 and layer % frequency == 0)
-        chosen = [layer for layer in sparse if layer not in dense]
-        return cls(len(chosen), _whole(config, key), _whole(config, "num_experts_per_tok"), width, shared)
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A number of a config, 0 or above; `default` where it is missing or null. Raises `ModelUnloadable`."""
-    value = default if config.get(key) is None else config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < (0 if default == 0 else 1):
-        state = "lacks" if value is None else f"has {value!r} for"
-        raise ModelUnloadable(f"the config {state} {key}, a whole number", "give the config.json of the model as it is")
-    return value
+def _mixed_layers(config: Mapping[str, Any], layers: int) -> int:
+    """How many of the layers have experts."""
+    first, dense = config.get("first_k_dense_replace") or 0, config.get("mlp_only_layers") or ()
+    step, frequency = config.get("decoder_sparse_step") or 1, config.get("moe_layer_freq") or 1
+    sparse = (layer for layer in range(first, layers) if (layer + 1) % step == 0 and layer % frequency == 0)
+    return sum(layer not in dense for layer in sparse)
 
 
 @dataclass(frozen=True)
@@ -188,10 +154,6 @@ class Efficiency:
     memory: float = 1.0
     compute: float = 1.0
     all_reduce_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.memory <= 1 and 0 < self.compute <= 1 and self.all_reduce_ms >= 0):
-            raise ValueError(f"efficiencies are shares in (0, 1], not {self.memory:.3g} and {self.compute:.3g}")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class StepRow:
     waiting: float = 0.0
 
 
-class _Unmeasured(Exception):
+class Unmeasured(Exception):
     """There is no time for this: the reason, in words."""
 
 
@@ -54,17 +54,12 @@ _Cells = Mapping[int, Mapping[int, Sequence[StepRow]]]  # batch -> tokens -> row
 
 
 class StepTable:
-    """Rows of step times, and the times between them. Raises `ValueError` where two rows disagree about the same step."""
+    """Rows of step times, one for each step, and the times between them."""
 
     def __init__(self, rows: Iterable[StepRow]) -> None:
         self.rows = _with_autocorrelation(tuple(dict.fromkeys(rows)))
         self._cells: dict[tuple[str, str], dict[int, dict[int, list[StepRow]]]] = {}
-        seen = set()
         for row in sorted(self.rows, key=lambda row: (row.batch, row.tokens, row.context)):
-            place = (row.model, row.step, row.tokens, row.batch, row.context)
-            if place in seen:
-                raise ValueError(f"two times for {row.step} of {row.model}: {row}")
-            seen.add(place)
             step = "decode" if row.step == "verify" else row.step  # one kind of step over 1 and over several tokens
             cells = self._cells.setdefault((row.model, step), {})
             cells.setdefault(row.batch, {}).setdefault(row.tokens, []).append(row)
@@ -92,20 +87,26 @@ class StepTable:
         """Contexts at which the target's decode step was measured with this batch size, ascending."""
         return tuple(row.context for row in self._of(TARGET, "decode").get(batch, {}).get(1, ()))
 
-    def times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes | None:
-        """Times of rounds with up to `gammas_max` drafts; None where there are none, for which `why_not` has the reason."""
-        try:
-            return self._times(draft, gammas_max, batch, context)
-        except _Unmeasured:
-            return None
-
-    def why_not(self, draft: str, gammas_max: int, batch: int, context: float) -> str | None:
-        """Why `times` has nothing to say; None where it has."""
-        try:
-            self._times(draft, gammas_max, batch, context)
-        except _Unmeasured as reason:
-            return str(reason)
-        return None
+    def times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes:
+        """Times of rounds with up to `gammas_max` drafts. Raises `Unmeasured`."""
+        steps, first, searches = (self._of(draft, step) for step in ("draft", "draft_first", "lookup"))
+        if not steps and not searches:
+            raise Unmeasured(f"no step time for draft {draft}")
+        target, name = self._of(TARGET, "decode"), f"draft {draft}"
+        after_full = not first and any(2 in cell for cell in steps.values())
+        # A first step over one token that was not timed by itself is as long as a later one.
+        first = {near: {**steps.get(near, {}), **cell} for near, cell in first.items()}
+        counts = range(1, gammas_max + 2) if first else ()
+        owners = ((TARGET, f"the {TARGET}"), (draft, name))
+        kept = [(self._of(model, "bookkeeping"), f"bookkeeping of {words}") for model, words in owners]
+        return StepTimes(
+            target={n: _time(target, TARGET, n, batch, context) for n in range(1, gammas_max + 2)},
+            draft=_time(steps, name, 1, batch, context) if steps else NOTHING,
+            lookup=_time(searches, f"lookup of {name}", 1, batch, context) if searches else NOTHING,
+            draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
+            bookkeeping=_added([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
+            draft_first={n: _time(first, f"the first step of {name}", n, batch, context) for n in counts},
+        )
 
     def prefill_ms(self, model: str, prompt_tokens: Array) -> tuple[Array, float] | None:
         """Prefill time of prompts at batch 1, in ms, and the share of them beyond the longest that was measured.
@@ -125,26 +126,6 @@ class StepTable:
 
     def _of(self, model: str, step: str) -> Mapping[int, Mapping[int, list[StepRow]]]:
         return self._cells.get((model, step), {})
-
-    def _times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes:
-        steps, first, searches = (self._of(draft, step) for step in ("draft", "draft_first", "lookup"))
-        if not steps and not searches:
-            raise _Unmeasured(f"no step time for draft {draft}")
-        target, name = self._of(TARGET, "decode"), f"draft {draft}"
-        after_full = not first and any(2 in cell for cell in steps.values())
-        # A first step over one token that was not timed by itself is as long as a later one.
-        first = {near: {**steps.get(near, {}), **cell} for near, cell in first.items()}
-        counts = range(1, gammas_max + 2) if first else ()
-        owners = ((TARGET, f"the {TARGET}"), (draft, name))
-        kept = [(self._of(model, "bookkeeping"), f"bookkeeping of {words}") for model, words in owners]
-        return StepTimes(
-            target={n: _time(target, TARGET, n, batch, context) for n in range(1, gammas_max + 2)},
-            draft=_time(steps, name, 1, batch, context) if steps else NOTHING,
-            lookup=_time(searches, f"lookup of {name}", 1, batch, context) if searches else NOTHING,
-            draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
-            bookkeeping=_added([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
-            draft_first={n: _time(first, f"the first step of {name}", n, batch, context) for n in counts},
-        )
 
 
 def _between(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
@@ -189,7 +170,7 @@ def _as_time(row: StepRow) -> StepTime:
 
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
     """A time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that of the
-    nearest end. Raises `_Unmeasured`.
+    nearest end. Raises `Unmeasured`.
     """
     usable = [near for near, cell in cells.items() if _between(sorted(cell), tokens)]
     parts: list[tuple[float, StepTime]] = []
@@ -200,21 +181,9 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
             for place, part in _between(contexts, min(max(context, contexts[0]), contexts[-1])):
                 parts.append((weight * share * part, _as_time(rows[place])))
     if not parts:
-        raise _Unmeasured(_reason(cells, usable, what, tokens, batch))
+        timed = "; ".join(f"batch {near}, tokens {min(cell)}-{max(cell)}" for near, cell in cells.items()) or "none"
+        raise Unmeasured(f"no step time for {what} at batch {batch}, tokens {tokens} (timed: {timed})")
     return parts[0][1] if len(parts) == 1 else _added(parts)
-
-
-def _reason(cells: _Cells, usable: Sequence[int], what: str, tokens: int, batch: int) -> str:
-    if usable:
-        known = ", ".join(map(str, usable))
-        return f"batch {batch} lies outside those at which {what} over {_count(tokens)} was measured ({known})"
-    counts = sorted({count for cell in cells.values() for count in cell})
-    known = f"{what} was measured over {_count(counts[0])} to {_count(counts[-1])}" if counts else "none was measured"
-    return f"no step time for {what} over {_count(tokens)}: {known}"
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
 
 
 def _added(parts: Sequence[tuple[float, StepTime]]) -> StepTime:

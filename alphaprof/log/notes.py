@@ -154,18 +154,15 @@ NOTES: Mapping[str, NoteKind] = {
         "{idle} of {requests} requests have no round with a draft; they are kept as plain decoding",
         "answers of one token have none; else see whether drafting was switched off under load",
     ),
-    "unread_fields": NoteKind(
-        "fields of the metrics that are not read: {names}",
-        "a newer version of the engine may report more, or mean something else: see docs/import.md",
-    ),
     "prompts_unknown": NoteKind(
-        "prompts are identified by {known_by} ({lacking} of {requests} requests hold no prompt_token_ids, first {first}): "
+        "prompts are identified by {known_by} ({lacking} of {requests} requests hold no prompt_token_ids): "
         "compare and check --baseline pair {pairs}, and equal prompts count as independent, which makes intervals too "
         "narrow",
         "{remedy}, or the prompt's text",
     ),
     "rounds_only": NoteKind(
-        "drafting was {drafting}: tokens per round are known, and not what rounds drafted; gamma {gamma} is {what}",
+        "drafting was {drafting}: tokens per round are known, and not what rounds drafted; gamma {gamma} is the "
+        "most drafts that a round can accept",
         "acceptance by depth, exports and speedups need chains of one length",
     ),
     "beyond_prefill": NoteKind(

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,15 @@ from typer.testing import CliRunner
 
 import alphaprof
 from alphaprof.cli.app import app
-from alphaprof.commands.importing.lines import LONGEST_LINE, LeftOut, Line
+from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.vllm import request_of
 from alphaprof.errors import AlphaprofError, NoPositionLog
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
-from tests.reporting import HOSTILE, as_json, as_terminal, codes, only, runs_of
+from tests.loops import each
+from tests.reporting import HOSTILE, as_json, codes, only, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 # The example of vLLM's page on per-request acceptance metrics: 43 rounds, 10 accepted drafts of 129.
@@ -130,26 +131,8 @@ def test_metrics_that_users_of_vllm_published_are_read() -> None:
     steps = [7, 5, 5, 4, 1, 7, 7, 7, 7, 7, 7, 3]
     detailed = counted(steps, [7] * 12, 7, detailed=True)
     assert (detailed["acceptance_histogram"], detailed["num_accepted_draft_tokens"]) == ([0, 1, 0, 1, 1, 2, 0, 7], 67)
-    assert read(response(**detailed) | {"usage": {"prompt_tokens": 9, "completion_tokens": 80}}).tested == (
-        12,
-        12,
-        11,
-        11,
-        10,
-        9,
-        7,
-    )
-
-
-SHORTENED = counted([1, 0, 2, 0], [2, 1, 2, 0], 2)  # drafts of 2, 1, 2 and no tokens
-BY_STEP = {"per_step_accepted": [1, 0, 2, 0], "per_step_drafted": [2, 1, 2, 0]}
-BY_LENGTH = {"acceptance_histogram_by_draft_length": {"0": [1], "1": [1, 0], "2": [0, 1, 1]}}
-
-
-@pytest.mark.parametrize("more", [BY_STEP, BY_LENGTH, BY_STEP | BY_LENGTH], ids=["by step", "by length", "both"])
-def test_shorter_drafts_are_counted_where_the_metrics_tell_them_apart(more: dict[str, Any]) -> None:
-    found = read(response(**SHORTENED, **more) | {"usage": {"prompt_tokens": 5, "completion_tokens": 8}})
-    assert (found.drafted, found.tested, found.accepted) == ((3, 2), (3, 2), (2, 1))
+    row = response(**detailed) | {"usage": {"prompt_tokens": 9, "completion_tokens": 80}}
+    assert read(row).tested == (12, 12, 11, 11, 10, 9, 7)
 
 
 @given(
@@ -160,52 +143,43 @@ def test_depths_are_those_of_the_rounds_one_by_one(pairs: list[tuple[int, int]])
     gamma = max(max(drafted for _, drafted in rounds), 1)
     accepted, drafted = zip(*rounds, strict=True)
     written = 1 + len(rounds) + sum(accepted)
-    row = response(**counted(accepted, drafted, gamma, detailed=True)) | {"usage": {"completion_tokens": written}}
+    usage = {"usage": {"prompt_tokens": 5, "completion_tokens": written}}
+    row = response(**counted(accepted, drafted, gamma, detailed=True)) | usage
     found = read(row, gamma)
     depths = range(1, gamma + 1)
     assert found.accepted == tuple(sum(kept >= d for kept, _ in rounds) for d in depths)
     assert found.drafted == tuple(sum(tried >= d for _, tried in rounds) for d in depths)
     assert found.tested == tuple(sum(tried >= d and kept >= d - 1 for kept, tried in rounds) for d in depths)
-    del (
-        row["metrics"]["speculative_decoding"]["per_step_accepted"],
-        row["metrics"]["speculative_decoding"]["per_step_drafted"],
-    )
-    try:
-        assert read(row) == found  # where the summary is enough, it says the same
+    lengths = {
+        str(tried): [sum(pair == (kept, tried) for pair in rounds) for kept in range(tried + 1)] for tried in set(drafted)
+    }
+    summary = counted(accepted, drafted, gamma)
+    assert read(response(**summary, acceptance_histogram_by_draft_length=lengths) | usage) == found
+    try:  # where the summary is enough, it says the same
+        assert read(response(**summary) | usage) == found
     except LeftOut:
         assert len(set(drafted)) > 1 or drafted[0] < gamma
 
 
-WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "a batch file's": lambda row: {
-        "id": "b",
-        "custom_id": "c",
-        "response": {"status_code": 200, "body": row},
-        "error": None,
-    },
-    "a proxy's": lambda row: {"request": {"prompt": "Hi"}, "response": row},
-    "flat": lambda row: {
+HALF = METRICS | {"per_step_accepted": [0] * 43}
+RENAMED = {**METRICS, "num_accepted_tokens": 10, "num_accepted_draft_tokens": None}
+WRAPPINGS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
+    lambda row: {"id": "b", "custom_id": "c", "response": {"status_code": 200, "body": row}, "error": None},  # batch file
+    lambda row: {"request": {"prompt": "Hi"}, "response": row},  # proxy
+    lambda row: {  # the offline engine
         "prompt_token_ids": row["prompt_token_ids"],
         "completion_tokens": 54,
         "spec_decode_metrics": row["metrics"]["speculative_decoding"],
     },
-    "with an empty error": lambda row: row | {"error": ""},
-    "with an empty error inside": lambda row: {"response": row | {"error": {}}, "error": {}},
-    "with its text": lambda row: row | {"response": "Once upon a time"},
-    "with another object": lambda row: row | {"response": {"text": "Once", "error": "none"}},
-    "with half by step": lambda row: (
-        row | {"metrics": {"speculative_decoding": METRICS | {"per_step_accepted": [3] * 3 + [1] + [0] * 39}}}
-    ),
-    "with the other half": lambda row: row | {"metrics": {"speculative_decoding": METRICS | {"per_step_drafted": [3] * 43}}},
-    "a stream's last": lambda row: row | {"object": "chat.completion.chunk", "choices": []},
-    "another name": lambda row: (
-        row
-        | {"metrics": {"speculative_decoding": {**METRICS, "num_accepted_tokens": 10, "num_accepted_draft_tokens": None}}}
-    ),
-}
+    lambda row: {"response": row | {"error": {}}, "error": ""},
+    lambda row: row | {"response": {"text": "Once", "error": "none"}},
+    lambda row: row | {"metrics": {"speculative_decoding": HALF}},
+    lambda row: row | {"object": "chat.completion.chunk", "choices": []},  # a stream's last
+    lambda row: row | {"metrics": {"speculative_decoding": RENAMED}},
+)
 
 
-@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
+@each("wrap", WRAPPINGS)
 def test_the_metrics_are_found_where_responses_hold_them(wrap: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     assert read(wrap(response())) == read(response())
 
@@ -221,10 +195,10 @@ SINGLE = {  # known by; prompt and text tokens, finish; rounds with and without 
     "stream": ("request id", (40, 8, "unknown"), (2, 0), (2, 2, 2), (2, 2, 1)),
 }
 UNCOUNTED = {
-    "two prompts": "several prompts) in one answer, for which vLLM counts no rounds | ask with n = 1 and one prompt",
-    "two choices": "several choices (n > 1, or several prompts) in one answer, for which vLLM counts no rounds | ask with n",
-    "responses": "an answer of /v1/responses, where vLLM sends no metrics | send the requests to /v1/chat/completions",
-    "stream without usage": "a stream without usage, and so without metrics | ask with stream_options: {include_usage: tr",
+    "two prompts": "for which vLLM counts no rounds | ask with n = 1 and one prompt",
+    "two choices": "for which vLLM counts no rounds | ask with n = 1",
+    "responses": "where vLLM sends no metrics | send the requests to /v1/chat/completions",
+    "stream without usage": "and so without metrics | ask with stream_options: {include_usage: tr",
     "min_p": "answered with an error (1) | change the requests, and send them again: it said 'The min_p and logit_bias ",
     "too long": "answered with an error (1) | change the requests, and send them again: it said 'max_tokens=5000 cannot ",
 }
@@ -234,11 +208,11 @@ def test_each_recorded_answer_has_its_expected_outcome() -> None:
     assert sorted(ANSWERS) == sorted((*SINGLE, *UNCOUNTED))
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@each("name", SINGLE)
 def test_a_recorded_answer_is_read_as_the_engine_counted_it(name: str, tmp_path: Path) -> None:
     known_by, (prompt, written, finish), (steps, plain), drafted, accepted = SINGLE[name]
     metrics = ANSWERS[name]["metrics"]["speculative_decoding"]
-    run = imported(tmp_path, [ANSWERS[name]])
+    run = imported(tmp_path, [ANSWERS[name]], name=name)
     assert run.manifest.imported is not None
     assert (run.manifest.imported.prompts_known_by, run.manifest.target.reference) == (known_by, "TARGET")
     (document,) = run.documents().to_pylist()
@@ -249,13 +223,13 @@ def test_a_recorded_answer_is_read_as_the_engine_counted_it(name: str, tmp_path:
     assert (sum(drafted), sum(accepted)) == (metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"])
 
 
-@pytest.mark.parametrize(("name", "words"), UNCOUNTED.items(), ids=UNCOUNTED)
+@each(("name", "words"), UNCOUNTED.items())
 def test_a_recorded_answer_without_metrics_says_why_and_what_to_do(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(AlphaprofError) as found:
-        imported(tmp_path, [ANSWERS[name]])
+        imported(tmp_path, [ANSWERS[name]], name=name)
     assert found.value.exit_code == 3
     assert words in f"{found.value.message} | {found.value.hint}"
-    run = imported(tmp_path, [response(), ANSWERS[name]], *STRICT, "--leave-out", name="others")
+    run = imported(tmp_path, [response(), ANSWERS[name]], *STRICT, "--leave-out", name=f"{name} and another")
     assert (run.manifest.documents, sum(run.manifest.skipped.values())) == (1, 1)
 
 
@@ -293,19 +267,6 @@ def test_recorded_requests_are_imported_with_the_numbers_that_the_engine_gave(na
         assert result.gammas[0].acceptance_length == pytest.approx(1 + accepted / steps)
 
 
-def test_a_summary_of_prompt_lookup_is_refused_with_the_option_that_tells_more(tmp_path: Path) -> None:
-    rows = recorded(RECORDED[0])
-    for row in rows:
-        metrics_of(row).update(per_step_accepted=None, per_step_drafted=None)
-    short = [row for row in rows if metrics_of(row)["num_draft_tokens"] < 3 * metrics_of(row)["num_spec_steps"]]
-    assert len(short) == 2
-    with pytest.raises(AlphaprofError, match="and not which of them fewer than 3") as found:
-        imported(tmp_path, rows)
-    assert "--per-request-spec-decode-metrics detailed" in found.value.hint
-    run = imported(tmp_path, rows, *STRICT, "--leave-out")
-    assert run.manifest.skipped == {"drafts of several lengths, in metrics that are not detailed": 2}
-
-
 def chunk(content: str = "", finish: str | None = None, **fields: Any) -> dict[str, Any]:
     """A chunk of a chat that vLLM streams, as its source writes it."""
     choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
@@ -319,110 +280,57 @@ def test_the_first_and_the_last_chunk_of_a_stream_are_one_line() -> None:
     assert {"token ids", "request id"} == set(request.names)
 
 
-USED = {"usage": {"prompt_tokens": 3, "completion_tokens": 0}}
-PARTS = {
-    "the first": chunk(prompt_token_ids=[5, 6, 7]),
-    "one with its usage so far": chunk("One", **USED),
-    "one of /v1/completions": {"object": "text_completion", "choices": [{"index": 0, "text": "a", "finish_reason": None}]},
-}
+PARTS = (
+    chunk(prompt_token_ids=[5, 6, 7]),
+    chunk("One", usage={"prompt_tokens": 3, "completion_tokens": 1}),
+    {"object": "text_completion", "choices": [{"index": 0, "text": "a", "finish_reason": None}]},
+)
 
 
-@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("options", [STRICT, (*STRICT, "--leave-out")], ids=["all", "leave out"])
-def test_chunks_of_a_stream_one_by_one_are_refused(part: dict[str, Any], options: tuple[str, ...], tmp_path: Path) -> None:
+@each("part", PARTS)
+def test_chunks_of_a_stream_one_by_one_are_refused(part: dict[str, Any], tmp_path: Path) -> None:
     """Also where requests may be left out: each chunk would count as one."""
     with pytest.raises(AlphaprofError, match="line 1: a chunk from within a stream") as found:
-        imported(tmp_path, [part, chunk(finish="length"), ANSWERS["stream"]], *options)
+        imported(tmp_path, [part, chunk(finish="length"), ANSWERS["stream"]], *STRICT, "--leave-out")
     assert "one line for each request, its chunks merged" in found.value.hint
 
 
 class Engine(http.server.BaseHTTPRequestHandler):
-    """Answers as vLLM does, by what the prompt asks for."""
-
-    protocol_version = "HTTP/1.1"
+    """Answers as vLLM does: a recorded answer, or an error where the prompt asks for one."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        (message,) = body.get("messages") or [{"content": body["prompt"]}]
-        assert (body["return_token_ids"], body["stream_options"]) == (True, {"include_usage": True})
-        kind, answer = message["content"], ANSWERS["stream"]
-        if kind == "hung up":
-            return None
-        if kind in ("400", "500"):
-            return self.reply(int(kind), "application/json", json.dumps(ANSWERS["min_p"]))
-        if kind == "one piece":
-            return self.reply(200, "application/json", json.dumps(response()))
-        chunks = [chunk(prompt_token_ids=[5, 6, 7]), chunk("One"), chunk(" two", "length"), answer]
-        parts = {"no usage": [*chunks[:2], ANSWERS["stream without usage"]], "cut": chunks[:2]}
-        choice = {"index": 0, "text": "One", "prompt_token_ids": [8, 9], "finish_reason": "length"}
-        parts["text"] = [{"object": "text_completion", "choices": [choice]}, answer | {"object": "text_completion"}]
-        parts["error within"] = [*chunks[:2], {"error": {"message": "out of memory", "code": 500}}]
-        text = "".join(f"data: {json.dumps(part)}\n\n" for part in parts.get(kind, chunks))
-        return self.reply(200, "text/event-stream; charset=utf-8", text + ("data: [DONE]\n\n" if kind != "cut" else ""))
-
-    def reply(self, status: int, kind: str, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text.encode())))
+        assert body["return_token_ids"] is True
+        failed = body["messages"][0]["content"] == "fail"
+        text = json.dumps(ANSWERS["min_p" if failed else "one token"]).encode()
+        self.send_response(400 if failed else 200)
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(text)
 
     def log_message(self, *_: Any) -> None:
         """Says nothing."""
 
 
-@pytest.fixture
-def engine() -> Iterator[str]:
-    """The address of a server that answers as vLLM does."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
 @pytest.mark.loopback
-def test_the_documented_client_writes_lines_that_can_be_imported(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It logs failed requests apart and goes on; of a stream without usage, the import says what it lacks."""
+def test_the_documented_client_writes_lines_that_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
     (client,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "urllib" in code]
-    kinds = ["stream", "400", "no usage", "500", "one piece", "cut", "error within", "hung up", "again"]
-    rows: list[dict[str, Any]] = [{"domain": kind, "messages": [{"role": "user", "content": kind}]} for kind in kinds]
-    rows.append({"domain": "text", "prompt": "text"})
+    rows = [{"domain": kind, "messages": [{"role": "user", "content": kind}]} for kind in ("one", "fail", "two")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "*")
-    assert "http://localhost:8000" in client
-    exec(compile(client.replace("http://localhost:8000", engine), "import.md", "exec"), {})  # noqa: S102  (our own page)
-    logs = {
-        name: [json.loads(line) for line in Path(name).read_text().splitlines()]
-        for name in ("requests.jsonl", "failed.jsonl")
-    }
-    assert [row["domain"] for row in logs["requests.jsonl"]] == ["stream", "no usage", "one piece", "again", "text"]
-    failed = {row["domain"]: (row.get("status"), str(row["error"])) for row in logs["failed.jsonl"]}
-    assert [(kind, status) for kind, (status, _) in failed.items()] == [
-        ("400", 400),
-        ("500", 500),
-        ("cut", None),
-        ("error within", None),
-        ("hung up", None),
-    ]
-    words = {"400": "min_p", "500": "min_p", "cut": "the stream broke off", "error within": "out of memory"}
-    words["hung up"] = "RemoteDisconnected"
-    assert [kind for kind, word in words.items() if word not in failed[kind][1]] == []
-    code, text = failure(invoke("import", "vllm", "requests.jsonl", *STRICT, "--out", "all"))
-    assert (code, "line 2: a stream without usage, and so without metrics" in text) == (3, True)
-    lines = [row | {"id": str(number)} for number, row in enumerate(logs["requests.jsonl"])]
-    run = imported(tmp_path, lines, *STRICT, "--leave-out", "--domain-key", "domain", "--target", "T", name="rest")
-    assert run.manifest.skipped == {"a stream without usage, and so without metrics": 1}
-    documents = run.documents().to_pandas()
-    assert documents["finish"].tolist() == ["length"] * 4
-    assert documents["prompt_tokens"].tolist() == [40, 5, 40, 40]
-    ids = {row["domain"]: row.get("prompt_token_ids") for row in logs["requests.jsonl"]}
-    assert (ids["stream"], ids["text"]) == ([5, 6, 7], [8, 9])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        code = client.replace("http://localhost:8000", f"http://127.0.0.1:{server.server_port}")
+        assert code != client
+        exec(compile(code, "import.md", "exec"), {})  # noqa: S102  (our own page)
+        server.shutdown()
+    lines = [json.loads(line) for line in Path("requests.jsonl").read_text().splitlines()]
+    assert [row["domain"] for row in lines] == ["one", "fail", "two"]
+    run = imported(tmp_path, [row | {"id": number} for number, row in enumerate(lines)], *STRICT, "--domain-key", "domain")
+    assert run.manifest.skipped == {"the engine answered with an error": 1}
+    assert run.documents()["prompt_tokens"].to_pylist() == [40, 40]
     assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == "token ids"
 
@@ -531,7 +439,6 @@ def test_what_an_engine_does_not_tell_is_null_and_said(pair: tuple[Run, Run]) ->
     assert {"imported", "no_step_times"} <= codes(report)
     totals = alphaprof.open(run.path).totals()
     assert totals[list(UNKNOWN_TO_ENGINES)].isna().all(axis=None)
-    assert "alpha and coverage are not known" in " ".join(as_terminal(report).split())
 
 
 def test_what_is_printed_as_json_fits_its_published_schema(pair: tuple[Run, Run]) -> None:
@@ -570,7 +477,7 @@ def test_a_request_of_one_token_has_no_speed(tmp_path: Path) -> None:
         (result,) = build_report(run).results
         assert (result.documents, result.verdict) == (len(rows), "UNDECIDED")
         assert (result.gammas[0].speedup is None) == (name == "alone")
-        assert all(invoke("report", run.path, "--format", output).stdout for output in ("terminal", "json", "md", "html"))
+        assert all(invoke("report", run.path, "--format", output).stdout for output in ("terminal", "html"))
 
 
 def test_a_check_of_acceptance_length_counts_as_the_engine_does(pair: tuple[Run, Run]) -> None:
@@ -647,8 +554,6 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
         half = math.hypot(expected.high - expected.value, expected.value - expected.low)
         assert found["difference"]["high"] == pytest.approx(half)
     text = invoke("compare", f"{simulated.path}:small", engine.path).stdout
-    assert "two samples of each domain, not paired" in text
-    assert re.match(r"no difference told apart in \w+: [+-]0.00 \[-\d.\d\d, \+\d.\d\d\] tokens per round at gamma 3\n", text)
     assert "alpha" not in text.replace("alphaprof", "")
     back = json.loads(invoke("compare", engine.path, f"{simulated.path}:small", "--format", "json").stdout)
     assert back == content  # the run predicts, whatever the order
@@ -677,7 +582,7 @@ def test_a_run_and_an_engine_are_paired_where_prompts_are_known_by_token_ids(tmp
     (found,) = item["tokens_per_round"]
     assert (item["documents"], found["difference"]["value"]) == (20, 0)
     assert found["first_by_position"] == pytest.approx(found["second_by_position"])
-    assert content["agreement"] == "by the 95% interval of tokens per round the engine agrees with the prediction: code"
+    assert content["agreement"].endswith("the engine agrees with the prediction: code")
     few = imported(tmp_path, [*requests[:2], *(response(number) for number in range(100, 112))], *STRICT, "--domain", "code")
     assert shown(f"{run.path}:small", few.path)["paired"] is False
 
@@ -691,8 +596,6 @@ def test_positions_of_an_engine_are_those_of_its_requests(tmp_path: Path) -> Non
     by_length = np.array(rounds).sum(0)
     expected = by_length[::-1].cumsum()[::-1] / by_length.sum()
     assert found["second_by_position"] == pytest.approx(expected[1:])
-    text = invoke("compare", engine.path, f"{run.path}:small").stdout
-    assert " ".join(f"{share:.3f}" for share in expected[1:]) in text
 
 
 def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) -> None:
@@ -701,11 +604,7 @@ def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) ->
     content = shown(f"{run.path}:small", engine.path)
     assert content["agreement"].endswith("the engine emits more than predicted: code")
     difference = content["overall"][0]["tokens_per_round"][0]["difference"]
-    found = f"{difference['value']:+.2f} [{difference['low']:+.2f}, {difference['high']:+.2f}] tokens per round at gamma 3"
-    assert "do not show which draft was served" in content["notes"][0]
-    text = invoke("compare", f"{run.path}:small", engine.path).stdout
-    assert content["agreement"] in text
-    assert text.startswith(f"the engine accepts more than predicted: {found}\n")
+    assert 0 < difference["low"] < difference["value"] < difference["high"]
     named = imported(
         tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "large", name="large"
     )
@@ -714,91 +613,64 @@ def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) ->
     assert shown(f"{run.path}:large", named.path)["notes"] == []
 
 
-def test_a_draft_that_no_engine_has_is_said(tmp_path: Path) -> None:
-    run = same_prompts(tmp_path / "profiled", 4)
-    drafts = {name: dataclasses.replace(facts, engine_method=None) for name, facts in run.manifest.drafts.items()}
-    run.write_manifest(dataclasses.replace(run.manifest, drafts=drafts))
-    engine = imported(
-        tmp_path, as_requests(run, "small", 3), *STRICT, "--domain-key", "domain", "--draft", "small", name="it"
-    )
-    assert "no engine is known to draft as" in shown(f"{run.path}:small", engine.path)["notes"][0]
-
-
-@pytest.mark.parametrize("option", [("--gamma", "2"), ("--rules", "one_hot"), ("--rules", "strict", "--rules", "one_hot")])
-def test_another_gamma_or_rule_than_an_engine_served_is_refused(option: tuple[str, ...], tmp_path: Path) -> None:
+def test_another_gamma_rule_or_domain_than_an_engine_served_is_refused(simulated: Run, tmp_path: Path) -> None:
     run = same_prompts(tmp_path / "profiled", 4)
     engine = imported(tmp_path, as_requests(run, "small", 3), *STRICT, "--domain-key", "domain", name="engine")
-    for sides in ((f"{run.path}:small", engine.path), (engine.path, f"{run.path}:small")):
-        code, text = failure(invoke("compare", *sides, *option))
-        assert (code, "was served with" in text, f"leave out {option[0]}" in text) == (2, True, True)
+    for option in (("--gamma", "2"), ("--rules", "one_hot")):
+        for sides in ((f"{run.path}:small", engine.path), (engine.path, f"{run.path}:small")):
+            code, text = failure(invoke("compare", *sides, *option))
+            assert (code, "was served with" in text) == (2, True)
     assert invoke("compare", f"{run.path}:small", engine.path, "--gamma", "3", "--rules", "strict").exit_code == 0
-
-
-def test_a_run_without_the_served_gamma_or_domain_predicts_nothing(simulated: Run, tmp_path: Path) -> None:
     odd = imported(tmp_path, as_requests(simulated, "small", 7), *STRICT, "--domain-key", "domain", name="odd")
-    code, text = failure(invoke("compare", f"{simulated.path}:small", odd.path))
-    assert (code, "with 7 speculative tokens" in text) == (12, True)
     other = imported(tmp_path, as_requests(simulated, "small", 3), *STRICT, "--domain", "elsewhere", name="other")
-    code, text = failure(invoke("compare", f"{simulated.path}:small", other.path))
-    assert (code, "elsewhere (greedy)" in text, "--domain names" in text) == (12, True, True)
+    for served, words in ((odd, "with 7 speculative tokens"), (other, "elsewhere (greedy)")):
+        code, text = failure(invoke("compare", f"{simulated.path}:small", served.path))
+        assert (code, words in text) == (12, True)
 
 
-def test_runs_verified_token_by_token_and_by_block_are_not_comparable(simulated: Run, tmp_path: Path) -> None:
-    lossless = ("--rule", "lossless", "--temperature", "1")
-    sides = [imported(tmp_path, [response()], *lossless, "--verification", how, name=how) for how in ("token", "block")]
-    code, text = failure(invoke("compare", *(side.path for side in sides)))
-    assert (code, "verified by token" in text, "by block" in text) == (12, True, True)
-    assert failure(invoke("check", sides[0].path, "--baseline", sides[1].path))[0] == 12
-    code, text = failure(
-        invoke("import", "vllm", tmp_path / "x", "--out", tmp_path / "y", *STRICT, "--verification", "block")
-    )
-    assert (code, "--rule lossless" in text) == (2, True)
+def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run], simulated: Run, tmp_path: Path) -> None:
+    """By verification, by rule, and by gamma."""
+
+    def sampled(rule: str, *options: str) -> Run:
+        return imported(tmp_path, [response()], "--rule", rule, "--temperature", "1", *options, name=f"{rule}{len(options)}")
+
+    shorter = imported(tmp_path, as_requests(simulated, "small", 2), *STRICT, "--domain-key", "domain", "--draft", "eagle")
+    token, block, one_hot = sampled("lossless"), sampled("lossless", "--verification", "block"), sampled("one_hot")
+    for first, second, words in (
+        (token, block, "by block"),
+        (token, one_hot, "rule one_hot"),
+        (pair[0], shorter, "gamma 2"),
+    ):
+        code, text = failure(invoke("compare", first.path, second.path))
+        assert (code, words in text) == (12, True)
+        assert failure(invoke("check", first.path, "--baseline", second.path))[0] == 12
 
 
-REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "trees": (("trees", "GOOD"), 6, "no position log"),
-    "another rule": (("report", "GOOD", "--rules", "additive:0.2"), 6, "rounds of strict at gamma 3"),
-    "another flavour": (("report", "GOOD", "--replay", "llamacpp"), 6, "no position log"),
-    "another rule of the decision": (("report", "GOOD", "--set", "decision.rule=one_hot"), 6, "no position log"),
-    "another gamma": (("report", "GOOD", "--set", "decision.gamma=2"), 2, "not among gammas"),
-    "a roofline": (
-        ("report", "GOOD", "--set", "costs.source=roofline", "--set", "costs.accelerator=h100-sxm"),
-        2,
-        "give step times instead",
-    ),
-    "alpha": (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not give alpha"),
-    "speedup": (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
-    "a gamma that was not served": (("check", "GOOD", "--gamma", "2", "--min-acceptance-length", "1"), 2, "no gamma 2"),
-    "a profiled baseline": (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
-}
+REFUSED: tuple[tuple[tuple[str, ...], int, str], ...] = (
+    (("trees", "GOOD"), 6, "no position log"),
+    (("report", "GOOD", "--rules", "additive:0.2"), 6, "rounds of strict at gamma 3"),
+    (("report", "GOOD", "--replay", "llamacpp"), 6, "no position log"),
+    (("report", "GOOD", "--set", "decision.gamma=2"), 2, "not among gammas"),
+    (("report", "GOOD", "--set", "costs.source=roofline", "--set", "costs.accelerator=l4"), 2, "give step times instead"),
+    (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not give alpha"),
+    (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
+    (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
+)
 
 
-@pytest.mark.parametrize(("call", "code", "words"), REFUSED.values(), ids=REFUSED)
+@each(("call", "code", "words"), REFUSED)
 def test_what_needs_more_than_rounds_is_refused(
     call: tuple[str, ...], code: int, words: str, pair: tuple[Run, Run], simulated: Run
 ) -> None:
-    places = {"GOOD": pair[0].path, "BAD": pair[1].path, "PROFILED": f"{simulated.path}:small"}
+    places = {"GOOD": pair[0].path, "PROFILED": f"{simulated.path}:small"}
     found, text = failure(invoke(*(places.get(word, word) for word in call)))
-    assert found == code
-    assert words in text
+    assert (found, words in text) == (code, True)
 
 
-def test_exports_say_that_an_engine_counted_the_rounds(pair: tuple[Run, Run]) -> None:
-    content = json.loads(invoke("export", pair[0].path, "--to", "nvidia").stdout)
-    conditions = content["measurement_conditions"]
-    assert (conditions["measurement"], conditions["draft"]) == ("rounds counted by vLLM for each request", "eagle")
+def test_rates_are_exported_as_the_engine_counted_them(pair: tuple[Run, Run]) -> None:
     result = invoke("export", pair[0].path, "--to", "vllm-synthetic", "--domain", "code")
     (item,) = only(build_report(pair[0]), "code", "eagle").gammas
     assert json.loads(result.stdout)["synthetic_acceptance_rates"] == pytest.approx(item.marginal, abs=1e-6)
-    assert "of the draft that was served" in result.stderr
-
-
-def test_the_page_of_an_imported_run_says_what_is_not_known(pair: tuple[Run, Run]) -> None:
-    page = invoke("report", pair[0].path, "--format", "html").stdout
-    assert "imported from per-request metrics of vLLM" in page
-    assert "bfloat16" not in page.split("</script>")[-1]
-    assert "Acceptance by domain" not in page
-    assert "nan" not in page.lower().replace("finance", "").split("<script")[0]
 
 
 def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Run, Run]) -> None:
@@ -807,68 +679,26 @@ def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Ru
     assert len(alphaprof.open(pair[0].path).documents()) == 42
 
 
-def test_runs_served_with_different_gammas_are_not_comparable(pair: tuple[Run, Run], simulated: Run, tmp_path: Path) -> None:
-    other = imported(tmp_path, as_requests(simulated, "small", 2), *STRICT, "--domain-key", "domain", "--draft", "eagle")
-    code, text = failure(invoke("compare", pair[0].path, other.path))
-    assert (code, "gamma 3" in text, "with gamma 2" in text) == (12, True, True)
-    assert failure(invoke("check", pair[0].path, "--baseline", other.path))[0] == 12
+NO_IDS = {"prompt_token_ids": None}
+UNPAIRED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({}, NO_IDS | {"prompt": "Hi"}, "identified by token ids, and those of TWO by text"),
+    (NO_IDS, NO_IDS | {"id": "another"}, "identified by request id, which is new in every answer"),
+    ({}, {"prompt_token_ids": [8]}, "were sent other prompts"),
+    ({}, {"model": "other"}, "ONE was served by served/target, and TWO by other"),
+)
 
 
-def test_runs_that_kept_drafts_by_different_rules_are_not_comparable(tmp_path: Path) -> None:
-    sides = [
-        imported(tmp_path, [response()], "--rule", rule, "--temperature", "1", name=rule) for rule in ("one_hot", "lossless")
-    ]
-    code, text = failure(invoke("compare", *(side.path for side in sides)))
-    assert (code, "rule one_hot" in text, "rule lossless" in text) == (12, True, True)
-
-
-UNPAIRED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]] = {
-    "other kinds": (
-        {},
-        {"prompt_token_ids": None, "prompt": "Hi"},
-        (),
-        "identified by token ids, and those of TWO by text | log prompt",
-    ),
-    "streams": (
-        {},
-        {"prompt_token_ids": None},
-        (),
-        "by request id | log prompt_token_ids with every request (return_token_ids: true",
-    ),
-    "request ids": (
-        {"prompt_token_ids": None},
-        {"prompt_token_ids": None, "id": "another"},
-        (),
-        "identified by request id, which is new in every answer | log prompt_token_ids with every request",
-    ),
-    "nothing": (
-        {"prompt_token_ids": None, "id": None},
-        {"prompt_token_ids": None, "id": None, "created": 2},
-        (),
-        "identified by nothing | log prompt_token_ids with every request",
-    ),
-    "prompts": ({}, {"prompt_token_ids": [8]}, (), "were sent other prompts, or made other token ids of them"),
-    "domains": ({}, {}, ("--domain", "code"), "share 1 prompts, but none in one domain"),
-    "targets": (
-        {},
-        {"model": "other"},
-        (),
-        "ONE was served by served/target, and TWO by other | compare drafts of one target",
-    ),
-}
-
-
-@pytest.mark.parametrize("command", ["compare", "check"])
-@pytest.mark.parametrize(("one", "two", "options", "words"), UNPAIRED.values(), ids=UNPAIRED)
+@each(("one", "two", "words"), UNPAIRED)
 def test_imported_runs_without_a_common_prompt_say_what_to_log(
-    one: dict[str, Any], two: dict[str, Any], options: tuple[str, ...], words: str, command: str, tmp_path: Path
+    one: dict[str, Any], two: dict[str, Any], words: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    first = imported(tmp_path, [response() | one], name="one").path
-    second = imported(tmp_path, [response() | two], *STRICT, *options, name="two").path
-    call = (first, second) if command == "compare" else (second, "--baseline", first)
-    code, text = failure(invoke(command, *call))
-    assert code == 12
-    assert words in text.replace(str(first), "ONE").replace(str(second), "TWO")
+    folder = tmp_path_factory.mktemp("unpaired")
+    first = imported(folder, [response() | one], name="one").path
+    second = imported(folder, [response() | two], name="two").path
+    for call in (("compare", first, second), ("check", second, "--baseline", first)):
+        code, text = failure(invoke(*call))
+        assert code == 12
+        assert words in text.replace(str(first), "ONE").replace(str(second), "TWO")
 
 
 def test_ids_of_the_caller_pair_requests(tmp_path: Path) -> None:
@@ -876,13 +706,6 @@ def test_ids_of_the_caller_pair_requests(tmp_path: Path) -> None:
     rows = [response(number) | {"prompt_token_ids": None, "custom_id": f"prompt {number}"} for number in range(3)]
     sides = [imported(tmp_path, rows, name=name).path for name in ("one", "two")]
     assert json.loads(invoke("compare", *sides, "--format", "json").stdout)["documents"] == 3
-
-
-def test_answers_of_one_token_cannot_be_held_against_a_baseline(tmp_path: Path) -> None:
-    short = response(**counted([], [], 3)) | {"usage": {"prompt_tokens": 5, "completion_tokens": 1}}
-    sides = [imported(tmp_path, [row], name=name).path for name, row in {"short": short, "long": response()}.items()]
-    code, text = failure(invoke("check", sides[0], "--baseline", sides[1]))
-    assert (code, text.endswith("| import requests with longer answers")) == (12, True)
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -901,69 +724,32 @@ def used(**usage: Any) -> dict[str, Any]:
     return response() | {"usage": usage}
 
 
-BROKEN: dict[str, tuple[Any, str]] = {
-    "steps": (changed(num_spec_steps=44), "num_spec_steps is 44, and the histogram adds up to 43"),
-    "accepted": (changed(num_accepted_draft_tokens=11), "num_accepted_draft_tokens is 11, and the histogram says 10"),
-    "too many drafts": (changed(num_draft_tokens=130), "num_draft_tokens is 130, and 43 rounds of up to 3 that accepted 10"),
-    "too few drafts": (changed(num_draft_tokens=9), "10 to 129"),
-    "gamma": (changed(num_spec_tokens=4), "num_spec_tokens is 4, and acceptance_histogram counts 0 to 3 drafts"),
-    "no histogram": (changed(acceptance_histogram=None), "acceptance_histogram is missing"),
-    "no steps": (changed(num_spec_steps=None), "num_spec_steps is missing"),
-    "no drafts": (changed(num_draft_tokens=None), "num_draft_tokens is missing"),
-    "no accepted": (changed(num_accepted_draft_tokens=None), "num_accepted_draft_tokens is missing"),
-    "no list": (changed(acceptance_histogram={"0": 39}), "no list"),
-    "one entry": (changed(acceptance_histogram=[43]), "has 1 entries"),
-    "many entries": (changed(acceptance_histogram=[0] * 66), "has 66 entries"),
-    "negative": (changed(acceptance_histogram=[40, -1, 0, 3]), "acceptance_histogram[1] is -1, no whole number"),
-    "float": (changed(num_draft_tokens=129.0), "num_draft_tokens is 129.0, no whole number"),
-    "true": (changed(num_spec_steps=True), "num_spec_steps is True"),
-    "text": (changed(num_spec_steps="43"), "num_spec_steps is '43'"),
-    "huge": (changed(num_spec_steps=2**31), "no whole number from 0 to 2147483647"),
-    "too short": (used(prompt_tokens=5, completion_tokens=40), "completion_tokens is 40, and 43 rounds"),
-    "too far beyond": (used(prompt_tokens=5, completion_tokens=50), "write 53 after the first"),
-    "no tokens": (used(prompt_tokens=5), "completion_tokens is missing"),
-    "no prompt": (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is missing, or 0"),
-    "half by step": (
-        changed(per_step_accepted=[0] * 39 + [1] + [3] * 3, num_draft_tokens=128),
-        "drafted 128 tokens, and not which of them fewer than 3; per_step_drafted is missing",
-    ),
-    "other half": (changed(per_step_accepted=[0] * 43), "per_step_accepted and acceptance_histogram [39, 1, 0, 3] differ"),
-    "half accepted more": (
-        changed(per_step_accepted=[0] * 39 + [1] + [4] * 3),
-        "per_step_accepted and acceptance_histogram",
-    ),
-    "half drafted": (changed(per_step_drafted=[3] * 42 + [2]), "per_step_drafted and 43 rounds drafted 129 tokens differ"),
-    "an error beside metrics": (response() | {"error": "cut off"}, "an answer has both an error and metrics"),
-    "a status beside metrics": (
-        {"response": {"status_code": 500, "body": response()}},
-        "an answer has both an error and metrics",
-    ),
-    "other steps": (changed(per_step_accepted=[0], per_step_drafted=[3]), "by round they are 3"),
-    "uneven steps": (changed(per_step_accepted=[0, 0], per_step_drafted=[3]), "do not fit each other"),
-    "accepted more": (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "do not fit each other"),
-    "no length": (changed(acceptance_histogram_by_draft_length={"4": [0] * 5}), "for the length '4'"),
-    "other row": (changed(acceptance_histogram_by_draft_length={"2": [0] * 4}), "has 4 entries for the length '2'"),
-    "two stories": (
-        response(
-            **counted([0, 1], [2, 1], 2, detailed=True),
-            acceptance_histogram_by_draft_length={"1": [1, 0], "2": [0, 1, 0]},
-        ),
-        "by round they are 3 and [1, 1, 0]",
-    ),
-    "uneven drafts": (changed(num_draft_tokens=128), "drafted 128 tokens, and not which of them fewer than 3"),
-    "no metrics": (response() | {"metrics": None}, "no metrics.speculative_decoding"),
-    "several choices": (response() | {"choices": [{}, {}]}, "several choices"),
-    "metrics of another kind": (response() | {"metrics": [1]}, "metrics is a list, no object"),
-    "no object": ([1, 2], "is not a JSON object"),
-    "no model": (response() | {"model": ""}, "there is no model"),
-    "half a character": (response() | {"model": "\ud800"}, "half a character"),
-    "no name": (response() | {"id": {"a": 1}}, "no name"),
-    "token ids": (response() | {"prompt_token_ids": [-1]}, "prompt_token_ids[0] is -1"),
-    "a nested name": (response() | {"model": {"a": [[]]}}, "model is an object, no name"),
-}
+AGREE = "by their histogram 43 rounds of up to 3 accepted 10"
+BROKEN: tuple[tuple[Any, str], ...] = (
+    (changed(num_spec_steps=44), AGREE),
+    (changed(num_accepted_draft_tokens=11), AGREE),
+    (changed(num_draft_tokens=130), AGREE),
+    (changed(num_draft_tokens=9), AGREE),
+    (changed(num_spec_tokens=4), "num_spec_tokens is 4, and rounds are counted by 0 to 3"),
+    (changed(acceptance_histogram=None), "acceptance_histogram is missing"),
+    (changed(acceptance_histogram=[43]), "at least 2 items"),
+    (changed(acceptance_histogram=[0] * 66), "at most 65 items"),
+    (changed(acceptance_histogram=[40, -1, 0, 3]), "acceptance_histogram.1 is -1"),
+    (changed(num_draft_tokens=129.0), "num_draft_tokens is 129.0"),
+    (used(prompt_tokens=5, completion_tokens=50), "more rounds than their tokens allow"),
+    (used(prompt_tokens=5), "completion_tokens is missing"),
+    (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is 0"),
+    (changed(per_step_accepted=[0], per_step_drafted=[3]), "round by round, 3 tokens"),
+    (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "round by round"),
+    (changed(acceptance_histogram_by_draft_length={"2": [0] * 4}), "round by round"),
+    (changed(num_draft_tokens=128), "drafts of several lengths, in metrics that are not detailed"),
+    (response() | {"metrics": None}, "no metrics.speculative_decoding"),
+    (response() | {"model": ""}, "there is no model"),
+    (5, "is not a JSON object"),
+)
 
 
-@pytest.mark.parametrize(("row", "words"), BROKEN.values(), ids=BROKEN)
+@each(("row", "words"), BROKEN)
 def test_a_line_that_cannot_be_meant_is_refused_with_its_number(row: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"\n{json.dumps(row)}\n")
@@ -973,57 +759,43 @@ def test_a_line_that_cannot_be_meant_is_refused_with_its_number(row: Any, words:
     assert not (tmp_path / "run").exists()
 
 
-UNREADABLE = {
-    "not JSON": (b"{", "Expecting property name"),
-    "NaN": (b'{"a": NaN}', "NaN is not a JSON number"),
-    "infinity": (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
-    "many digits": (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
-    "deep": (b"[" * 100_000, "nested too deeply"),
-    "not UTF-8": (b'{"a": "\xff"}', "codec"),
-    "an event": (b"data: " + json.dumps(RESPONSE).encode(), "an event of a stream, not an answer | write one line for each"),
-    "twice": (b'{"a": 1, "a": 2}', "the key 'a' occurs twice"),
-    "long": (b" " * (LONGEST_LINE + 1), "longer than 64 MiB"),
-}
+UNREADABLE = (
+    (b"{", "Expecting property name"),
+    (b'{"a": "\xff"}', "codec"),
+    (b"data: " + json.dumps(RESPONSE).encode(), "write one line for each request, its chunks merged"),
+)
 
 
-@pytest.mark.parametrize(("line", "words"), UNREADABLE.values(), ids=UNREADABLE)
+@each(("line", "words"), UNREADABLE)
 def test_a_line_that_is_no_json_object_is_refused_with_its_number(line: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(json.dumps(response()).encode() + b"\n" + line)
     code, text = failure(invoke("import", "vllm", path, *STRICT, "--out", tmp_path / "run"))
-    assert (code, "line 2: " in text) == (3, True)
-    assert words in text
+    assert (code, "line 2: " in text, words in text) == (3, True, True)
 
 
-OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "no temperature": (("--rule", "one_hot"), 2, "add --temperature"),
-    "temperature 0": (("--rule", "lossless", "--temperature", "0"), 2, "at temperature 0 the rule is strict"),
-    "greedy sampling": ((*STRICT, "--temperature", "0.7"), 2, "name the engine's rule"),
-    "gamma": ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and acceptance_histogram counts 0 to 3"),
-    "draft": ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
-    "domains": ((*STRICT, "--domain", "a", "--domain", "b"), 2, "2 domains for 1 files"),
-    "both": ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "use one of them"),
-    "domain key": ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
-    "cluster key": ((*STRICT, "--cluster-key", "metrics"), 3, "no name"),
-    "set": ((*STRICT, "--set", "target.dtype=float32"), 2, "decision.* and costs.* only"),
-    "weights": ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
-    "rule": ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine kept drafts by strict"),
-    "rule of sampled text": (
-        ("--rule", "lossless", "--temperature", "1", "--set", "decision.rule=auto"),
-        2,
-        "the engine kept drafts by lossless",
-    ),
-    "greedy top p": ((*STRICT, "--top-p", "0.5"), 2, "strict is greedy decoding"),
-    "greedy top k": ((*STRICT, "--top-k", "5"), 2, "--rule one_hot or lossless, with --temperature"),
-    "a roofline": ((*STRICT, "--set", "costs.source=roofline"), 2, "| give step times of your engine"),
-    "no path": ((*STRICT, "--set", "costs.source=table"), 2, "| name it as well: --set costs.path=VALUE"),
-    "top p": (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "| name another --top-p"),
-    "confidence": ((*STRICT, "--set", "decision.confidence=2"), 2, "| write another value: --set decision.confidence=VALUE"),
-    "unknown": ((*STRICT, "--set", "decision.confidnce=0.9"), 2, "| did you mean confidence?"),
-}
+OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
+    (("--rule", "one_hot"), 2, "--rule one_hot does not fit temperature 0"),
+    ((*STRICT, "--temperature", "0.7"), 2, "--rule strict does not fit temperature 0.7"),
+    ((*STRICT, "--top-p", "0.5"), 2, "top_p 0.5"),
+    ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 3"),
+    ((*STRICT, "--verification", "block"), 2, "--rule lossless"),
+    ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
+    ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
+    ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "--domain-key alone"),
+    ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
+    ((*STRICT, "--cluster-key", "metrics"), 3, "not a name"),
+    ((*STRICT, "--set", "target.dtype=float32"), 2, "the engine decided it"),
+    ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine decided it"),
+    ((*STRICT, "--set", "costs.source=roofline"), 2, "costs.source=table"),
+    ((*STRICT, "--set", "costs.source=table"), 2, "| add --set costs.path=..."),
+    ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
+    ((*STRICT, "--set", "decision.confidnce=0.9"), 2, "| did you mean confidence?"),
+    (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "top_p"),
+)
 
 
-@pytest.mark.parametrize(("options", "code", "words"), OPTIONS.values(), ids=OPTIONS)
+@each(("options", "code", "words"), OPTIONS)
 def test_options_that_do_not_fit_the_log_are_refused(
     options: tuple[str, ...], code: int, words: str, tmp_path: Path
 ) -> None:
@@ -1033,25 +805,10 @@ def test_options_that_do_not_fit_the_log_are_refused(
     assert words in f"{found.value.message} | {found.value.hint}"
 
 
-def test_min_p_is_no_option(tmp_path: Path) -> None:
-    """vLLM refuses to speculate with it."""
-    result = invoke(
-        "import", "vllm", "x.jsonl", "--rule", "one_hot", "--temperature", "1", "--min-p", "0.1", "--out", tmp_path
-    )
-    assert (result.exit_code, "No such option: --min-p" in result.output) == (2, True)
-
-
-@pytest.mark.parametrize("option", ["--rule", "--out"])
-def test_rule_and_directory_must_be_named(option: str, tmp_path: Path) -> None:
-    given_options = {"--rule": "strict", "--out": str(tmp_path / "run")}
-    del given_options[option]
-    assert invoke("import", "vllm", "x.jsonl", *(word for pair in given_options.items() for word in pair)).exit_code == 2
-
-
 def test_requests_of_one_engine_are_refused_where_they_do_not_belong_together(tmp_path: Path) -> None:
     pairs = {
-        "line 1 has 'served/target'": response(2) | {"model": "other"},
-        "speculative tokens, and": response(2, **counted([1], [1], 1)),
+        "line 1 has 'served/target' with 3": response(2) | {"model": "other"},
+        "'served/target' with 1 speculative tokens": response(2, **counted([1], [1], 1)),
         "is in .* as well": response(1),
     }
     for number, (words, second) in enumerate(pairs.items()):
@@ -1079,63 +836,42 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
         "drafts of several lengths, in metrics that are not detailed": 1,
         "more rounds than their tokens allow": 1,
     }
-    notes = {warning.code: warning.message for warning in report.notes}
-    assert notes["no_steps"].startswith("1 of 2 requests have no round with a draft")
-    assert notes["plain_steps"].startswith("9 rounds without a draft, in 1 of 2 requests")
-    assert "skipped" in notes
+    assert {"no_steps", "plain_steps", "skipped"} <= codes(report)
 
 
-def test_a_file_without_any_request_says_what_was_found(tmp_path: Path) -> None:
-    with pytest.raises(AlphaprofError, match="no line at all"):
-        imported(tmp_path, [])
-    with pytest.raises(AlphaprofError, match=r"no metrics.speculative_decoding \(1\)") as found:
-        imported(tmp_path, [response() | {"metrics": None}], *STRICT, "--leave-out", name="other")
-    assert "--per-request-spec-decode-metrics detailed" in found.value.hint
-
-
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         {"error": "no room"},
         {"object": "error", "message": "no room", "code": 400},
         {"custom_id": "c", "response": {"status_code": 400, "body": {"error": {"message": "no room"}}}, "error": None},
-        {"status": 400, "error": "no room", "messages": [{"role": "user", "content": "Hi"}]},
+        response() | {"error": "no room"},
     ],
 )
 def test_errors_alone_say_what_the_engine_said(answer: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(AlphaprofError, match=r"no request to import: the engine answered with an error \(1\)") as found:
         imported(tmp_path, [answer])
-    assert found.value.hint == "change the requests, and send them again: it said 'no room'"
+    assert "it said 'no room'" in found.value.hint
 
 
-def test_a_field_that_means_nothing_here_is_said(tmp_path: Path) -> None:
-    report = build_report(imported(tmp_path, [changed(novel=1)]))
-    assert next(note.message for note in report.notes if note.code == "unread_fields").endswith("'novel' (1)")
-
-
-@pytest.mark.parametrize(
-    ("fields", "known_by"),
-    [
-        ({}, "token ids"),
-        ({"prompt_token_ids": None, "messages": [{"role": "user", "content": "Hi"}]}, "text"),
-        ({"prompt_token_ids": None}, "request id"),
-        ({"prompt_token_ids": None, "id": None}, None),
-    ],
+KNOWN_BY: tuple[tuple[dict[str, Any], str | None], ...] = (
+    ({}, "token ids"),
+    (NO_IDS | {"messages": [{"role": "user", "content": "Hi"}]}, "text"),
+    (NO_IDS, "request id"),
+    (NO_IDS | {"id": None}, None),
 )
+
+
+@each(("fields", "known_by"), KNOWN_BY)
 def test_prompts_are_known_by_the_best_that_all_requests_have(
     fields: dict[str, Any], known_by: str | None, tmp_path: Path
 ) -> None:
-    run = imported(tmp_path, [response(1) | fields, response(2) | {"prompt": "Ho"}])
+    rows = [response(1) | fields, response(2) | {"prompt": "Ho"}]
+    run = imported(tmp_path, rows, name=f"by {known_by}")
     assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == known_by
-    notes = {note["code"]: f"{note['message']}; {note['remedy']}" for note in run.manifest.warnings}
-    assert ("prompts_unknown" in notes) == (known_by in (None, "request id"))
-    if "prompts_unknown" in notes:
-        assert (
-            f"(1 of 2 requests hold no prompt_token_ids, first {tmp_path / 'run.jsonl'}, line 1)" in notes["prompts_unknown"]
-        )
-        assert f"pair {'requests of the same id only' if known_by else 'none of them'}" in notes["prompts_unknown"]
-        assert "log prompt_token_ids with every request" in notes["prompts_unknown"]
+    unknown = "prompts_unknown" in {note["code"] for note in run.manifest.warnings}
+    assert unknown == (known_by in (None, "request id"))
     assert len(set(run.documents()["prompt_hash"].to_pylist())) == 2
 
 
@@ -1172,11 +908,6 @@ def test_each_file_may_be_a_domain(tmp_path: Path) -> None:
     assert [result.domain for result in build_report(Run.open(tmp_path / "run")).results] == ["code", "chat"]
 
 
-def test_a_file_counts_once(tmp_path: Path) -> None:
-    code, text = failure(invoke("import", "vllm", "a.jsonl", "a.jsonl", *STRICT, "--out", tmp_path / "run"))
-    assert (code, "a.jsonl is named twice" in text) == (2, True)
-
-
 def test_an_import_overwrites_nothing(tmp_path: Path) -> None:
     run = imported(tmp_path, [response()])
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
@@ -1185,22 +916,17 @@ def test_an_import_overwrites_nothing(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", [*(name for name in HOSTILE if name != "empty"), "nul"])
-def test_names_from_the_log_mean_nothing_but_themselves(name: str, tmp_path: Path) -> None:
-    text = HOSTILE.get(name, "nul\0")
-    rows = [response(number) | {"domain": text, "model": text, "id": f"{text}{number}"} for number in range(3)]
+def test_names_from_the_log_mean_nothing_but_themselves(tmp_path: Path) -> None:
+    texts = [text for name, text in HOSTILE.items() if name != "empty"]
+    rows = [response(number) | {"domain": text, "model": "".join(texts), "id": text} for number, text in enumerate(texts)]
     run = imported(tmp_path, rows, *STRICT, "--domain-key", "domain", "--cluster-key", "id")
     outputs = [invoke("report", run.path, "--format", output).stdout for output in ("terminal", "json", "md")]
-    outputs += [
-        invoke("check", run.path, "--min-acceptance-length", "1", "--format", output).stdout
-        for output in ("terminal", "json", "md", "junit")
-    ]
+    check = ("check", run.path, "--min-acceptance-length", "1", "--format")
+    outputs += [invoke(*check, output).stdout for output in ("terminal", "json", "md", "junit")]
     assert not any("<script>" in text for text in (outputs[2], *outputs[-2:]))
     for text in outputs:
         assert text
         assert all(char.isprintable() or char == "\n" for char in text)
-    code, text = failure(
-        invoke("import", "vllm", tmp_path / "run.jsonl", *STRICT, "--domain-key", "x", "--out", tmp_path / "y")
-    )
-    assert code == 3
-    assert len(text) < 1000 + len(str(tmp_path))
+    result = invoke("import", "vllm", tmp_path / "run.jsonl", *STRICT, "--domain-key", "x", "--out", tmp_path / "y")
+    code, text = failure(result)
+    assert (code, len(text) < 1000 + len(str(tmp_path))) == (3, True)

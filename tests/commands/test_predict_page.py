@@ -16,6 +16,7 @@ from alphaprof.costs.roofline import Efficiency, ModelShape, step_ms
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
 from tests.costs.test_roofline import H100, LLAMA
+from tests.loops import each
 
 TEXT = (Path(__file__).parents[2] / "docs" / "research" / "predict.md").read_text()
 SIGNS = {"\N{GREEK SMALL LETTER ALPHA}": "alpha", "\N{GREEK SMALL LETTER GAMMA}": "gamma", "\N{MINUS SIGN}": "-"}
@@ -103,7 +104,7 @@ def of_batches() -> Iterator[str]:
 PARTS = (of_acceptance, of_the_claims, of_bursts, of_batches)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@each("part", PARTS)
 def test_worked_numbers_are_what_the_library_computes(part: Callable[[], Iterator[str]]) -> None:
     assert [text for text in part() if text not in PAGE] == []
 
@@ -133,9 +134,3 @@ def test_every_option_of_the_page_exists_and_every_option_is_on_the_page() -> No
     shown = CliRunner().invoke(app, ["predict", "--help"], env={"COLUMNS": "200"}).output
     options = set(re.findall(r"--[a-z-]+", shown)) - {"--help"}
     assert set(re.findall(r"(?<!-)--[a-z][a-z-]*", TEXT)) == options
-
-
-def test_links_within_the_page_lead_to_its_parts() -> None:
-    headings = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]*)\)", TEXT)) <= anchors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.costs.speedup import NOTHING, StepTime
-from alphaprof.costs.steps import StepRow, StepTable
+from alphaprof.costs.steps import StepRow, StepTable, Unmeasured
 from tests.loops import each
 
 
@@ -41,7 +42,6 @@ TABLE = StepTable(ROWS)
 
 def test_times_between_context_tokens_and_batches_by_hand() -> None:
     times = TABLE.times("small", 3, 2, 150)
-    assert times is not None
     assert times.decode.ms == pytest.approx(0.75 * 11 + 0.25 * 22)  # a quarter of the way in context, then in batch
     assert times.target[3].ms == pytest.approx(0.75 * 14 + 0.25 * 28)  # half of the way in tokens; its one context
     assert times.draft.ms == pytest.approx(1.25)
@@ -51,7 +51,6 @@ def test_times_between_context_tokens_and_batches_by_hand() -> None:
 
 def test_errors_of_interpolated_times_add_up_as_independent_ones() -> None:
     times = TABLE.times("small", 3, 1, 150)
-    assert times is not None
     assert times.decode.relative_error == pytest.approx(math.hypot(0.75 * 10 * 0.1, 0.25 * 14 * 0.2) / 11)
     assert times.target[3].relative_error == pytest.approx(math.hypot(0.5 * 12 * 0.1, 0.5 * 16 * 0.2) / 14)
 
@@ -61,18 +60,15 @@ def test_rounds_of_interpolated_times_are_interpolated_round_by_round() -> None:
     rounds = {row: tuple(row.ms * factor for factor in (0.9, 1.0, 1.3, 1.1)) for row in ROWS}
     rows = [dataclasses.replace(row, rounds=each[: 3 if row.context == 300 else 4]) for row, each in rounds.items()]
     times = StepTable(rows).times("small", 3, 1, 150)
-    assert times is not None
     assert times.decode.rounds == pytest.approx((11 * 0.9, 11 * 1.0, 11 * 1.3))
     assert times.target[3].rounds == pytest.approx((14 * 0.9, 14 * 1.0, 14 * 1.3, 14 * 1.1))
     bare = [dataclasses.replace(row, rounds=()) if row.context == 300 else row for row in rows]
     times = StepTable(bare).times("small", 3, 1, 150)
-    assert times is not None
     assert (times.decode.rounds, len(times.target[3].rounds)) == ((), 4)
 
 
 def test_a_prompt_lookup_draft_has_searches_and_no_draft_steps() -> None:
     times = TABLE.times("ngram", 2, 1, 100)
-    assert times is not None
     assert (times.draft, times.lookup, times.draft_after_full) == (NOTHING, StepTime(0.25, 0.0), None)
 
 
@@ -89,7 +85,6 @@ HEAD = (
 
 def test_a_head_has_first_steps_by_verified_tokens_and_later_ones() -> None:
     times = StepTable([*ROWS, *HEAD]).times("eagle", 3, 1, 100)
-    assert times is not None
     assert times.draft == StepTime(1.0, 0.0)
     assert times.draft_after_full is None
     assert {n: first.ms for n, first in times.draft_first.items()} == {1: 1.5, 2: 2.0, 3: 2.5, 4: 3.0}
@@ -97,7 +92,6 @@ def test_a_head_has_first_steps_by_verified_tokens_and_later_ones() -> None:
 
 def test_a_first_step_over_one_token_that_was_not_timed_is_as_long_as_a_later_one() -> None:
     times = StepTable([*ROWS, *HEAD]).times("eagle", 3, 5, 100)
-    assert times is not None
     assert {n: first.ms for n, first in times.draft_first.items()} == pytest.approx({1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0})
 
 
@@ -110,7 +104,6 @@ def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
         ([dataclasses.replace(target, ms=0.0)], NOTHING),
     ):
         times = StepTable([*ROWS, *extra]).times("small", 1, 1, 100)
-        assert times is not None
         assert times.bookkeeping.ms == pytest.approx(expected.ms)
         assert times.bookkeeping.relative_error == pytest.approx(expected.relative_error)
 
@@ -119,28 +112,25 @@ def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
     ("draft", "gamma", "batch", "reason"),
     [
         ("other", 1, 1, "no step time for draft other"),
-        ("small", 4, 1, "no step time for target over 5 tokens: target was measured over 1 token to 4 tokens"),
-        ("small", 1, 6, "batch 6 lies outside those at which target over 1 token was measured (1, 5)"),
-        ("small", 1, 0, "batch 0 lies outside those at which target over 1 token was measured (1, 5)"),
-        ("ngram", 1, 2, "batch 2 lies outside those at which lookup of draft ngram over 1 token was measured (1)"),
+        ("small", 4, 1, "no step time for target at batch 1, tokens 5 (timed: batch 1, tokens 1-4; batch 5, tokens 1-4)"),
+        ("small", 1, 6, "no step time for target at batch 6, tokens 1 (timed: batch 1, tokens 1-4; batch 5, tokens 1-4)"),
+        ("ngram", 1, 2, "no step time for lookup of draft ngram at batch 2, tokens 1 (timed: batch 1, tokens 1-1)"),
     ],
 )
 def test_what_was_not_measured_has_no_time_and_a_reason(draft: str, gamma: int, batch: int, reason: str) -> None:
-    assert TABLE.times(draft, gamma, batch, 100) is None
-    assert TABLE.why_not(draft, gamma, batch, 100) == reason
+    with pytest.raises(Unmeasured, match=re.escape(reason)):
+        TABLE.times(draft, gamma, batch, 100)
 
 
 def test_batches_without_enough_tokens_are_passed_over() -> None:
     table = StepTable([*ROWS, row("target", "decode", 1, 2, 100, 11.0)])  # no verification at batch 2
     times = table.times("small", 1, 2, 100)
-    assert times is not None
     assert (times.decode.ms, times.target[2].ms) == pytest.approx((11.0, 0.75 * 12 + 0.25 * 24))
 
 
 def test_a_context_outside_takes_the_nearest() -> None:
     far, end = TABLE.times("small", 1, 1, 9000), TABLE.times("small", 1, 1, 300)
     assert far == end
-    assert end is not None
     assert end.decode.ms == 14.0
 
 
@@ -180,7 +170,6 @@ def table(times: list[float]) -> StepTable:
 
 def verify(costs: StepTable, tokens: int, batch: int, context: float) -> float:
     times = costs.times("small", tokens - 1, batch, context)
-    assert times is not None
     return times.target[tokens].ms
 
 

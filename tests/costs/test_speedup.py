@@ -158,17 +158,26 @@ def test_bounds_of_what_a_token_costs() -> None:
     assert cost_bounds(cheaper, 2) == pytest.approx((1.8 / 3, 1.9))
 
 
-@each("draft", [0.01, 1.0, 30.0])
-@each("two", [0.001, 1.0, 300.0])
-def test_bounds_hold_for_every_round_whatever_was_timed(draft: float, two: float) -> None:
+def nearest(draft: float, two: float) -> StepTimes:
+    return dataclasses.replace(TIMES, draft=StepTime(draft, 0.0), draft_after_full=StepTime(two, 0.0))
+
+
+def heads(*first: float) -> StepTimes:
+    return dataclasses.replace(TIMES, draft_first={n: StepTime(ms, 0.0) for n, ms in enumerate(first, 1)})
+
+
+ANY_TIMES = [nearest(draft, two) for draft in (0.01, 1.0, 30.0) for two in (0.001, 1.0, 300.0)]
+ANY_TIMES += [heads(3.0, 3.5, 5.0), heads(3.0, 0.01, 90.0), heads(3.0, 90.0, 0.01)]
+
+
+@each("times", ANY_TIMES)
+def test_bounds_hold_for_every_round_whatever_was_timed(times: StepTimes) -> None:
     """Noise can make a step over two tokens far cheaper than one over one: time per token stays above 0 and in bounds."""
-    times = dataclasses.replace(TIMES, draft=StepTime(draft, 0.0), draft_after_full=StepTime(two, 0.0))
     best, worst = cost_bounds(times, 2)
-    cost = round_costs(times, 2)
-    rounds = [(cost[drafted], 1 + kept) for drafted in range(3) for kept in range(drafted + 1) if kept < 2]
-    rounds += [(cost[2] + times.catching_up(2)[2], tokens) for tokens in (1, 2, 3)]
+    cost, more = round_costs(times, 2), times.catching_up(2)
+    rounds = [(cost[drafted] + more[kept], 1 + kept) for drafted in range(3) for kept in range(drafted + 1)]
     assert 0 < best == pytest.approx(min(spent / tokens for spent, tokens in rounds))
-    assert worst == pytest.approx(max(spent / tokens for spent, tokens in rounds))
+    assert worst == pytest.approx(max(spent for spent, _ in rounds))
 
 
 def test_speedup_by_hand() -> None:
@@ -268,7 +277,7 @@ def walked(agrees: Array, documents: int, gamma: int) -> RoundCounts:
 @each("gamma", [1, 4])
 @each(("order", "least", "slack"), [("one after the other", 8, 0.0), ("in turn", 5, 0.0), ("anywhere", 16, 0.002)])
 @given(more=st.integers(0, 24), seed=st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_a_miss_does_not_raise_the_lower_bound(
     gamma: int, order: str, least: int, slack: float, more: int, seed: int
 ) -> None:
@@ -518,22 +527,11 @@ def test_a_control_variate_narrows_what_luck_widens(drawn_texts: Drawn) -> None:
     assert plain / with_it > {0.0: 8, 0.05: 1.5, 0.15: 1}[drawn_texts.spread]
 
 
-@pytest.mark.parametrize("first", [(3.0, 3.5, 5.0), (3.0, 0.01, 90.0), (3.0, 90.0, 0.01)])
-def test_bounds_hold_for_every_round_of_a_head(first: tuple[float, ...]) -> None:
-    times = dataclasses.replace(TIMES, draft_first={n: StepTime(ms, 0.0) for n, ms in enumerate(first, 1)})
-    cost, more = round_costs(times, 2), times.catching_up(2)
-    rounds = [cost[drafted] + more[kept] for drafted in range(3) for kept in range(drafted + 1)]
-    tokens = [1 + kept for drafted in range(3) for kept in range(drafted + 1)]
-    best, worst = cost_bounds(times, 2)
-    assert best == pytest.approx(min(np.array(rounds) / tokens))
-    assert worst == pytest.approx(max(rounds))
-
-
 def test_timing_error_is_the_spread_over_repeated_timings() -> None:
-    """Step times drawn anew 4000 times with their errors: log speedup spreads as the timing error says."""
+    """Step times drawn anew 1500 times with their errors: log speedup spreads as the timing error says."""
     rng = np.random.default_rng(0)
     logs = []
-    for _ in range(4000):
+    for _ in range(1500):
         noise = {n: math.exp(rng.normal(0, time.relative_error)) for n, time in TIMES.target.items()}
         times = perturbed(TIMES, noise, math.exp(rng.normal(0, TIMES.draft.relative_error)))
         logs.append(math.log(known(speedup([HAND], [1.0], times)).value))

@@ -1,4 +1,4 @@
-"""A log of requests as JSON lines: what is read of a line, with errors that name file and line. The file is not trusted."""
+"""A log of requests as JSON lines: what is read of a line, with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -6,166 +6,122 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from alphaprof.errors import ColumnMissing, DataUnreadable, cut, shown
+from pydantic import BaseModel, Field, ValidationError
 
-LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
-MOST = 2**31 - 1  # of a count: what the log's columns hold
-AGREE = "the metrics of a request must agree with each other"
-MERGE = "write one line for each request, its chunks merged: the first and the last are needed (docs/import.md has a client)"
+from alphaprof.errors import DataUnreadable, cut, shown
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the log's columns hold
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
+Fields = Mapping[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+MERGE = "write one line for each request, its chunks merged: the first and the last are needed (see docs/import.md)"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a log, or an object inside it: `fields`, and where they stand."""
+    """One line of a log, or one of several answers in it: `fields`, and where they stand."""
 
     path: Path
     number: int
-    fields: Mapping[str, Any]
+    fields: Fields
 
     @property
     def where(self) -> str:
         """File and line, for messages."""
         return f"{cut(str(self.path))}, line {self.number}"
 
-    def inside(self, fields: Mapping[str, Any]) -> Line:
-        """An object of this line."""
+    def inside(self, fields: Fields) -> Line:
+        """Other fields of this line."""
         return Line(self.path, self.number, fields)
 
     def refuse(self, problem: str, hint: str) -> DataUnreadable:
         """What is wrong with this line."""
         return DataUnreadable(f"{self.where}: {problem}", hint)
 
-    def group(self, name: str) -> Line | None:
-        """An object inside this one, None where there is none. Raises `DataUnreadable` for a value that is no object."""
-        value = self.fields.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.refuse(f"{name} is {shown(value)}, no object", "each line is one response of the engine, as it came")
-        return self.inside(value)
-
-    def count(self, *names: str) -> int | None:
-        """A whole number from 0 under the first of several names, None without it. Raises `DataUnreadable`."""
-        for name in names:
-            if self.fields.get(name) is not None:
-                return self.whole(name, self.fields[name])
-        return None
-
-    def required(self, *names: str) -> int:
-        """The same, which must be there. Raises `ColumnMissing`."""
-        count = self.count(*names)
-        if count is None:
-            raise self.missing(names[0])
-        return count
-
-    def missing(self, name: str) -> ColumnMissing:
-        """A field that this line lacks."""
-        return ColumnMissing(f"{self.where}: {name} is missing", f"it belongs beside {self.known()}: see docs/import.md")
-
-    def whole(self, name: str, value: Any) -> int:
-        """A value as a whole number from 0. Raises `DataUnreadable`."""
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
-            raise self.refuse(
-                f"{name} is {shown(value)}, no whole number from 0 to {MOST}", "counts are written as they are"
-            )
-        return value
-
-    def wholes(self, name: str, value: Any) -> list[int]:
-        """A value as a list of such numbers. Raises `DataUnreadable`."""
-        if not isinstance(value, list):
-            raise self.refuse(f"{name} is {shown(value)}, no list", "it is a list of counts")
-        return [self.whole(f"{name}[{index}]", item) for index, item in enumerate(value)]
-
-    def text(self, name: str) -> str | None:
-        """A name or id under a key; None without it. Raises `DataUnreadable` for what is neither text nor a number."""
-        value = self.fields.get(name)
-        if value is None:
-            return None
-        if isinstance(value, (dict, list, bool, float)):
-            raise self.refuse(f"{name} is {shown(value)}, no name", "names are text")
-        return self.writable(name, str(value))
-
-    def writable(self, name: str, text: str) -> str:
-        """Text that files can hold. Raises `DataUnreadable` for half a character."""
+    def read(self, model: type[Model], fields: Fields) -> Model:
+        """Return fields as `model` declares them; null is missing. Raises `DataUnreadable` for the first that differs."""
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise self.refuse(f"{name} holds half a character ({shown(text)})", "write the file as UTF-8") from None
-        return text
-
-    def at(self, path: str) -> tuple[bool, Any]:
-        """Whether there is a value at a dotted path, and the value."""
-        value: Any = self.fields
-        for name in path.split("."):
-            if not isinstance(value, dict) or name not in value:
-                return False, None
-            value = value[name]
-        return True, value
-
-    def known(self) -> str:
-        """The fields that are here, for messages."""
-        names = [shown(name) for name in list(self.fields)[:8]]
-        return ", ".join(names) + (", ..." if len(self.fields) > len(names) else "") or "nothing"
+            return model.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name, given = ".".join(map(str, first["loc"])), shown(first["input"])
+            problem = f"{name} is missing" if first["type"] == "missing" else f"{name} is {given}: {first['msg']}"
+            raise self.refuse(problem, "write what the engine answers as it came; docs/import.md lists the fields") from None
 
 
 class LeftOut(Exception):
     """A request whose rounds are not known. `settled`: nothing was measured, so that it is left out without being asked for;
-    else its metrics do not tell enough. `kind`: what such requests are counted under, without the numbers of this one.
+    else its metrics do not tell enough.
     """
 
-    def __init__(self, reason: str, hint: str, settled: bool = False, kind: str | None = None) -> None:
+    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.settled, self.kind = reason, hint, settled, kind or reason
+        self.reason, self.hint, self.settled = reason, hint, settled
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file and their numbers, from 1. Raises `DataUnreadable`, for a line that is too long too."""
+def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
+    """Yield the lines of a file that are not blank; a list becomes the `response` of an object. `digest` gets the bytes of
+    each line. Raises `DataUnreadable`.
+    """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
-                if len(line) > LONGEST_LINE:
-                    problem = f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB"
-                    raise DataUnreadable(problem, "write one response per line")
-                yield number, line
+            for number, text in enumerate(file, 1):
+                digest(text)
+                if text.strip():
+                    yield _parsed(Line(path, number, {}), text)
     except OSError as error:
         raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a file of JSON lines") from None
 
 
-def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = False) -> Iterator[Line]:
-    """The lines of a file that are not blank; `digest` gets the bytes of each line. `lists`: a line may be a list, which
-    becomes the `response` of an object. Raises `DataUnreadable`.
-    """
-    for number, text in _numbered(path):
-        digest(text)
-        if text.strip():
-            line = Line(path, number, {})
-            yield line.inside(_object(line, text, lists))
-
-
-def _object(line: Line, text: bytes, lists: bool) -> Mapping[str, Any]:
+def _parsed(line: Line, text: bytes) -> Line:
     try:
-        content = json.loads(text.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
+        content = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        if text.startswith((b"data:", b"event:")):
-            raise line.refuse("an event of a stream, not an answer", MERGE) from None
-        reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", None) or str(error)
-        raise line.refuse(reason, "each line is one JSON object, in UTF-8") from None
-    if lists and isinstance(content, list):
-        return {"response": content}
-    if not isinstance(content, dict):
+        chunk = text.startswith((b"data:", b"event:"))
+        raise line.refuse(str(error), MERGE if chunk else "each line is one JSON object, in UTF-8") from None
+    if not isinstance(content, dict | list):
         raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
-    return content
+    return line.inside(content if isinstance(content, dict) else {"response": content})
 
 
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
+def group(fields: Fields, name: str) -> Fields:
+    """An object inside another one; empty where there is none."""
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {shown(next(name for name in names if names.count(name) > 1))} occurs twice")
-    return content
+def unwrapped(fields: Fields, is_answer: Callable[[Fields], bool]) -> tuple[Any, Any]:
+    """Return the answer (or list of answers) that a batch file or a proxy wrapped in `response` and `body`, and the error
+    that stands with it, if any.
+    """
+    body: Any = fields
+    error = error_in(body)
+    for name in ("response", "body"):
+        if not isinstance(body, dict) or is_answer(body) or name not in body:
+            break
+        error = error or (name == "response" and body[name] is None)
+        if not isinstance(body[name], dict | list):
+            break
+        body = body[name]
+        error = error or (isinstance(body, dict) and error_in(body))
+    return body, error
+
+
+def error_in(fields: Fields) -> Any:
+    """What an answer says of its failure; empty where it did not fail."""
+    status = fields.get("status_code")
+    failed = fields.get("object") == "error" or (isinstance(status, int) and status >= 400)
+    return fields.get("error") or (failed and (fields.get("message") or group(fields, "body").get("error") or True))
+
+
+def failure(error: Any) -> LeftOut:
+    """A request that the engine answered with an error."""
+    text = error.get("message") if isinstance(error, dict) else error
+    hint = (
+        f"change the requests, and send them again: it said {cut(repr(text), 160)}"
+        if isinstance(text, str)
+        else "see its log"
+    )
+    return LeftOut("the engine answered with an error", hint, settled=True)

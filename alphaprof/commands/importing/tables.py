@@ -7,15 +7,12 @@ engine never tests the drafts that follow, so alpha, an average over all positio
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from alphaprof.commands.importing.vllm import EngineRequest
-from alphaprof.errors import shown
 from alphaprof.log.manifest import (
-    ADAPTIVE,
     CHAIN,
     LOG_PROMPTS,
     NO_PROMPT,
@@ -111,29 +108,25 @@ def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dic
     yield from _about_drafting(requests, imported)
     known_by = imported.prompts_known_by
     if known_by in NO_PROMPT:
-        lacking = [request for request in requests if PROMPTS_KNOWN_BY[0] not in request.names]
+        lacking = sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests)
         yield note(
             "prompts_unknown",
             known_by=known_by or "nothing",
-            lacking=len(lacking),
+            lacking=lacking,
             requests=len(requests),
-            first=lacking[0].line.where,
             pairs="requests of the same id only" if known_by else "none of them",
             remedy=LOG_PROMPTS,
         )
-    if plain := [request for request in requests if request.rounds.plain]:
-        yield note("plain_steps", rounds=imported.plain_steps, plain=len(plain), requests=len(requests))
+    if plain := sum(request.rounds.plain > 0 for request in requests):
+        yield note("plain_steps", rounds=imported.plain_steps, plain=plain, requests=len(requests))
     if idle := imported.without_steps:
         yield note("no_steps", idle=idle, requests=len(requests))
-    if unread := Counter(name for request in requests for name in request.unread):
-        yield note("unread_fields", names=", ".join(f"{shown(name)} ({count})" for name, count in unread.most_common(8)))
 
 
 def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
     gamma = imported.gamma
     if imported.drafting != CHAIN:
-        what = "the most steps" if imported.drafting == ADAPTIVE else "the levels of the tree"
-        yield note("rounds_only", drafting=imported.drafting, gamma=gamma, what=what)
+        yield note("rounds_only", drafting=imported.drafting, gamma=gamma)
         return
     deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
     if 0 < deepest < gamma:

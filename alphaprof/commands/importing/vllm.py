@@ -4,103 +4,71 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import AliasChoices, BaseModel, Field
 
-from alphaprof.commands.importing.lines import AGREE, MERGE, LeftOut, Line
-from alphaprof.errors import ColumnMissing, cut, shown
+from alphaprof.commands.importing.lines import MERGE, Count, Fields, LeftOut, Line, Name, failure, group, unwrapped
+from alphaprof.log.manifest import CHAIN, Drafting
 
 Array = np.ndarray[Any, Any]
-BY_LENGTH, BY_STEP = "acceptance_histogram_by_draft_length", ("per_step_accepted", "per_step_drafted")
 METRICS = ("speculative_decoding", "spec_decode_metrics")
 MOST_DRAFTED = 64  # tokens in one round
 ENDED = {"stop": "eos", "tool_calls": "eos", "function_call": "eos", "length": "length"}
-ACCEPTED = ("num_accepted_draft_tokens", "num_accepted_tokens")  # vLLM's name first
-DERIVED = ("mean_acceptance_length", "draft_acceptance_rate")  # they follow from the others
-COUNTS = ("acceptance_histogram", "num_spec_steps", "num_draft_tokens", "num_spec_tokens")
 STREAMED = ("chat.completion.chunk", "text_completion")  # chunks of /v1/completions are called as its answers are
-QUOTED = 160  # characters of an engine's error that a message repeats
-READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
 
 
-def _joint(metrics: Line, histogram: Array, drafted: int) -> Array:
-    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
-    given = [rounds for rounds in (_by_length(metrics, histogram), _by_step(metrics, histogram)) if rounds is not None]
-    size = len(histogram)
-    for rounds in given:
-        total, kept = int((np.arange(size)[:, None] * rounds).sum()), rounds.sum(0)
-        if total != drafted or not np.array_equal(kept, histogram) or not np.array_equal(rounds, given[0]):
-            problem = f"num_draft_tokens is {drafted} and the histogram {histogram.tolist()}; by round they are {total} and "
-            raise metrics.refuse(f"{problem}{kept.tolist()}", AGREE)
-    if given:
-        return given[0]
-    joint = np.zeros((size, size), dtype=np.int64)
-    if drafted == histogram.sum() * (size - 1):  # every round drafted gamma tokens
-        joint[-1] = histogram
-    elif drafted == (np.arange(size) * histogram).sum():  # none drafted more than it accepted
-        joint[np.arange(size), np.arange(size)] = histogram
-    elif size == 2:
-        joint[1] = drafted - histogram[1], histogram[1]
-        joint[0, 0] = histogram.sum() - drafted
-    else:
-        lacking = [name for name in BY_STEP if metrics.fields.get(name) is None]
-        partner = f"; {lacking[0]} is missing" if len(lacking) == 1 else ""
-        raise LeftOut(
-            f"{int(histogram.sum())} rounds drafted {drafted} tokens, and not which of them fewer than {size - 1}{partner}",
-            "start vLLM with --per-request-spec-decode-metrics detailed: summary is too little for drafts of several "
-            "lengths, as prompt lookup makes them",
-            kind="drafts of several lengths, in metrics that are not detailed",
-        )
-    return joint
+class Metrics(BaseModel):
+    """Counts of one request. `acceptance_histogram`: rounds by the number of accepted drafts, 0 to gamma; the same for each
+    number of drafted tokens (newer versions), or what each round accepted and drafted (`detailed`).
+    """
 
+    acceptance_histogram: list[Count] = Field(min_length=2, max_length=MOST_DRAFTED + 1)
+    num_spec_steps: Count
+    num_accepted_draft_tokens: Count = Field(
+        validation_alias=AliasChoices("num_accepted_draft_tokens", "num_accepted_tokens")
+    )
+    num_draft_tokens: Count
+    num_spec_tokens: Count | None = None
+    per_step_accepted: list[Count] | None = None
+    per_step_drafted: list[Count] | None = None
+    acceptance_histogram_by_draft_length: dict[int, list[Count]] | None = None
 
-def _by_length(metrics: Line, histogram: Array) -> Array | None:
-    """Returns the rounds from a histogram of accepted tokens for each number of drafted ones; None without them."""
-    size, rows = len(histogram), metrics.group(BY_LENGTH)
-    if rows is None:
+    def by_round(self) -> list[tuple[int, int, int]] | None:
+        """Drafted and accepted tokens, and how many such rounds there were; None where the metrics are a summary."""
+        if self.per_step_accepted is not None and self.per_step_drafted is not None:
+            pairs = zip(self.per_step_drafted, self.per_step_accepted, strict=False)
+            return [(drafted, accepted, 1) for drafted, accepted in pairs]
+        if (rows := self.acceptance_histogram_by_draft_length) is not None:
+            return [(drafted, accepted, count) for drafted, row in rows.items() for accepted, count in enumerate(row)]
         return None
-    joint, lengths = np.zeros((size, size), dtype=np.int64), {str(length): length for length in range(size)}
-    for key, row in rows.fields.items():
-        counts = rows.wholes(f"{BY_LENGTH}[{shown(key)}]", row)
-        if key not in lengths or len(counts) != lengths[key] + 1:
-            problem = f"{BY_LENGTH} has {len(counts)} entries for the length {shown(key)}"
-            raise metrics.refuse(problem, f"lengths are 0 to {size - 1}, each with one entry more")
-        joint[lengths[key], : len(counts)] = counts
-    return joint
 
 
-def _by_step(metrics: Line, histogram: Array) -> Array | None:
-    """Returns the rounds from what each accepted and drafted; None unless the request has both lists."""
-    lists = {name: metrics.wholes(name, metrics.fields[name]) for name in BY_STEP if metrics.fields.get(name) is not None}
-    if len(lists) < 2:
-        _require_half(metrics, histogram, lists)
-        return None
-    accepted, drafted = (lists[name] for name in BY_STEP)
-    if len(accepted) != len(drafted) or any(not a <= d < len(histogram) for a, d in zip(accepted, drafted, strict=True)):
-        problem = f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other"
-        raise metrics.refuse(problem, f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}")
-    joint = np.zeros((len(histogram), len(histogram)), dtype=np.int64)
-    np.add.at(joint, (np.array(drafted, dtype=int), np.array(accepted, dtype=int)), 1)
-    return joint
+class Answered(BaseModel):
+    """What an answer says beside its metrics, wherever it stands. `name`: what tells its prompt from others, where neither
+    token ids nor the text do.
+    """
 
+    completion_tokens: Count
+    prompt_tokens: Count = Field(gt=0)
+    prompt_token_ids: list[Count] = []
+    prompt: Any = None
+    name: Name | None = None
+    request_id: Name | None = None
+    model: Name | None = None
+    finish_reason: Any = None
 
-def _require_half(metrics: Line, histogram: Array, lists: Mapping[str, list[int]]) -> None:
-    """Raise `DataUnreadable` where one list alone contradicts the other counts."""
-    for name, counts in lists.items():
-        agree = max(counts, default=0) < len(histogram)  # before counting: a log may hold any number
-        if name == BY_STEP[0]:
-            other = f"acceptance_histogram {histogram.tolist()}"
-            rounds = np.array(counts, dtype=int)
-            agree = agree and np.array_equal(np.bincount(rounds, minlength=len(histogram)), histogram)
-        else:
-            drafted = metrics.required("num_draft_tokens")
-            other = f"{histogram.sum()} rounds drafted {drafted} tokens"
-            agree = agree and (len(counts), sum(counts)) == (histogram.sum(), drafted)
-        if not agree:
-            raise metrics.refuse(f"{name} and {other} differ", AGREE)
+    def names(self) -> dict[str, str]:
+        """What the prompt is known by, by kind, in hex."""
+        names = {}
+        if self.prompt_token_ids:
+            names["token ids"] = hashlib.sha256(np.array(self.prompt_token_ids, dtype="<i4").tobytes()).hexdigest()
+        for kind, of, value in (("text", "text", self.prompt), ("request id", "id", self.name)):
+            if isinstance(value, str | list) and value:
+                names[kind] = hashlib.sha256(json.dumps([of, value], sort_keys=True).encode()).hexdigest()
+        return names
 
 
 @dataclass(frozen=True)
@@ -123,8 +91,8 @@ class EngineRounds:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics without a use.
-    Only the caller knows its `source` (the number of a file), domain and cluster.
+    """One request. `names`: what the prompt is known by, by kind, in hex. Only the caller knows its `source` (the number of
+    a file), domain and cluster.
     """
 
     line: Line
@@ -135,175 +103,113 @@ class EngineRequest:
     completion_tokens: int
     finish: str
     rounds: EngineRounds
-    unread: tuple[str, ...]
     source: int = 0
     domain: str = ""
     cluster: str | None = None
 
 
-def request_of(line: Line, gamma: int | None) -> EngineRequest:
-    """The request of a line; `gamma`: what it must have been served with (None: what it says).
+def answers_of(line: Line) -> list[Line]:
+    """The answers in a line: the line itself."""
+    return [line]
 
-    Raises `LeftOut`, and `DataUnreadable` or `ColumnMissing` for a line that contradicts itself or lacks what it needs.
+
+def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> EngineRequest:
+    """The request of a line; `gamma`: what it must have been served with (None: what it says); `drafting`: always a chain.
+
+    Raises `LeftOut`, and `DataUnreadable` for a line that contradicts itself or lacks what it needs.
     """
-    body = _body(line)
-    choices = body.fields.get("choices")
-    if isinstance(choices, list) and len(choices) > 1:
-        several = "several choices (n > 1, or several prompts) in one answer"
-        raise LeftOut(f"{several}, for which vLLM counts no rounds", "ask with n = 1 and one prompt a request", kind=several)
-    first = body.inside(choices[0]) if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
-    _require_answer(body, first)
-    usage = body.group("usage") or body
-    written = usage.required("completion_tokens")
-    if written == 0:
+    found, error = unwrapped(line.fields, lambda fields: bool(_metrics(fields)))
+    if error:
+        raise failure(error)
+    body: Fields = found if isinstance(found, dict) else {}
+    choices = body["choices"] if isinstance(body.get("choices"), list) else []
+    first: Fields = choices[0] if choices and isinstance(choices[0], dict) else {}
+    usage = group(body, "usage") or body
+    if usage.get("completion_tokens") == 0:
         raise LeftOut("no token was written", "ask for one at least: max_tokens", settled=True)
-    metrics = _metrics(body)
-    names = _names(line, body, first)
-    prompt = usage.count("prompt_tokens")
-    if prompt is None and "token ids" in names:
-        prompt = len(_ids(body, first) or ())
-    if not prompt:
-        raise ColumnMissing(f"{body.where}: prompt_tokens is missing, or 0", "it belongs in usage, beside completion_tokens")
-    reason = (first or body).fields.get("finish_reason")
+    if not (metrics := _metrics(body)) or len(choices) > 1:
+        raise _without_metrics(line, body, first, len(choices))
+    ids = body.get("prompt_token_ids") or first.get("prompt_token_ids")
+    prompt_tokens = usage.get("prompt_tokens")
+    fields = {
+        "completion_tokens": usage.get("completion_tokens"),
+        "prompt_tokens": len(ids) if prompt_tokens is None and isinstance(ids, list) else prompt_tokens,
+        "prompt_token_ids": ids,
+        "prompt": prompt_of(line.fields, body, group(line.fields, "request"), group(group(line.fields, "request"), "body")),
+        "name": line.fields.get("custom_id") or body.get("id") or line.fields.get("id") or body.get("request_id"),
+        "request_id": body.get("id") or body.get("request_id"),
+        "model": body.get("model") or None,
+        "finish_reason": (first or body).get("finish_reason"),
+    }
+    return counted_request(line, fields, metrics, gamma)
+
+
+def prompt_of(*places: Fields) -> Any:
+    """The prompt or the messages in the first of some places that has them."""
+    return next((value for place in places for name in ("prompt", "messages") if (value := place.get(name))), None)
+
+
+def counted_request(line: Line, fields: Fields, metrics: Fields, gamma: int | None) -> EngineRequest:
+    """The request of an answer's `fields` (see `Answered`) and `metrics` (see `Metrics`). Raises `LeftOut` and
+    `DataUnreadable`.
+    """
+    answer, counts = line.read(Answered, fields), line.read(Metrics, metrics)
+    reason = answer.finish_reason
     return EngineRequest(
         line=line.inside({}),  # a log may be larger than the memory
-        model=body.text("model") or None,
-        request_id=body.text("id") or body.text("request_id"),
-        names=names,
-        prompt_tokens=prompt,
-        completion_tokens=written,
+        model=answer.model,
+        request_id=answer.request_id,
+        names=answer.names(),
+        prompt_tokens=answer.prompt_tokens,
+        completion_tokens=answer.completion_tokens,
         finish=ENDED.get(reason, "unknown") if isinstance(reason, str) else "unknown",
-        rounds=_rounds(metrics, written, gamma),
-        unread=tuple(name for name in metrics.fields if name not in READ),
+        rounds=_rounds(line, counts, answer.completion_tokens, gamma),
     )
 
 
-def _body(line: Line) -> Line:
-    """Returns the line, or what a batch file or a proxy wrapped in its `response` and `body`, unless it has metrics itself.
-
-    Raises `LeftOut` for an answer that is an error, and `DataUnreadable` where metrics stand beside one.
-    """
-    body, failed = line, bool(line.fields.get("error"))
-    for name in ("response", "body"):
-        if _holds_metrics(body.fields) or name not in body.fields:
-            break
-        inner = body.fields[name]
-        failed = failed or (inner is None and name == "response")
-        if not isinstance(inner, dict):
-            break
-        body = body.inside(inner)
-        status = body.count("status_code") or 0
-        failed = failed or bool(inner.get("error")) or status >= 400
-    if failed or body.fields.get("object") == "error":
-        if _holds_metrics(body.fields):
-            problem = "an answer has both an error and metrics"
-            raise line.refuse(problem, "was it answered? take the error out of the line, or the line out of the file")
-        text = _error_text(line.fields) or _error_text(body.fields)
-        hint = f"change the requests, and send them again: it said {cut(repr(text), QUOTED)}" if text else "see its own log"
-        raise LeftOut("the engine answered with an error", hint, settled=True)
-    return body
+def _metrics(fields: Fields) -> Fields:
+    """The metrics that an answer holds; empty where there are none."""
+    places = (group(fields, "metrics"), fields)
+    return next((metrics for place in places for name in METRICS if (metrics := group(place, name))), {})
 
 
-def _error_text(fields: Mapping[str, Any]) -> str | None:
-    """What an engine said of an error: `error` is its text or an object with a `message`. None where it said nothing."""
-    error = fields if fields.get("object") == "error" else fields.get("error")
-    text = error.get("message") if isinstance(error, Mapping) else error
-    return text if isinstance(text, str) and text else None
-
-
-def _require_answer(body: Line, first: Line | None) -> None:
-    """Raise `LeftOut` for an answer of a kind that has no metrics, and `DataUnreadable` for a part of an answer."""
-    kind = body.fields.get("object")
-    if _holds_metrics(body.fields):
-        return
+def _without_metrics(line: Line, body: Fields, first: Fields, choices: int) -> Exception:
+    """Why an answer has no metrics, and how to get them."""
+    kind = body.get("object")
+    if choices > 1:
+        several = "several choices (n > 1, or several prompts) in one answer, for which vLLM counts no rounds"
+        return LeftOut(several, "ask with n = 1 and one prompt a request")
     if kind == "response":
         reason = "an answer of /v1/responses, where vLLM sends no metrics"
-        raise LeftOut(reason, "send the requests to /v1/chat/completions or /v1/completions")
-    if kind not in STREAMED or first is None:
-        return
-    if first.fields.get("finish_reason") is None:
-        raise body.refuse("a chunk from within a stream", MERGE)
-    if body.fields.get("usage") is None:
-        raise LeftOut(
-            "a stream without usage, and so without metrics",
-            "ask with stream_options: {include_usage: true}, which adds a chunk with both after this one; "
-            "docs/import.md has a client that logs it",
-        )
+        return LeftOut(reason, "send the requests to /v1/chat/completions or /v1/completions")
+    if kind in STREAMED and first and first.get("finish_reason") is None:
+        return line.refuse("a chunk from within a stream", MERGE)
+    if kind in STREAMED and first and body.get("usage") is None:
+        hint = "ask with stream_options: {include_usage: true}, which adds a chunk with both after this one"
+        return LeftOut("a stream without usage, and so without metrics", hint)
+    hint = "start vLLM with --per-request-spec-decode-metrics detailed, and ask with n = 1 and one prompt a request"
+    return LeftOut("no metrics.speculative_decoding", hint)
 
 
-def _holds_metrics(fields: Mapping[str, Any]) -> bool:
-    places = [place for place in (fields.get("metrics"), fields) if isinstance(place, Mapping)]
-    return any(isinstance(place.get(name), dict) for place in places for name in METRICS)
-
-
-def _metrics(body: Line) -> Line:
-    for place in (body.group("metrics"), body):
-        for name in METRICS:
-            if place is not None and (metrics := place.group(name)) is not None:
-                return metrics
-    raise LeftOut(
-        "no metrics.speculative_decoding",
-        "start vLLM with --per-request-spec-decode-metrics detailed, and ask with n = 1 and one prompt a request",
-    )
-
-
-def _ids(body: Line, first: Line | None) -> list[int] | None:
-    for place in (body, first):
-        if place is not None and place.fields.get("prompt_token_ids") is not None:
-            return place.wholes("prompt_token_ids", place.fields["prompt_token_ids"])
-    return None
-
-
-def _names(line: Line, body: Line, first: Line | None) -> dict[str, str]:
-    """What tells this prompt from others, by kind."""
-    names = {}
-    if ids := _ids(body, first):
-        names["token ids"] = hashlib.sha256(np.array(ids, dtype="<i4").tobytes()).hexdigest()
-    asked = [place.fields.get("request") for place in (line, body)]
-    inner = [place.get("body") for place in asked if isinstance(place, dict)]
-    for place in (line.fields, body.fields, *asked, *inner):
-        prompt = place.get("prompt", place.get("messages")) if isinstance(place, Mapping) else None
-        if isinstance(prompt, (str, list)) and prompt:
-            try:
-                names["text"] = _hashed("text", prompt)
-            except RecursionError:
-                raise line.refuse("the prompt is nested too deeply", "prompts are text, or lists of messages") from None
-            break
-    name = line.text("custom_id") or body.text("id") or line.text("id") or body.text("request_id")
-    if name:
-        names["request id"] = _hashed("id", name)
-    return names
-
-
-def _hashed(kind: str, value: Any) -> str:
-    return hashlib.sha256(json.dumps([kind, value], sort_keys=True).encode()).hexdigest()
-
-
-def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
-    histogram = _histogram(metrics, wanted)
+def _rounds(line: Line, metrics: Metrics, written: int, wanted: int | None) -> EngineRounds:
+    histogram = np.array(metrics.acceptance_histogram)
     gamma = len(histogram) - 1
+    for name, value in (("num_spec_tokens", metrics.num_spec_tokens), ("--gamma", wanted)):
+        if value is not None and value != gamma:
+            problem = f"{name} is {value}, and rounds are counted by 0 to {gamma} accepted drafts"
+            raise line.refuse(problem, "import requests of one number of speculative tokens at a time")
     steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
-    if (count := metrics.required("num_spec_steps")) != steps:
-        raise metrics.refuse(f"num_spec_steps is {count}, and the histogram adds up to {steps}", AGREE)
-    if (count := metrics.required(*ACCEPTED)) != accepted:
-        raise metrics.refuse(f"{ACCEPTED[0]} is {count}, and the histogram says {accepted}", AGREE)
-    drafted = metrics.required("num_draft_tokens")
-    if not accepted <= drafted <= steps * gamma:
-        raise metrics.refuse(
-            f"num_draft_tokens is {drafted}, and {steps} rounds of up to {gamma} that accepted {accepted} draft "
-            f"{accepted} to {steps * gamma}",
-            AGREE,
-        )
+    counted = (metrics.num_spec_steps, metrics.num_accepted_draft_tokens)
+    if counted != (steps, accepted) or not accepted <= metrics.num_draft_tokens <= steps * gamma:
+        problem = f"{counted[0]} rounds accepted {counted[1]} of {metrics.num_draft_tokens} drafted tokens, and by their "
+        problem += f"histogram {steps} rounds of up to {gamma} accepted {accepted}"
+        raise line.refuse(problem, "the counts of a request must agree with each other")
     after = written - 1  # the prefill writes the first token
     beyond = max(0, steps + accepted - after)
     if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
-        raise LeftOut(
-            f"completion_tokens is {written}, and {steps} rounds that accepted {accepted} tokens write {steps + accepted} "
-            "after the first",
-            "only the last round may reach beyond the end of a text: see docs/import.md",
-            kind="more rounds than their tokens allow",
-        )
-    joint = _joint(metrics, histogram, drafted)
+        hint = "only the last round may reach beyond the end of a text: see docs/import.md"
+        raise LeftOut("more rounds than their tokens allow", hint)
+    joint = _joint(line, metrics, histogram)
     depth = range(1, gamma + 1)
     return EngineRounds(
         gamma=gamma,
@@ -316,18 +222,28 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
     )
 
 
-def _histogram(metrics: Line, wanted: int | None) -> Array:
-    """Rounds by accepted drafts, [gamma + 1]."""
-    if "acceptance_histogram" not in metrics.fields:
-        raise metrics.missing("acceptance_histogram")
-    counts = metrics.wholes("acceptance_histogram", metrics.fields["acceptance_histogram"])
-    if not 2 <= len(counts) <= MOST_DRAFTED + 1:
-        raise metrics.refuse(
-            f"acceptance_histogram has {len(counts)} entries", f"it has one for 0 to gamma drafts, 2 to {MOST_DRAFTED + 1}"
+def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
+    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
+    size, drafted = len(histogram), metrics.num_draft_tokens
+    lengths, joint = np.arange(size), np.zeros((size, size), dtype=np.int64)
+    if (rounds := metrics.by_round()) is not None:
+        for tried, kept, count in rounds:
+            if kept <= tried < size:
+                joint[tried, kept] += count
+        if joint.sum(0).tolist() != histogram.tolist() or (lengths @ joint).sum() != drafted:
+            problem = f"round by round, {int((lengths @ joint).sum())} tokens were drafted and rounds accepted "
+            problem += f"{joint.sum(0).tolist()}; num_draft_tokens is {drafted} and the histogram {histogram.tolist()}"
+            raise line.refuse(problem, "the counts of a request must agree with each other")
+    elif drafted == histogram.sum() * (size - 1):  # every round drafted gamma tokens
+        joint[-1] = histogram
+    elif drafted == (lengths * histogram).sum():  # none drafted more than it accepted
+        joint[lengths, lengths] = histogram
+    elif size == 2:
+        joint[1] = drafted - histogram[1], histogram[1]
+        joint[0, 0] = histogram.sum() - drafted
+    else:
+        raise LeftOut(
+            "drafts of several lengths, in metrics that are not detailed",
+            "start vLLM with --per-request-spec-decode-metrics detailed: summary is too little for prompt lookup",
         )
-    gamma = metrics.count("num_spec_tokens")
-    for name, value in (("num_spec_tokens", gamma), ("--gamma", wanted)):
-        if value is not None and value != len(counts) - 1:
-            problem = f"{name} is {value}, and acceptance_histogram counts 0 to {len(counts) - 1} drafts"
-            raise metrics.refuse(problem, "import requests of one number of speculative tokens at a time")
-    return np.array(counts, dtype=np.int64)
+    return joint
