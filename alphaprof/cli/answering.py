@@ -196,8 +196,7 @@ def trees(
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
-    from alphaprof.commands.trees.build import NODES, build_trees
-    from alphaprof.commands.trees.files import read_trees
+    from alphaprof.commands.trees.build import NODES, build_trees, read_trees
     from alphaprof.log.run_draft import side_of
 
     given = read_trees(files or [], top)

@@ -42,17 +42,18 @@ def export(
 ) -> None:
     """Export acceptance as engines and simulators read it, or texts for trainers of heads. Assumptions go to stderr."""
     from alphaprof.commands.export.build import export as exported
-    from alphaprof.commands.export.scope import ExportRequest
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
-    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, split)
     if to.value in TEXT_EXPORTS:
-        narrowed = request != ExportRequest(split=split) or bool(overrides)
+        narrowed = bool(rule or gamma or domain or overrides)
         artefact = export_texts(run, to.value, out, narrowed=narrowed, by=split or "random")
         print_text(artefact.text, None)
     else:
-        artefact = exported(_asked(run, overrides), to.value, request)
+        if split is not None:
+            raise OptionInvalid(f"--split parts texts for trainers, and {to.value} holds none", "leave it out")
+        chosen = known_rules([rule], "--rule")[0] if rule else None
+        artefact = exported(_asked(run, overrides), to.value, rule=chosen, gamma=gamma, domain=domain)
         print_text(artefact.text, out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:

@@ -123,7 +123,7 @@ class Check:
             lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
             for item in self.items:
                 named = (escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}")
-                lines.append(row(*named, _plain(item.value), _bounds(item), f"{SIGNS[item.outcome]} {item.outcome}"))
+                lines.append(row(*named, _number(item, item.value), _bounds(item), f"{SIGNS[item.outcome]} {item.outcome}"))
         if notes := [f"- {note}" for note in _notes(self, escaped, escaped_sentence)]:
             lines += ["", *notes]
         return "\n".join(lines).rstrip() + "\n"
@@ -134,7 +134,7 @@ class Check:
         for item in self.items:
             notes = [f"bounds {_bounds(item)}"] if item.low is not None else []
             notes += [item.note] if item.note else []
-            text = f"{_plain(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
+            text = f"{_number(item, item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
             _case(suite, f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
         for left in self.unjudged:
             _case(suite, f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
@@ -177,7 +177,7 @@ def _answer(check: Check) -> Iterator[str]:
     if check.items:
         decides = by_domain and check.outcome != "fail"
         worst = check.items[0] if decides else min(check.items, key=_standing)
-        bounds = "" if worst.low is None else f" [{_number(worst, worst.low)}, {_number(worst, worst.high)}]"
+        bounds = "" if worst.low is None else f" {_bounds(worst)}"
         measured = f"{worst.measure.replace('_', ' ')} {_number(worst, worst.value)}{bounds}"
         wanted = f"at least {_number(worst, worst.threshold)} wanted"
         yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
@@ -202,8 +202,7 @@ def _table(check: Check, console: Console) -> None:
     for item in check.items:
         word, style = WORDS[item.outcome]
         cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
-        bounds = fmt.NOTHING if item.low is None else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
-        table.add_row(plain(short(item.domain)), *cells, bounds, Text(word, style))
+        table.add_row(plain(short(item.domain)), *cells, Text(_bounds(item)), Text(word, style))
     show(table, "thresholds", console)
     console.print()
 
@@ -226,11 +225,7 @@ def _number(item: Item, value: float | None) -> str:
 
 
 def _bounds(item: Item) -> str:
-    return fmt.NOTHING if item.low is None else f"{_plain(item.low)} to {_plain(item.high)}"
-
-
-def _plain(value: float | None) -> str:
-    return fmt.NOTHING if value is None else f"{value:.3f}"
+    return fmt.NOTHING if item.low is None else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
 
 
 def _case(suite: ET.Element, classname: str, name: str, outcome: Outcome, text: str) -> None:

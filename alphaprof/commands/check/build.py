@@ -8,17 +8,17 @@ Alpha of imported runs is not known, and that of a head says nothing of later dr
 round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is
 named. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to
 take a bound from, and a gate that skipped it would pass the worst case. The same draft with equal totals has not
-changed: it passes, and nothing is estimated. Of another draft with equal totals nobody knows what it does on other
-documents: it is judged by bounds like any other.
+changed: it passes, and nothing is estimated.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -26,29 +26,37 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.commands.check.answer import WHOLE, Check, Item, Measure, Unjudged, reason_of
-from alphaprof.commands.compare.build import deciding_gamma, paired_pools, require_comparable, summed
-from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, free_draft, speedup, spent_and_base
-from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
+from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, speedup
+from alphaprof.errors import NotComparable, OptionInvalid, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.decision import Mask
-from alphaprof.report.format import many, percent, short, text_kind
+from alphaprof.report.format import short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
 from alphaprof.report.notes import kind
+from alphaprof.report.pairing import (
+    common_gammas,
+    deciding_gamma,
+    paired_pools,
+    require_comparable,
+    side_difference,
+    side_totals,
+)
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
-from alphaprof.stats.gates import Gate, GateResult, Outcome, judge, together
-from alphaprof.stats.paired import differing, inverse_difference, share_difference
+from alphaprof.stats.estimate import NO_SPREAD, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.gates import Gate, Outcome, judge, together
 from alphaprof.totals.pool import DocumentTotals, accepted_of, merged, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
+SAME = "the same draft with the same counts on every document"
+Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 
@@ -87,7 +95,7 @@ def concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
-    """Returns least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
+    """Returns least values by domain. Raises `OptionInvalid` for what is not a number, and for a second one of a domain."""
     least: dict[str, float] = {}
     for text in texts:
         domain, _, number = text.rpartition("=")
@@ -95,12 +103,9 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
-            hint = "write a number, or DOMAIN=NUMBER: code=0.6"
-            raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}", hint)
-        if domain in least:
-            named = cut(domain, VALUE) or "every domain"
-            raise OptionInvalid(f"{measure} has two thresholds for {named}", "remove one of them")
+        if not math.isfinite(value) or domain in least:
+            hint = "write NUMBER for every domain and DOMAIN=NUMBER for one, each once: code=0.6"
+            raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}, or a second one", hint)
         least[domain] = value
     return least
 
@@ -167,29 +172,27 @@ class _Threshold:
         low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(self.gamma), tail)
         return 1 + low, 1 + high
 
-    def item(self, results: Iterator[GateResult]) -> Item:
-        """What became of it; it has the next of the `results` unless the draft proposes nothing."""
+    def item(self) -> Item:
+        """What is known of it without bounds: all, where the draft proposes nothing."""
         documents, first = distinct(self.pool.cluster), self.by_depth and self.measure == "alpha"
         item = partial(Item, "accept@1" if first else self.measure, self.domain, self.least)
         if self.silent:
             return item(None, None, None, documents, "fail", "the draft proposes nothing there")
-        result = next(results)
-        return item(self.value(), result.low, result.high, documents, result.outcome, FIRST if first else None)
+        return item(self.value(), None, None, documents, "undecided", FIRST if first else None)
+
+
+def _judged(parts: Sequence[tuple[Item, Bounds | None]], confidence: float) -> tuple[Item, ...]:
+    """Items with the outcomes and bounds of their gates, together at one confidence (Holm). An item without bounds stays as
+    it is and has no part in the correction of the others.
+    """
+    results = iter(judge([Gate(item.threshold, bounds) for item, bounds in parts if bounds], confidence))
+    return tuple(dataclasses.replace(item, **vars(next(results))) if bounds else item for item, bounds in parts)
 
 
 def _check_thresholds(
     run: Run, thresholds: Mapping[Measure, Mapping[str, float]], draft: str | None, rule: str | None, gamma: int | None
 ) -> Check:
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
-    if run.imported and "alpha" in thresholds:
-        why = "which do not give alpha (what follows a rejection is never tested)"
-        problem = f"{run.path} was imported from an engine's metrics, {why}"
-        raise OptionInvalid(problem, "use --min-acceptance-length instead")
-    if "acceptance_length" in thresholds and (drafting := run.manifest.drafting) != CHAIN:
-        problem = (
-            f"{run.path} was served with drafting {drafting}: acceptance length needs rounds with a draft, not known here"
-        )
-        raise OptionInvalid(problem, "check --baseline compares tokens per round with another run")
     inputs = ReportInputs.of(run, "engine", run.manifest.config)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
@@ -199,18 +202,27 @@ def _check_thresholds(
     if tested is not None:  # what chose draft or gamma does not judge them
         pools = {domain: pool.rows(tested[domain]) if domain in tested else pool for domain, pool in pools.items()}
         times = timing.testing.get(draft)
-    if "speedup" in thresholds and times is None:
-        problem = f"{run.path} has no step times for {draft}, so no speedup"
-        raise OptionInvalid(problem, "use --min-acceptance-length instead")
+    drafting = run.manifest.drafting
+    unknown: dict[Measure, tuple[bool, str]] = {
+        "alpha": (run.imported, "its metrics do not give alpha: what follows a rejection was never tested"),
+        "acceptance_length": (
+            drafting != CHAIN,
+            f"it was served with drafting {drafting}: rounds with a draft are not known",
+        ),
+        "speedup": (times is None, f"it has no step times for {draft}"),
+    }
+    for measure, (missing, why) in unknown.items():
+        if missing and measure in thresholds:
+            hint = "use --min-acceptance-length, or check --baseline: tokens per round against another run"
+            raise OptionInvalid(f"{run.path} has no {measure}: {why}", hint)
     by_depth = run.manifest.drafts[draft].by_depth
     least = [
         _Threshold(measure, domain, value, pools[domain], by_depth, None if measure == "alpha" else gamma, times)
         for measure, named in thresholds.items()
         for domain, value in _spread(named, pools, run).items()
     ]
-    gates = [Gate(threshold.least, threshold.bounds) for threshold in least if not threshold.silent]
-    results = iter(judge(gates, inputs.question.confidence))
-    items = tuple(threshold.item(results) for threshold in least)
+    parts = [(threshold.item(), None if threshold.silent else threshold.bounds) for threshold in least]
+    items = _judged(parts, inputs.question.confidence)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
@@ -233,14 +245,12 @@ def _settled(
     documents that did not choose, see `tested_rows`.
     """
     require_drafts(run)
-    question, drafts = inputs.question, run.manifest.drafts
+    question, drafts, tested = inputs.question, list(run.manifest.drafts), None
     draft = draft or (question.draft if question.draft != "auto" else None)
     gamma = gamma or (question.gamma if isinstance(question.gamma, int) else None)
     if draft is None and len(drafts) == 1:
-        draft = next(iter(drafts))
-    if draft is not None and draft not in drafts:
-        raise OptionInvalid(f"{run.path} has no draft {short(draft)}", f"name one: {', '.join(drafts)}")
-    gammas, tested = f"--gamma {' or '.join(map(str, run.gammas))}", None
+        draft = drafts[0]
+    _require_one_of("draft", draft, drafts, run)
     if draft is None or (gamma is None and needs_gamma):
         named = {name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None}
         config = run.manifest.config | {"decision": run.manifest.config["decision"] | named}
@@ -248,15 +258,20 @@ def _settled(
         evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding)))
         chosen = judge_traffic(evidence, asked.book, asked.question, run.gammas)
         if chosen.draft is None or chosen.gamma is None:
-            what, names = f"gamma is known to be the best for {run.path}:{draft}", gammas
-            if draft is None:
-                what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(drafts)}"
-            raise OptionInvalid(f"no {what}: {chosen.reason}", f"name one: {names}")
+            what, names = ("draft", drafts) if draft is None else (f"gamma of {draft}", list(map(str, run.gammas)))
+            hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
+            raise OptionInvalid(f"no {what} is known to be the best for {run.path}: {chosen.reason}", hint)
         draft, gamma = chosen.draft, gamma or chosen.gamma
         tested = tested_rows(evidence, asked.book, asked.question, run.gammas)
-    if gamma is not None and gamma not in run.gammas:
-        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {gammas}")
+    _require_one_of("gamma", gamma, run.gammas, run)
     return draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
+
+
+def _require_one_of(what: str, asked: object, known: Collection[object], run: Run) -> None:
+    """Raise `OptionInvalid` for a name that is asked for and that the run does not have."""
+    if asked is not None and asked not in known:
+        names = " or ".join(short(str(name)) for name in known)
+        raise OptionInvalid(f"{run.path} has no {what} {short(str(asked))}", f"name one: {names}")
 
 
 def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
@@ -271,33 +286,30 @@ def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTot
 def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
     """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
     own = {domain: least for domain, least in named.items() if domain != EVERY}
-    if unknown := [domain for domain in own if domain not in pools]:
-        known = ", ".join(map(short, pools))
-        raise OptionInvalid(f"{run.path} has no domain {short(unknown[0])!r} with rounds", f"it has: {known}")
+    for domain in own:
+        _require_one_of("domain with rounds", domain, pools, run)
     return (dict.fromkeys(pools, named[EVERY]) if EVERY in named else {}) | own
 
 
 def one_rule(inputs: ReportInputs) -> str:
     """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
-    rules = inputs.decisive
-    if not rules:
-        raise OptionInvalid("no text of the run is the target's own, so no rule has rounds on it", "name one: --rule strict")
-    if len(rules) > 1:
-        raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
-    return rules[0]
+    if len(inputs.decisive) != 1:
+        found = " and ".join(inputs.decisive) or "none: no text is the target's own"
+        raise OptionInvalid(f"the run's text has not one rule ({found})", "name one: --rule strict")
+    return inputs.decisive[0]
 
 
 @dataclass(frozen=True)
 class PairedText:
-    """The paired documents of one domain and kind of text. `gamma`: that was served; None: alpha is known. `doubt`: why both
-    sides may be two drafts even if their totals are equal.
+    """The paired documents of one domain and kind of text. `gamma`: whose tokens per round are compared; None: alpha is.
+    `same_draft`: both sides are surely one draft of one target.
     """
 
     domain: str
     old: DocumentTotals
     new: DocumentTotals
     gamma: int | None
-    doubt: str | None = None
+    same_draft: bool = False
 
     def why_not_judged(self, rule: str, drafts: Sequence[DraftFacts]) -> str | None:
         """Why this text cannot be judged; None where it can. `drafts`: of both sides."""
@@ -318,52 +330,31 @@ class PairedText:
 
     @property
     def unchanged(self) -> bool:
-        """Whether one draft did the same twice."""
-        return self.identical and self.doubt is None and not self.silent
-
-    @cached_property
-    def identical(self) -> bool:
-        """Whether each document has the same counts on both sides; those that are expectations, to six digits."""
-        names = ["proposals", "accepted"]
-        if self.gamma is not None:
-            names = ["tokens", f"rounds_{self.gamma}", f"drafted_depths_{self.gamma}", f"accepted_depths_{self.gamma}"]
-        pairs = [(self.old[name], self.new[name]) for name in names]
-        return all(np.allclose(old, new, rtol=NO_SPREAD, atol=0, equal_nan=True) for old, new in pairs)
-
-    @cached_property
-    def sides(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """Totals and counts of each side, [units]: accepted and proposed positions; at a gamma, rounds and tokens."""
-        if self.gamma is None:
-            return summed(self.old), summed(self.new)
-        times = free_draft(self.gamma)
-        return spent_and_base(self.old.counts(self.gamma), times), spent_and_base(self.new.counts(self.gamma), times)
+        """Whether one draft did the same twice; counts that are expectations, to six digits."""
+        sides = (side_totals(self.old, self.gamma), side_totals(self.new, self.gamma))
+        equal = all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True))
+        return self.same_draft and not self.silent and equal
 
     def difference(self, confidence: float) -> Interval:
         """The new side's alpha less the old one's; at a gamma, tokens per round. With an interval over units."""
-        if self.gamma is None:
-            return share_difference(*self.sides, confidence)
-        return inverse_difference(*self.sides, confidence, self.gamma)
+        return side_difference(self.old, self.new, self.gamma, confidence)
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """One-sided bounds of the difference, each wrong with probability `tail`."""
         difference = self.difference(1 - 2 * tail)
         return difference.low, difference.high
 
-    def item(self, threshold: float, confidence: float, results: Iterator[GateResult]) -> Item:
-        """What became of it; it has the next of the `results` unless it is silent or unchanged."""
+    def item(self, threshold: float) -> Item:
+        """What is known of it without bounds: all, where it is silent or unchanged."""
         measure: Measure = "alpha_difference" if self.gamma is None else "tokens_per_round_difference"
-        item, units, note = partial(Item, measure, self.domain, threshold), distinct(self.old.cluster), None
+        item, units = partial(Item, measure, self.domain, threshold), distinct(self.old.cluster)
         if self.silent:  # alpha is not known then, and rounds have one token each
             value = self.difference(0.5).value if self.gamma is not None else None
             return item(value, None, None, units, "fail", LOST)
         if self.unchanged:  # nothing is estimated: a margin, which is never below 0, is kept
-            return item(0.0, None, None, units, "pass", f"the same draft, {_identical(self)}")
-        compared = min(int(np.count_nonzero(counts)) for _, counts in self.sides)
-        if self.identical:
-            most = percent(differing(compared, 1 - confidence))
-            note = f"{_identical(self)}, but {self.doubt}: at most {most} of documents can differ"
-        result = next(results)
-        return item(self.difference(confidence).value, result.low, result.high, compared, result.outcome, note)
+            return item(0.0, None, None, units, "pass", SAME)
+        compared = min(int(np.count_nonzero(side_totals(pool, self.gamma)[1])) for pool in (self.old, self.new))
+        return item(self.difference(0.5).value, None, None, compared, "undecided", None)
 
 
 def check_baseline(
@@ -380,23 +371,24 @@ def check_baseline(
     inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     (before, after), rows, unpaired = paired_pools(old, new, [chosen])
-    doubt = _doubt(old, new)
-    every = [PairedText(key[0], pool, after[key], gamma, doubt) for key, pool in before.items()]
+    same = _same_draft(old, new)
+    every = [PairedText(key[0], pool, after[key], gamma, same) for key, pool in before.items()]
     reasons = [text.why_not_judged(chosen, drafts) for text in every]
     unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
     texts = [text for text, reason in zip(every, reasons, strict=True) if not reason]
     if not texts:
-        raise _nothing_to_judge(old, unjudged)
+        why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
+        hint = "name a rule that applies to this text (--rule), or a baseline that proposes something on longer texts"
+        raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
     if len(texts) > 1:
         texts = [_whole(texts), *texts]
-    # Texts that need no bounds have no part in the correction of the others.
-    gates = [Gate(-margin, text.bounds) for text in texts if not text.silent and not text.unchanged]
-    results = iter(judge(gates, confidence))
-    items = tuple(text.item(-margin, confidence, results) for text in texts)
+    items = _judged(
+        [(text.item(-margin), None if text.silent or text.unchanged else text.bounds) for text in texts], confidence
+    )
     unjudged += _unpaired(old.run, new.run, {text.domain for text in every})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
-    kept = f"the same draft, {_identical(texts[0])}" if texts[0].unchanged else "the threshold is reached"
+    kept = SAME if texts[0].unchanged else "the threshold is reached"
     return Check(
         outcome=outcome,
         notes=concerning(build_report(new.run).notes, speedup=False),
@@ -417,7 +409,7 @@ def check_baseline(
 def _whole(texts: Sequence[PairedText]) -> PairedText:
     """All texts together: the traffic."""
     old, new = (merged([getattr(text, side) for text in texts]) for side in ("old", "new"))
-    return PairedText(WHOLE, old, new, texts[0].gamma, texts[0].doubt)
+    return PairedText(WHOLE, old, new, texts[0].gamma, texts[0].same_draft)
 
 
 def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
@@ -425,34 +417,24 @@ def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | 
     by_depth = any(side.run.manifest.drafts[side.draft].by_depth for side in (new, old))
     if named is None and not by_depth and not new.run.imported:
         return None
-    both = sorted(set(new.run.gammas) & set(old.run.gammas))
+    both = common_gammas(new.run, old.run, named)
     if not both:
         raise NotComparable(
             f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"
         )
-    if named not in (None, *both):
-        raise OptionInvalid(f"gamma {named} is not one of both runs", f"name one: --gamma {' or '.join(map(str, both))}")
-    return named or deciding_gamma(new.run, both)
+    return deciding_gamma(new.run, both)
 
 
-def _identical(*texts: PairedText) -> str:
-    return f"identical on all {many(sum(len(text.old.cluster) for text in texts), 'document')}"
-
-
-def _doubt(old: RunDraft, new: RunDraft) -> str | None:
-    """Why two sides may be two drafts; None: it is the same one, of the same target."""
+def _same_draft(old: RunDraft, new: RunDraft) -> bool:
+    """Whether both sides are surely one draft of one target; an engine's metrics do not show which draft it served."""
     # The same anyway: tokenizer and `draft_processing` of sides that can be compared, continuation settings of paired
     # documents; the parameters of a rule are in its id.
-    if new.run.imported:
-        return "an engine's metrics do not show which draft it served"
     before, after = (side.run.manifest for side in (old, new))
-    pairs = {"draft": (before.drafts[old.draft], after.drafts[new.draft]), "target": (before.target, after.target)}
-    for name, (one, other) in pairs.items():
-        if odd := [fact for fact in ("fingerprint", "dtype") if getattr(one, fact) != getattr(other, fact)]:
-            return f"another {name} ({', '.join(odd)})"
-        if one.fingerprint.startswith(PARTIAL):
-            return f"not all weights of the {name} could be read (device_map)"
-    return None
+    pairs = ((before.target, after.target), (before.drafts[old.draft], after.drafts[new.draft]))
+    return not new.run.imported and all(
+        (one.fingerprint, one.dtype) == (other.fingerprint, other.dtype) and not one.fingerprint.startswith(PARTIAL)
+        for one, other in pairs
+    )
 
 
 def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]:
@@ -465,15 +447,3 @@ def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]
             yield Unjudged(domain, "the baseline does not have the domain")
         elif domain not in paired:
             yield Unjudged(domain, "none of its documents has a partner with the same prompt and kind of text")
-
-
-def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotComparable:
-    """Says why nothing at all can be compared with the baseline."""
-    reasons = "; ".join(dict.fromkeys(item.reason for item in unjudged))
-    if any("proposes nothing" in item.reason for item in unjudged):
-        hint = "name a baseline whose draft proposes something, or check against --min-acceptance-length"
-    elif old.run.imported:
-        hint = "import requests with longer answers"
-    else:
-        hint = "name a rule that applies to this text: --rule strict, or one_hot"
-    return NotComparable(f"nothing can be compared with {old.label}: {reasons}", hint)

@@ -120,11 +120,8 @@ class Comparison:
         if rounds := [item for item in self.differences if item.tokens_per_round]:
             show(_rounds(self, rounds), "tokens per round", console)
             if self.confirms:
-                show(
-                    _positions(self, rounds),
-                    "share of rounds with a proposal whose first 1, 2, ... drafts are accepted",
-                    console,
-                )
+                title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
+                show(_positions(self, rounds), title, console)
         for unlike in self.notes:
             console.print(Text("note: ", "yellow").append_text(plain(unlike)))
         for line in _footnotes(self):
@@ -234,16 +231,10 @@ def _next(comparison: Comparison, words: Collection[str]) -> str:
 def _footnotes(comparison: Comparison) -> Iterator[str]:
     """Yields what the columns of the tables mean."""
     one, two = _side_names(comparison)
-    level, has_alpha = fmt.level(comparison.confidence), comparison.same_text is not None
-    yield f"difference: {two} minus {one}, with a {level} interval over documents; what both share"
-    if comparison.paired:
-        yield "cancels out."
-    else:
-        yield "is counted twice: intervals are of two samples that know nothing of each other."
-    if has_alpha:
+    paired = "paired, what both share cancels out" if comparison.paired else "of two samples that are not paired"
+    yield f"difference: {two} minus {one}, with a {fmt.level(comparison.confidence)} interval over documents, {paired}."
+    if comparison.same_text is not None:
         yield "alpha is over positions with a proposal: where coverage differs, compare tokens per round."
-    yield "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups."
-    if has_alpha:
         yield (
             "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text"
         )

@@ -29,12 +29,9 @@ def export_texts(where: str, to: str, out: Path | None, *, narrowed: bool, by: S
     is about acceptance. Raises `OptionInvalid`, `RunExists` for a folder that holds something, `DiskFull`, `RunUnreadable`,
     and `NoPositionLog` and `DataEmpty` for a run without texts.
     """
-    if narrowed:
-        problem = f"{to} writes all texts of a run, and not what a draft accepts of them"
-        kept = "" if by == RANDOM else f" --split {by}"
-        raise OptionInvalid(problem, f"alphaprof export {where} --to {to} --out FOLDER{kept}, without other options")
-    if out is None:
-        raise OptionInvalid(f"{to} is a folder with a file for each part", "add --out FOLDER")
+    if narrowed or out is None:
+        problem = f"{to} writes all texts of a run into a folder, a file for each part"
+        raise OptionInvalid(problem, f"alphaprof export {where} --to {to} --out FOLDER, and no other option but --split")
     run, place = Run.open(where), LocalPlace(out)
     require_new(place, "choose another --out")
     every = texts_of(run)

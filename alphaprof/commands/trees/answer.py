@@ -16,7 +16,6 @@ from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import NodePath
 
-MOST = 6  # trees that a line of the answer names
 OPTIMAL = "optimal"
 LEVELS = ("nodes by depth",)
 NUMBERS = ("tokens/round", "chain of that depth")
@@ -105,8 +104,7 @@ class TreesReport:
     tested_on: int  # documents
     weights: dict[str, float]  # shares of output tokens by domain
     weights_observed: bool
-    note: str  # what else to know; may be empty
-    trees: tuple[StaticTree, ...]  # all trees with their paths
+    trees: tuple[StaticTree, ...]  # all trees with their paths; lists of Medusa and EAGLE count ranks from 0
     headline: str | None  # the tree with the largest gain over its chain on the documents that choose; None: none chose
     traffic: tuple[TreeTokens, ...]  # domains by their weights
     texts: tuple[TextTrees, ...]
@@ -164,9 +162,8 @@ def _answer(report: TreesReport) -> Iterator[Text]:
         "next: it is faster where a round costs fewer decode steps than that; --format json has the paths for an engine"
     )
     if len(known) > 1:
-        gains = [f"{fmt.short(tree.name)} {each.value:+.2f}" for tree, _, each in known[:MOST]]
-        more_below = f" and {len(known) - MOST} more below" if len(known) > MOST else ""
-        yield plain(f"every tree beyond the chain as deep: {', '.join(gains)}{more_below}")
+        gains = ", ".join(f"{fmt.short(tree.name)} {each.value:+.2f}" for tree, _, each in known)
+        yield plain(f"every tree beyond the chain as deep: {gains}")
 
 
 def _notes(report: TreesReport) -> Iterator[str]:
@@ -175,11 +172,7 @@ def _notes(report: TreesReport) -> Iterator[str]:
         if text.reason:
             yield f"{_name(report, text)}: {text.reason}"
     if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
-        missing = [_name(report, text) for text in report.texts if text.on_policy and not text.tested_documents]
-        yield (
-            "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
-            + (f" ({', '.join(missing)}): profile four documents or more of it" if missing else "")
-        )
+        yield "the whole traffic has no tokens per round: some domain has no rounds on tested documents: profile more of it"
     if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
         yield "no tree was chosen: there is no document of the target's own text to choose it on"
     if not report.complete:
@@ -276,8 +269,7 @@ def _definitions(report: TreesReport) -> Iterator[str]:
     )
     yield (
         "A tree is faster on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
-        "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
-        "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed, so there is no speedup and no verdict."
+        "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has."
     )
     if report.by_depth:
         yield (
@@ -290,4 +282,3 @@ def _definitions(report: TreesReport) -> Iterator[str]:
             "by; by how much that is too high."
         )
     yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
-    yield "The paths of the trees, to configure an engine with, are in --format json."

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from alphaprof.commands.trees.answer import OPTIMAL, OwnTree, StaticTree, TextTrees, TreesReport, TreeTokens
-from alphaprof.commands.trees.sample import TreeSample, tree_sample
 from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.store import Run
+from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, present, ratio, share_interval
-from alphaprof.stats.paired import inverse_difference, weighted_inverse_difference
-from alphaprof.theory.trees import Mask, Tree, expected_tokens, optimal_tree, replayed
-from alphaprof.totals.documents import TextGroup
+from alphaprof.stats.paired import weighted_inverse_difference
+from alphaprof.theory.trees import Mask, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
+from alphaprof.totals.documents import Documents, TextGroup, observed_weights, strata_of
 from alphaprof.totals.replay import RoundCounts
 from alphaprof.version import __version__
 
 SHOWN = 8  # ranks whose shares are shown
 CHOICE = 64  # largest rank of a chosen tree
 NODES = (4, 8, 16, 32, 64)
-NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE count from 0"
+LARGEST = 1024  # rank in a user's tree, beyond what any engine drafts
 ONE = Mix(("text",), (1.0,))  # one kind of text alone
 
 
@@ -43,6 +47,88 @@ class Replay:
     def counts(self, rows: Array) -> RoundCounts:
         """Rounds of some of its documents."""
         return self.rounds.rows(np.searchsorted(self.rows, rows))
+
+
+@dataclass(frozen=True)
+class TreeSample:
+    """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
+    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
+    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
+    from the profile; `strata` [units]: see `strata_of`.
+    """
+
+    texts: tuple[TextGroup, ...]
+    cluster: Array
+    ranks: RankCounts
+    choosing: Mask
+    tested: Mask
+    weights: dict[str, float]
+    weights_observed: bool
+    strata: Array
+
+    def domain(self, name: str, chosen: Mask) -> Array:
+        """The chosen documents that lie in a domain."""
+        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
+        return np.asarray(rows[chosen[rows]])
+
+    def pooled(self, chosen: Mask) -> Array | None:
+        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
+        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
+        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
+        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+
+
+def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
+    """The documents of complete shards, ranks 1 to `width`; `chooses`: one half chooses trees. Raises as `rank_counts`."""
+    table = run.documents()
+    documents = Documents.of(table)
+    own = np.zeros(len(table), dtype=bool)
+    for text in documents.groups:
+        own[text.rows] = text.on_policy
+    tested = own.copy()
+    if chooses:  # no cluster lies in both halves
+        rows = {f"{text.domain} {text.continuation} {text.sampling}": text.rows for text in documents.groups if text.policy}
+        for name, mask in held_out({name: documents.units.take(part).lots for name, part in rows.items()}).items():
+            tested[rows[name]] = mask
+    observed = observed_weights(table.filter(pa.array(own)))
+    weights = run.manifest.config["decision"]["weights"]
+    total = 0.0
+    if weights is not None and set(weights) == {text.domain for text in documents.groups}:
+        total = sum(weights[domain] for domain in observed)
+    return TreeSample(
+        documents.groups,
+        documents.units.codes,
+        rank_counts(run, draft, width),
+        own & ~tested,
+        tested,
+        {domain: weights[domain] / total for domain in observed} if total > 0 else observed,
+        total <= 0,
+        strata_of(documents, run.manifest),
+    )
+
+
+def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
+    """The user's trees in JSON files, by the names of these, or by whole paths where names are the same. `top`: how they
+    call the draft's top token, 0 or 1. Raises `OptionInvalid`.
+    """
+    names = [path.name for path in dict.fromkeys(paths)]
+    return {str(path) if names.count(path.name) > 1 else path.name: _read_tree(path, top) for path in paths}
+
+
+def _read_tree(path: Path, top: int) -> Tree:
+    name, tree, problem = cut(str(path)), Tree(()), f"it lacks the draft's top token, or has ranks beyond {LARGEST}"
+    try:
+        tree = Tree.from_paths(json.loads(path.read_text(encoding="utf-8")), top)
+    except OSError as error:
+        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = str(error)
+    if (1,) not in tree.paths or tree.width > LARGEST:
+        paths = f"[[{top}], [{top + 1}], [{top}, {top}]]"
+        hint = f"write all nodes but the root as lists of ranks from {top}: {paths}; --top {1 - top} changes that"
+        raise OptionInvalid(f"{name} is not a tree: {problem}", hint)
+    return tree
 
 
 def build_trees(
@@ -81,7 +167,6 @@ def build_trees(
         tested_on=int(sample.tested.sum()),
         weights=sample.weights,
         weights_observed=sample.weights_observed,
-        note=NOTE,
         trees=shapes,
         headline=_headline(choosing, sample),
         traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
@@ -171,11 +256,11 @@ def _chain(replay: Replay, common: Sequence[Replay]) -> Replay | None:
     return None if replay.shape.kind == "chain" else next(chains, None)
 
 
-def _more(replay: Replay, chain: Replay, rows: Sequence[Array], mix: Mix, confidence: float) -> Interval:
-    """Tokens per round of a tree beyond those of a chain, on `rows` of each domain of a mix."""
+def _more(replay: Replay, other: Replay, rows: Sequence[Array], mix: Mix, confidence: float) -> Interval:
+    """Tokens per round of a tree beyond those of another one, paired, on `rows` of each domain of a mix."""
     parts = [np.concatenate(rows)] if mix.weights is None else rows
     first, second = (
-        [spent_and_base(each.counts(part), free_draft(each.shape.depth)) for part in parts] for each in (chain, replay)
+        [spent_and_base(each.counts(part), free_draft(each.shape.depth)) for part in parts] for each in (other, replay)
     )
     units, weights = [present(replay.counts(part).cluster) for part in parts], mix.weights or (1.0,)
     return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
@@ -254,5 +339,4 @@ def _own(own: Replay | None, common: Replay | None, sample: TreeSample, confiden
     same = own.shape.paths == common.shape.paths
     if tokens.tokens_per_round is None or same:
         return OwnTree(own.shape, tokens, same, None)
-    one, two = (spent_and_base(tree.counts(own.rows), free_draft(tree.shape.depth)) for tree in (common, own))
-    return OwnTree(own.shape, tokens, same, inverse_difference(one, two, confidence, own.shape.depth))
+    return OwnTree(own.shape, tokens, same, _more(own, common, [own.rows], ONE, confidence))
