@@ -204,7 +204,7 @@ def _check_thresholds(
         times = timing.testing.get(draft)
     drafting = run.manifest.drafting
     unknown: dict[Measure, tuple[bool, str]] = {
-        "alpha": (run.imported, "its metrics do not give alpha: what follows a rejection was never tested"),
+        "alpha": (run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
         "acceptance_length": (
             drafting != CHAIN,
             f"it was served with drafting {drafting}: rounds with a draft are not known",
@@ -214,7 +214,7 @@ def _check_thresholds(
     for measure, (missing, why) in unknown.items():
         if missing and measure in thresholds:
             hint = "use --min-acceptance-length, or check --baseline: tokens per round against another run"
-            raise OptionInvalid(f"{run.path} has no {measure}: {why}", hint)
+            raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
     by_depth = run.manifest.drafts[draft].by_depth
     least = [
         _Threshold(measure, domain, value, pools[domain], by_depth, None if measure == "alpha" else gamma, times)
@@ -294,8 +294,8 @@ def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run
 def one_rule(inputs: ReportInputs) -> str:
     """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
     if len(inputs.decisive) != 1:
-        found = " and ".join(inputs.decisive) or "none: no text is the target's own"
-        raise OptionInvalid(f"the run's text has not one rule ({found})", "name one: --rule strict")
+        found = " and ".join(inputs.decisive) or "none is the target's own"
+        raise OptionInvalid(f"the run's text has no single rule: {found}", "name one: --rule strict")
     return inputs.decisive[0]
 
 

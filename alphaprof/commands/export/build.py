@@ -254,7 +254,7 @@ def _require_served(side: RunDraft, to: str, rules: str) -> None:
             "serve with the options that this engine was started with, or profile the draft itself",
         )
     if why := why_not_served(engine, manifest.drafts[side.draft], rules):
-        hint = f"another draft or --rule one_hot may be; --to {engine.name.lower()}-synthetic simulates in {engine.name}"
+        hint = f"export another draft, or --rule one_hot; --to {engine.name.lower()}-synthetic simulates this one"
         raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
 
 
