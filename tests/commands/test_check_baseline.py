@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.check.build import SAME
+from alphaprof.commands.check import SAME
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run

@@ -20,8 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.compare.answer import Comparison
-from alphaprof.commands.compare.build import compare
+from alphaprof.commands.compare import Comparison, compare
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.store import Run

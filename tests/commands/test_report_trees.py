@@ -14,11 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from alphaprof.commands.trees.files import read_trees
 from rich.console import Console
 
-from alphaprof.commands.trees.answer import TextTrees, TreesReport, TreeTokens
-from alphaprof.commands.trees.build import NODES, build_trees
+from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run

@@ -25,7 +25,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from alphaprof.commands.check.build import check_baseline
+from alphaprof.commands.check import check_baseline
 from alphaprof.config.load import load_profile
 from alphaprof.config.profile import Markers
 from alphaprof.errors import (

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.commands.compare.build import compare
+from alphaprof.commands.compare import compare
 from alphaprof.log.manifest import Trained, Trial
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
