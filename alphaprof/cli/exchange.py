@@ -11,14 +11,13 @@ from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import SPLIT, Format, OutFile, RunOfDraft, SplitWay, interruptible, one_line, print_text, show
 from alphaprof.cli.help import ImportCommand
-from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS
+from alphaprof.commands.export.formats import ABOUT, TEXTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.build import ImportRequest
     from alphaprof.log.run_draft import RunDraft
 
-ABOUT = {name: form.about for name, form in (EXPORTS | TEXT_EXPORTS).items()}
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 
@@ -45,9 +44,9 @@ def export(
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
-    if to.value in TEXT_EXPORTS:
+    if to.value == TEXTS:
         narrowed = bool(rule or gamma or domain or overrides)
-        artefact = export_texts(run, to.value, out, narrowed=narrowed, by=split or "random")
+        artefact = export_texts(run, out, narrowed=narrowed, by=split or "random")
         print_text(artefact.text, None)
     else:
         if split is not None:

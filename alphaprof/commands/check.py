@@ -134,7 +134,7 @@ class Check:
         first, *others = _answer(self)
         console.print(Text(word, style).append_text(plain(f"  {first}")), highlight=False)
         console.print(*map(plain, others), "", plain(f"run {self.run}"), sep="\n", highlight=False)
-        if self.baseline is not None and self.unpaired is not None:
+        if self.unpaired is not None:
             new, old = self.unpaired
             console.print(plain(f"baseline {self.baseline}"))
             paired = f"{fmt.many(self.paired or 0, 'document')} paired by prompt"
@@ -228,10 +228,9 @@ def _answer(check: Check) -> Iterator[str]:
         yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
     outcomes = [item.outcome for item in check.items[by_domain:]]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORDS if outcome in outcomes)
-    if by_domain:
-        yield f"of {fmt.many(len(outcomes), 'domain')}: {counts}; a domain decides only if it fails"
-    elif len(outcomes) > 1:
-        yield f"that is the worst of {len(outcomes)} thresholds: {counts}"
+    if len(outcomes) > 1 or by_domain:
+        deciding = "; a domain decides only if it fails" if by_domain else ""
+        yield f"of {len(outcomes)} {'domains' if by_domain else 'thresholds'}: {counts}{deciding}"
     lines = [f"next: {NEXT[check.outcome]}", check.reason]
     yield from lines if check.items else reversed(lines)
 

@@ -295,14 +295,11 @@ def _definitions(report: TreesReport) -> Iterator[str]:
     )
     if report.by_depth:
         yield (
-            "first ranks: trees are chosen as if every level had the ranks of first drafts. A head's depend on the level, "
-            "so another tree may be better. Rounds are replayed level by level."
+            "first ranks: trees are chosen by the ranks of first drafts. A head's depend on the level, so another tree may "
+            "be better. Rounds are replayed level by level."
         )
     else:
-        yield (
-            "iid ranks: tokens/round if ranks were independent from position to position, the model that trees are chosen "
-            "by; by how much that is too high."
-        )
+        yield "iid ranks: tokens/round if ranks were independent, as trees are chosen; by how much that is too high."
     yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
 
 

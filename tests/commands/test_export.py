@@ -17,7 +17,7 @@ import pytest
 
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.build import export
-from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS, Acceptance, Depths
+from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
 from alphaprof.log.run_draft import RunDraft
@@ -178,7 +178,7 @@ def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> No
     assert set(READERS) == set(CHAINS)
     assert {name for name, form in EXPORTS.items() if form.serves} == set(PASTED)
     assert {name: form.over for name, form in EXPORTS.items()} == CONVENTIONS
-    assert [choice.value for choice in ExportFormat] == list(EXPORTS | TEXT_EXPORTS)
+    assert [choice.value for choice in ExportFormat] == list(ABOUT)
 
 
 @pytest.mark.parametrize("to", CHAINS)

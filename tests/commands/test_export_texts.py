@@ -1,4 +1,4 @@
-"""`alphaprof export --to speculators-data` and `specforge-jsonl`: files are read as their readers read them; errors."""
+"""`alphaprof export --to texts`: files are read as their readers read them; errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from alphaprof.commands.export.formats import TEXT_EXPORTS
+from alphaprof.commands.export.formats import TRAINERS
 from alphaprof.commands.export.texts import FILES, export_texts
 from alphaprof.errors import DataEmpty, NoPositionLog, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.log.split import PARTS, TEST, TIME, TRAIN, split, texts_of
@@ -80,15 +80,14 @@ def specforge(file: Path) -> list[dict[str, Any]]:
     return [row for row in rows if sum(row["loss_mask"]) >= 1]
 
 
-def written(run: Run, out: Path, to: str = "speculators-data") -> Rows:
-    export_texts(str(run.path), to, out, narrowed=False)
+def written(run: Run, out: Path) -> Rows:
+    export_texts(str(run.path), out)
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES.values())
     return {part: specforge(out / name) for part, name in FILES.items()}
 
 
-@pytest.mark.parametrize("to", TEXT_EXPORTS)
-def test_parts_are_those_of_train_and_hold_every_document_once(run: Run, tmp_path: Path, to: str) -> None:
-    rows, parts, texts = written(run, tmp_path / "out", to), split(texts_of(run)), texts_of(run)
+def test_parts_are_those_of_train_and_hold_every_document_once(run: Run, tmp_path: Path) -> None:
+    rows, parts, texts = written(run, tmp_path / "out"), split(texts_of(run)), texts_of(run)
     expected = {part: {text.document for text in parts.of(texts, part)} for part in PARTS}
     assert {part: {row["document"] for row in rows[part]} for part in PARTS} == expected
     assert sum(map(len, rows.values())) == run.manifest.documents
@@ -99,7 +98,7 @@ def test_by_time_parts_are_those_of_train_by_time(tmp_path: Path, alphaprof: Run
     days = [datetime.datetime(2026, 1, 1 + number, tzinfo=datetime.UTC) for number in range(30)]
     timed = texts_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=30, times=days[::-1])}))
     out, texts = tmp_path / "out", texts_of(timed)
-    code, _, errors = alphaprof(str(timed.path), "--to", "specforge-jsonl", "--out", str(out), "--split", "time")
+    code, _, errors = alphaprof(str(timed.path), "--to", "texts", "--out", str(out), "--split", "time")
     assert code == 0, errors
     rows = {part: {row["document"] for row in specforge(out / name)} for part, name in FILES.items()}
     parts = split(texts, by=TIME)
@@ -110,7 +109,7 @@ def test_by_time_parts_are_those_of_train_by_time(tmp_path: Path, alphaprof: Run
 
 
 def test_a_split_by_time_of_a_run_without_times_is_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
-    asked = ("--to", "speculators-data", "--out", str(tmp_path / "out"), "--split", "time")
+    asked = ("--to", "texts", "--out", str(tmp_path / "out"), "--split", "time")
     code, output, errors = alphaprof(str(run.path), *asked)
     assert (code, output, (tmp_path / "out").exists()) == (2, "", False)
     assert "40 of 40 have none in this run" in errors.splitlines()[0]
@@ -143,7 +142,7 @@ def test_a_reader_that_is_given_the_folder_learns_from_train_alone(run: Run, tmp
 
 
 def test_first_lines_of_train_are_the_nested_sizes_of_a_curve(run: Run, tmp_path: Path) -> None:
-    artefact = export_texts(str(run.path), "specforge-jsonl", tmp_path / "out", narrowed=False)
+    artefact = export_texts(str(run.path), tmp_path / "out")
     lines = [row["document"] for row in specforge(tmp_path / "out" / "train.jsonl")]
     texts = texts_of(run)
     parts, unit = split(texts), {text.document: text.unit for text in texts}
@@ -161,8 +160,8 @@ def test_the_next_command_names_the_model_and_a_length_that_cuts_nothing(run: Ru
     out = tmp_path / "a folder; rm -rf"
     rows = written(run, out)
     longest = max(len(row["input_ids"]) for part in rows.values() for row in part)
-    artefact = export_texts(str(run.path), "speculators-data", tmp_path / "next; ls", narrowed=False)
-    (command,) = [note for note in artefact.notes if note.startswith("next: ")]
+    artefact = export_texts(str(run.path), tmp_path / "next; ls")
+    command, _ = [note for note in artefact.notes if note.startswith("next: ")]
     assert f"--seq-length {longest} " in command
     assert f"--model {run.manifest.target.reference} " in command
     assert f"--data '{tmp_path}/next; ls/train.jsonl' " in command
@@ -171,7 +170,7 @@ def test_the_next_command_names_the_model_and_a_length_that_cuts_nothing(run: Ru
 def test_texts_that_train_leaves_out_are_left_out_and_counted(tmp_path: Path) -> None:
     domains = {"wiki": Domain(documents=6, on_policy=False, continuation="text"), "chat": Domain(documents=9)}
     mixed = texts_run(tmp_path / "run", Recipe(domains=domains | {"short": Domain(documents=3, shortest=2, longest=3)}))
-    warnings = export_texts(str(mixed.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
+    warnings = export_texts(str(mixed.path), tmp_path / "out").warnings
     rows = [row["document"] for name in FILES.values() for row in specforge(tmp_path / "out" / name)]
     documents = mixed.documents().to_pandas().set_index("document")
     assert sorted(rows) == sorted(documents.index[documents["domain"] == "chat"])
@@ -180,7 +179,7 @@ def test_texts_that_train_leaves_out_are_left_out_and_counted(tmp_path: Path) ->
 
 def test_a_run_of_given_texts_alone_is_exported_with_a_word(tmp_path: Path) -> None:
     given = texts_run(tmp_path / "run", Recipe(domains={"wiki": Domain(documents=9, on_policy=False, continuation="given")}))
-    artefact = export_texts(str(given.path), "speculators-data", tmp_path / "out", narrowed=False)
+    artefact = export_texts(str(given.path), tmp_path / "out")
     assert sum(len(specforge(tmp_path / "out" / name)) for name in FILES.values()) == 9
     assert [warning.split(",")[0] for warning in artefact.warnings] == ["all texts were given"]
 
@@ -188,7 +187,7 @@ def test_a_run_of_given_texts_alone_is_exported_with_a_word(tmp_path: Path) -> N
 def test_what_a_data_set_calls_its_domains_reaches_no_terminal(tmp_path: Path, alphaprof: Runner) -> None:
     hostile = "chat\x1b[2J\nwarning: all is well\u202e"
     run = texts_run(tmp_path / "run", Recipe(domains={hostile: Domain(documents=2), "code": Domain(documents=5)}))
-    code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(tmp_path / "out"))
+    code, output, errors = alphaprof(str(run.path), "--to", "texts", "--out", str(tmp_path / "out"))
     assert code == 0
     assert all(char.isprintable() or char == "\n" for char in output + errors)
     assert not [line for line in errors.splitlines() if line.startswith("warning: all is well")]
@@ -209,13 +208,13 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: Run, tmp
     before = sorted(tmp_path.rglob("*"))
     for error, where, out, narrowed in cases:
         with pytest.raises(error):
-            export_texts(str(where), "specforge-jsonl", out, narrowed=narrowed)
+            export_texts(str(where), out, narrowed=narrowed)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
     for option in (("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat")):
-        code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(tmp_path / "out"), *option)
+        code, output, errors = alphaprof(str(run.path), "--to", "texts", "--out", str(tmp_path / "out"), *option)
         assert (code, output, len(errors.splitlines()), (tmp_path / "out").exists()) == (2, "", 2, False)
 
 
@@ -224,14 +223,11 @@ def test_an_imported_run_holds_no_texts(tmp_path: Path, console_script: Runner) 
     code, _, errors = console_script("import", "vllm", str(requests), "--rule", "strict", "--out", str(tmp_path / "run"))
     assert code == 0, errors
     with pytest.raises(NoPositionLog):
-        export_texts(str(tmp_path / "run"), "speculators-data", tmp_path / "out", narrowed=False)
+        export_texts(str(tmp_path / "run"), tmp_path / "out")
 
 
-def test_the_page_names_both_formats_and_the_files() -> None:
+def test_the_page_names_the_files_and_the_trainers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text().split("## Texts for trainers of heads")[1]
-    assert [to for to in TEXT_EXPORTS if f"--to {to} " not in page] == []
     assert [name for name in FILES.values() if f"data/{name}: " not in page] == []
-    lines = {
-        to: form.command.format(model="MODEL", train="data/train.jsonl", longest=2048) for to, form in TEXT_EXPORTS.items()
-    }
-    assert [to for to, line in lines.items() if line.replace(" DATA", " prepared").replace("MY", "my") not in page] == []
+    lines = [command.format(model="MODEL", train="data/train.jsonl", longest=2048) for command in TRAINERS]
+    assert [line for line in lines if line.replace(" DATA", " prepared").replace("MY", "my") not in page] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -23,7 +23,7 @@ from alphaprof.report.result import counted
 from alphaprof.report.serving import PASTED, VLLM, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.traffic import why_undecidable
-from alphaprof.report.verdict import Evidence, Question, judge, no_decision, pooled_speedup
+from alphaprof.report.verdict import Evidence, Question, judge, pooled_speedup
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import distinct
 from alphaprof.totals.count import by_chance
@@ -122,17 +122,47 @@ def named(domain: str) -> str:
     return f"'{short(visible(domain))}'"
 
 
-def _traffic(domain: str | None, domains: int, given: bool) -> str:
-    if domain is not None:
-        return f"domain {named(domain)}"
-    return f"whole traffic ({many(domains, 'domain')} {'by decision.weights' if given else 'as observed'})"
-
-
 def scope_of(
     side: RunDraft, to: str, rule: str | None = None, gamma: int | None = None, domain: str | None = None
 ) -> ExportScope:
-    """What to export. Raises `OptionInvalid`."""
-    run, gammas = side.run, _gammas(side, to, gamma)
+    """What to export, at the gamma of the decision, or at the one that it would choose for this draft. Raises
+    `OptionInvalid`.
+    """
+    gammas, inputs = _gammas(side, to, gamma), _inputs(side, to, rule, gamma)
+    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
+    evidence = evidence_of(inputs, decisive)
+    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
+    pools, weights = _pools(side, evidence, weights, domain), _shares(weights)
+    given = domain is None and question.weights is not None
+    mix = Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata)
+    timing = inputs.book.timing(question.concurrency) if inputs.book else UNTIMED
+    best, decision = judge({side.draft: pools}, timing, mix, question, gammas)
+    if best is None:
+        problem = f"no gamma is known to be the best for {side.label}: {decision.reason}"
+        raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
+    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
+    traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
+    return ExportScope(
+        side=side,
+        question=question,
+        book=inputs.book,
+        pools=pools,
+        weights=weights,
+        given=given,
+        mix=mix,
+        label=traffic if domain is None else f"domain {named(domain)}",
+        rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
+        texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
+        exact=not any(by_chance(item.rule, side.run.manifest.drafts[side.draft]) for item in used),
+        truncated=any(item.pool.sampling and _truncates(item.pool.sampling) for item in used),
+        gamma=best[1],
+        decision=decision,
+    )
+
+
+def _inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None) -> ReportInputs:
+    """What a report on this draft would read. Raises `OptionInvalid` for drafting or a rule without chains."""
+    run = side.run
     if (drafting := run.manifest.drafting) != CHAIN:
         problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
         raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
@@ -143,29 +173,7 @@ def scope_of(
         if bound.rule.lossy or not bound.rule.timed:
             hint = "export strict, one_hot or lossless; alphaprof validate --rule measures lossy rules, trees replays trees"
             raise OptionInvalid(f"{bound.id} has no rounds with chains of drafts, and {to} describes those", hint)
-    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
-    evidence = evidence_of(inputs, decisive)
-    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
-    pools, weights = _pools(side, evidence, weights, domain), _shares(weights)
-    given = domain is None and question.weights is not None
-    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
-    scope = ExportScope(
-        side=side,
-        question=question,
-        book=inputs.book,
-        pools=pools,
-        weights=weights,
-        given=given,
-        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata),
-        label=_traffic(domain, len(pools), given),
-        rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
-        texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
-        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
-        truncated=any(item.pool.sampling and _truncates(item.pool.sampling) for item in used),
-        gamma=0,
-        decision=no_decision(""),
-    )
-    return _judged(scope, gammas)
+    return inputs
 
 
 def _truncates(sampling: Mapping[str, float]) -> bool:
@@ -205,17 +213,6 @@ def _pools(
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {domain: share for domain, share in weights.items() if share > 0}
-
-
-def _judged(scope: ExportScope, gammas: Sequence[int]) -> ExportScope:
-    """The scope at the gamma of the decision, or at the one that it would choose for this draft. Raises `OptionInvalid`."""
-    question, draft = scope.question, scope.side.draft
-    timing = scope.book.timing(question.concurrency) if scope.book else UNTIMED
-    best, decision = judge({draft: scope.pools}, timing, scope.mix, question, gammas)
-    if best is None:
-        problem = f"no gamma is known to be the best for {scope.side.label}: {decision.reason}"
-        raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
-    return dataclasses.replace(scope, gamma=best[1], decision=decision)
 
 
 def _depths(scope: ExportScope, gamma: int) -> Depths:

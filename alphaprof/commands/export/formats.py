@@ -282,29 +282,14 @@ EXPORTS: dict[str, Export] = {
 }
 
 
-@dataclass(frozen=True)
-class TextExport:
-    """A trainer that takes token ids: what it is (`about`), the command that reads `train` with texts of at most `longest`
-    tokens of the target `model`, and what to know of how it holds texts out.
-    """
-
-    about: str
-    command: str
-    caution: str
-
-
-TEXT_EXPORTS: dict[str, TextExport] = {
-    "speculators-data": TextExport(
-        "a folder of token ids for speculators prepare-data, in the parts of alphaprof train",
-        "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",
-        "speculators validates on rows of train cut by chance, whose near-copies it learns; it reads neither stop nor test",
-    ),
-    "specforge-jsonl": TextExport(
-        "a folder of token ids for SpecForge's data.prompts_path, in the parts of alphaprof train",
-        "specforge train --config MY.yaml data.train_data_path= data.prompts_path={train} data.max_length={longest}",
-        "SpecForge evaluates no online training: test its checkpoints with alphaprof curve, which looks at test alone",
-    ),
+TEXTS = "texts"
+ABOUT = {name: form.about for name, form in EXPORTS.items()} | {
+    TEXTS: "a folder of token ids for trainers of draft heads (speculators, SpecForge), in the parts of alphaprof train"
 }
+TRAINERS = (  # commands that read `train`, with texts of at most `longest` tokens of the target `model`
+    "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",
+    "specforge train --config MY.yaml data.train_data_path= data.prompts_path={train} data.max_length={longest}",
+)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
