@@ -60,7 +60,11 @@ def _measured(side: RunDraft) -> Iterator[tuple[str, object, str]]:
             yield name, getattr(imported, name), "serve both with the same rule and number of speculative tokens"
         verification = side.run.manifest.drafts[side.draft].settings.get("verification", "token by token")
         yield "verification", verification, "serve both with the same rejection_sample_method"
-        yield "prompts known by", imported.prompts_known_by, f"{LOG_PROMPTS}, of both runs, and import them again"
+        yield (
+            "prompts known by",
+            imported.prompts_known_by or "nothing",
+            f"{LOG_PROMPTS}, of both runs, and import them again",
+        )
     hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
     yield "draft_processing", side.run.manifest.config.get("draft_processing"), hint
 

@@ -747,7 +747,7 @@ def test_runs_verified_token_by_token_and_by_block_are_not_comparable(simulated:
     lossless = ("--rule", "lossless", "--temperature", "1")
     sides = [imported(tmp_path, [response()], *lossless, "--verification", how, name=how) for how in ("token", "block")]
     code, text = failure(invoke("compare", *(side.path for side in sides)))
-    assert (code, "verified by token" in text, "by block" in text) == (12, True, True)
+    assert (code, "verification token" in text, "verification block" in text) == (12, True, True)
     assert failure(invoke("check", sides[0].path, "--baseline", sides[1].path))[0] == 12
     code, text = failure(
         invoke("import", "vllm", tmp_path / "x", "--out", tmp_path / "y", *STRICT, "--verification", "block")
@@ -827,7 +827,7 @@ UNPAIRED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]]
         {},
         {"prompt_token_ids": None, "prompt": "Hi"},
         (),
-        "identified by token ids, and those of TWO by text | log prompt",
+        "prompts known by token ids, and TWO with prompts known by text | log prompt",
     ),
     "streams": (
         {},
@@ -839,21 +839,21 @@ UNPAIRED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]]
         {"prompt_token_ids": None},
         {"prompt_token_ids": None, "id": "another"},
         (),
-        "identified by request id, which is new in every answer | log prompt_token_ids with every request",
+        "known by request id | log prompt_token_ids with every request",
     ),
     "nothing": (
         {"prompt_token_ids": None, "id": None},
         {"prompt_token_ids": None, "id": None, "created": 2},
         (),
-        "identified by nothing | log prompt_token_ids with every request",
+        "known by nothing | log prompt_token_ids with every request",
     ),
-    "prompts": ({}, {"prompt_token_ids": [8]}, (), "were sent other prompts, or made other token ids of them"),
-    "domains": ({}, {}, ("--domain", "code"), "share 1 prompts, but none in one domain"),
+    "prompts": ({}, {"prompt_token_ids": [8]}, (), "have no prompt in common | log answers to the same prompts"),
+    "domains": ({}, {}, ("--domain", "code"), "share 1 prompts, but no kind of text"),
     "targets": (
         {},
         {"model": "other"},
         (),
-        "ONE was served by served/target, and TWO by other | compare drafts of one target",
+        "different targets, served/target and other (fingerprint differ) | compare drafts of one target",
     ),
 }
 
