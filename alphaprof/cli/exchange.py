@@ -49,18 +49,18 @@ def export(
         artefact = export_texts(run, out, narrowed=narrowed, by=split or "random")
         print_text(artefact.text, None)
     else:
-        if split is not None:
-            raise OptionInvalid(f"--split parts texts for trainers, and {to.value} holds none", "leave it out")
         chosen = known_rules([rule], "--rule")[0] if rule else None
-        artefact = exported(_asked(run, overrides), to.value, rule=chosen, gamma=gamma, domain=domain)
+        artefact = exported(_asked(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
         print_text(artefact.text, out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-def _asked(run: str, overrides: list[str] | None) -> RunDraft:
-    """The draft that RUN[:DRAFT] names, with what --set changes of the question."""
+def _asked(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
+    """The draft that RUN[:DRAFT] names, with what --set changes of the question. Raises `OptionInvalid` for a `split`."""
+    if split is not None:
+        raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")
     from alphaprof.config.load import changed_question
     from alphaprof.log.run_draft import side_of
 

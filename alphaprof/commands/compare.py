@@ -353,15 +353,12 @@ def _require_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None
         if asked != found:
             problem = f"{served.run.path} was served with {rule} and {known} speculative tokens: nothing is known of others"
             raise OptionInvalid(problem, f"leave out {option}")
-    problem = ""
     if known not in run.run.gammas:
         problem = f"{served.run.path} was served with {known} speculative tokens, and {run.run.path} has other gammas"
-        hint = f"profile with gammas that include {known}; --reuse-continuations keeps the text"
-    elif served.draft != run.draft and served.draft in run.run.manifest.drafts:
+        raise NotComparable(problem, f"profile with gammas that include {known}; --reuse-continuations keeps the text")
+    if served.draft != run.draft and served.draft in run.run.manifest.drafts:
         problem = f"{served.run.path} is of draft {served.draft}, and {run.label} is another one"
-        hint = f"compare {run.run.path}:{served.draft}, or import with the name of the served --draft"
-    if problem:
-        raise NotComparable(problem, hint)
+        raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the name of the served --draft")
 
 
 def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison:

@@ -428,7 +428,7 @@ def test_the_schedule_is_nearly_the_best_gamma_of_the_report_at_every_batch_size
     schedule = by_batch(
         json.loads(written(RunDraft(run, "small").asked(config), "vllm-config"))["num_speculative_tokens_per_batch_size"]
     )
-    for size in range(1, 17):
+    for size in (1, 4, 8, 12, 16):
         asked = config | {"decision": config["decision"] | {"concurrency": size}}
         result = only(build_report(run, config=asked), "code")
         speeds = {item.gamma: item.speedup.value for item in result.gammas if item.speedup}
@@ -544,7 +544,9 @@ def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) ->
 
 def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={name: Domain(documents=2) for name in HOSTILE.values()}))
-    asked = [("--to", to) for to in EXPORTS] + [("--to", "nvidia", "--domain", name) for name in HOSTILE.values()]
+    asked = [("--to", to) for to in ("vllm-config", "sglang-synthetic", "dynamo")] + [
+        ("--to", "nvidia", "--domain", name) for name in HOSTILE.values()
+    ]
     for options in asked:
         code, output, errors = alphaprof(run.path, "--gamma", 2, *options)
         assert code == 0

@@ -248,6 +248,7 @@ def test_drafts_that_vllm_draws_otherwise_are_said(tmp_path: Path, monkeypatch: 
         assert sum("by temperature only" in said for said in found) == expected
 
 
+@pytest.mark.slow
 def test_the_documented_line_hands_the_file_on_to_a_command(run: Run) -> None:
     """As in `vllm serve MODEL --speculative-config "$(...)"`: notes and warnings do not get into it."""
     program = "import sys, json; print(json.loads(sys.argv[1])['method'])"

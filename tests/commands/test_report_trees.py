@@ -434,13 +434,6 @@ def test_a_gain_over_a_chain_is_paired_by_document(side: RunDraft) -> None:
         assert fork.more_than_chain.high - gain < apart
 
 
-def test_domains_that_choose_the_same_tree_say_so(side: RunDraft) -> None:
-    report = build_trees(side, nodes=(1,))
-    owns = [text.own for text in report.texts if text.own is not None]
-    assert [(own.same, own.difference, own.tree.paths) for own in owns] == [(True, None, ((1,),))] * 3
-    assert answer_text(report, "terminal").count("the same tree") == 3
-
-
 def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
     sources = [("code", dataclasses.replace(STORY, temperature=temperature)) for temperature in (0.5, 1.0)]
     recipe = Recipe(domains={"code": Domain(documents=9)}, sources=sources)
