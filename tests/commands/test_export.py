@@ -544,9 +544,8 @@ def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) ->
 
 def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={name: Domain(documents=2) for name in HOSTILE.values()}))
-    asked = [("--to", to) for to in ("vllm-config", "sglang-synthetic", "dynamo")] + [
-        ("--to", "nvidia", "--domain", name) for name in HOSTILE.values()
-    ]
+    asked = [("--to", to) for to in ("vllm-config", "sglang-synthetic", "dynamo")]
+    asked += [("--to", "nvidia", "--domain", name) for name in HOSTILE.values()]
     for options in asked:
         code, output, errors = alphaprof(run.path, "--gamma", 2, *options)
         assert code == 0
