@@ -74,18 +74,6 @@ class TreeTokens:
 
 
 @dataclass(frozen=True)
-class OwnTree:
-    """The tree of the largest size that was chosen for one text alone, on the same half. `difference`: its tokens per round
-    less those of the tree of that size for all traffic, paired; None where that is the `same` tree.
-    """
-
-    tree: StaticTree  # the tree itself
-    tokens: TreeTokens  # rounds with it
-    same: bool  # it is the tree for all traffic
-    difference: Interval | None
-
-
-@dataclass(frozen=True)
 class TextTrees:
     """One domain and kind of text. Rank shares are of all its documents, the rest of those that are tested."""
 
@@ -102,7 +90,6 @@ class TextTrees:
     tested_documents: int  # that rounds are counted on
     tested_clusters: int  # independent units among those
     trees: tuple[TreeTokens, ...]  # empty where there are no rounds
-    own: OwnTree | None  # None: no tree was chosen
     reason: str  # why there are no rounds; empty where there are
 
 
@@ -148,7 +135,6 @@ class TreesReport:
         for text in self.texts:
             if text.trees:
                 _text_table(self, text, console)
-        _own_table(self, console)
         for note in _notes(self):
             console.print(Text("note: ", "yellow").append_text(plain(note)))
         for definition in _definitions(self):
@@ -261,22 +247,6 @@ def _rows(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[Sta
 
 def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
     return str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels))
-
-
-def _own_table(report: TreesReport, console: Console) -> None:
-    """What a tree of its own would give each text; nothing to tell where there is one text alone."""
-    texts = [(text, text.own) for text in report.texts if text.own is not None]
-    if len(texts) < 2:
-        return
-    common = [tree.name for tree in report.trees if tree.kind == OPTIMAL][-1]
-    columns = ("docs", "nodes", "depth", *LEVELS, "tokens/round", f"more than {common}")
-    table = named_table("domain", *columns, wrapped=LEVELS)
-    for text, own in texts:
-        more = "the same tree" if own.same else fmt.difference(own.difference, 2)
-        cells = [fmt.interval(own.tokens.tokens_per_round), more]
-        documents = fmt.documents(text.tested_documents, text.tested_clusters)
-        table.add_row(plain(_name(report, text)), documents, *_shape_cells(own.tree), *map(Text, cells))
-    show(table, f"a tree of its own for each domain, of the same size as {common}", console)
 
 
 def _name(report: TreesReport, text: TextTrees) -> str:
@@ -421,9 +391,6 @@ def build_trees(
     halves = (sample.tested, sample.choosing) if sizes else (sample.tested,)
     every = _replays(side, sample, [(shape, half) for half in halves for shape in shapes])  # the log is read once
     common, choosing = every[: len(shapes)], every[len(shapes) :]
-    largest = next((replay for replay in reversed(common) if replay.shape.kind == OPTIMAL), None)
-    alone = _alone(sample, sizes[-1], depth) if largest else {}
-    own = dict(zip(alone, _replays(side, sample, alone.values()), strict=True))
     weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
     mix = Mix(tuple(weights), None, sample.strata) if sample.weights_observed else Mix.of(weights)
     rows, shares = [sample.domain(domain, sample.tested) for domain in weights], sample.pooled(sample.tested)
@@ -442,10 +409,7 @@ def build_trees(
         trees=shapes,
         headline=_headline(choosing, sample),
         traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
-        texts=tuple(
-            _text(text, sample, common, _own(own.get(index), largest, sample, confidence), confidence)
-            for index, text in enumerate(sample.texts)
-        ),
+        texts=tuple(_text(text, sample, common, confidence) for text in sample.texts),
     )
 
 
@@ -494,18 +458,6 @@ def _headline(choosing: Sequence[Replay], sample: TreeSample) -> str | None:
         if own is not None and other is not None:
             gains[replay.shape.name] = own - other
     return max(gains, key=gains.__getitem__, default=None)
-
-
-def _alone(sample: TreeSample, size: int, depth: int) -> dict[int, tuple[StaticTree, Mask]]:
-    """The best tree of a size for each text alone, by its index, with the documents to test it on."""
-    trees = {}
-    for index, text in enumerate(sample.texts):
-        chosen, mask = text.rows[sample.choosing[text.rows]], np.zeros(len(sample.tested), dtype=bool)
-        mask[text.rows] = sample.tested[text.rows]
-        if len(chosen) and mask.any():
-            tree = optimal_tree(sample.ranks.shares(chosen)[:CHOICE], size, depth)
-            trees[index] = (_shape(f"own {size}", OPTIMAL, tree), mask)
-    return trees
 
 
 def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
@@ -570,9 +522,7 @@ def _tokens(
     )
 
 
-def _text(
-    text: TextGroup, sample: TreeSample, common: Sequence[Replay], own: OwnTree | None, confidence: float
-) -> TextTrees:
+def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], confidence: float) -> TextTrees:
     ranks, tested = sample.ranks, text.rows[sample.tested[text.rows]]
 
     def share(positions: Array) -> Interval:
@@ -598,17 +548,5 @@ def _text(
         trees=tuple(_tokens(replay, [tested], ONE, shares, confidence, _chain(replay, common)) for replay in common)
         if len(tested)
         else (),
-        own=own,
         reason=reason,
     )
-
-
-def _own(own: Replay | None, common: Replay | None, sample: TreeSample, confidence: float) -> OwnTree | None:
-    """A text's own tree against the one of that size for all traffic, on the documents that test it."""
-    if own is None or common is None:
-        return None
-    tokens = _tokens(own, [own.rows], ONE, sample.ranks.shares(own.rows), confidence)
-    same = own.shape.paths == common.shape.paths
-    if tokens.tokens_per_round is None or same:
-        return OwnTree(own.shape, tokens, same, None)
-    return OwnTree(own.shape, tokens, same, _more(own, common, [own.rows], ONE, confidence))

@@ -368,37 +368,6 @@ def test_there_is_a_chain_for_every_depth_and_no_tree_is_deeper_than_asked(side:
     assert max(tree.depth for tree in build_trees(side).trees) == 5  # the largest gamma
 
 
-def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) -> None:
-    """Where one domain wants depth and another width, each gains by a tree of its own."""
-    domains = {
-        "easy": Domain(documents=40, alpha=0.97, spread=0.0, shortest=60, longest=60),
-        "hard": Domain(documents=40, alpha=0.1, spread=0.0, shortest=60, longest=60),
-    }
-    run = made(tmp_path, Recipe(domains=domains, gammas=(8,)))
-    report = build_trees(RunDraft(run, "small"), nodes=(4, 8))
-    for text in report.texts:
-        assert text.own is not None
-        assert text.own.tree.nodes == 8
-        assert not text.own.same
-        assert text.own.difference is not None
-        assert text.own.tokens.tokens_per_round is not None
-        common = tokens_of(report, text.trees, "optimal 8").tokens_per_round
-        assert common is not None
-        assert text.own.difference.value == pytest.approx(text.own.tokens.tokens_per_round.value - common.value)
-        assert 0 < text.own.difference.low < text.own.difference.value < text.own.difference.high
-        ranks = [
-            row
-            for document, row in rows_by_document(run, text.domain).items()
-            if document in halves(run, ["easy", "hard"])[text.domain]
-        ]
-        rounds = [one for values in ranks for one in decoded(values, set(text.own.tree.paths))]
-        assert text.own.tokens.rounds == len(rounds)
-    easy, hard = (text.own for text in report.texts)
-    assert easy is not None
-    assert hard is not None
-    assert easy.tree.depth > hard.tree.depth
-
-
 def first_lines(report: TreesReport) -> str:
     buffer = io.StringIO()
     report.terminal(Console(file=buffer, width=100))
@@ -452,7 +421,7 @@ def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
 def test_one_document_is_never_sure_of_anything(tmp_path: Path) -> None:
     run = made(tmp_path, Recipe(domains={"code": Domain(documents=1)}))
     (text,) = build_trees(RunDraft(run, "small")).texts
-    assert (text.trees, text.own, text.tested_documents) == ((), None, 0)
+    assert (text.trees, text.tested_documents) == ((), 0)
     assert "tested half" in text.reason
     assert all((share.low, share.high) == (0, 1) for share in text.ranks)
     report = every_document(RunDraft(run, "small"), mine=Tree.chain(3))
@@ -485,7 +454,7 @@ def test_a_draft_that_is_never_right_gets_a_tree_without_nodes(tmp_path: Path) -
 
 def test_text_that_the_target_did_not_choose_has_ranks_and_no_rounds(found: TreesReport) -> None:
     wiki = text_of(found, "wiki")
-    assert (wiki.on_policy, wiki.trees, wiki.own, wiki.documents) == (False, (), None, 5)
+    assert (wiki.on_policy, wiki.trees, wiki.documents) == (False, (), 5)
     assert wiki.ranks[0].value > 0.3
     assert "did not choose" in wiki.reason
     assert "wiki" not in found.weights
