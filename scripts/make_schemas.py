@@ -25,8 +25,8 @@ from typing import Any, Literal, Union
 
 import pyarrow as pa
 
-from alphaprof.commands.check.answer import Check
-from alphaprof.commands.compare.answer import Comparison
+from alphaprof.commands.check import Check
+from alphaprof.commands.compare import Comparison
 from alphaprof.commands.curve.answer import CurveReport
 from alphaprof.commands.doctor.build import Doctor
 from alphaprof.commands.importing.counters import Counters
@@ -34,7 +34,7 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
 from alphaprof.commands.preflight.answer import Preflight
 from alphaprof.commands.runs import RunStatus
-from alphaprof.commands.trees.answer import TreesReport
+from alphaprof.commands.trees import TreesReport
 from alphaprof.commands.validate.answer import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
 from alphaprof.render.json import Published

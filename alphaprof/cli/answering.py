@@ -142,8 +142,7 @@ def check(
 
     Without thresholds and without a baseline, the run's own decision is checked.
     """
-    from alphaprof.commands.check.answer import require_passed
-    from alphaprof.commands.check.build import Minimums, checked
+    from alphaprof.commands.check import Minimums, checked, require_passed
     from alphaprof.config.load import known_rules
 
     named = known_rules([rule], "--rule")[0] if rule else None
@@ -169,7 +168,7 @@ def compare(
 
     RUN:DRAFT and a run imported from an engine: what was predicted beside what was served, and whether they agree.
     """
-    from alphaprof.commands.compare.build import compare as compare_sides
+    from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
     from alphaprof.log.run_draft import side_of
 
@@ -194,8 +193,7 @@ def trees(
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
-    from alphaprof.commands.trees.build import NODES, build_trees
-    from alphaprof.commands.trees.files import read_trees
+    from alphaprof.commands.trees import NODES, build_trees, read_trees
     from alphaprof.log.run_draft import side_of
 
     given = read_trees(files or [], top)

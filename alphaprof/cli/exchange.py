@@ -11,14 +11,13 @@ from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import SPLIT, Format, OutFile, RunOfDraft, SplitWay, interruptible, one_line, print_text, show
 from alphaprof.cli.help import ImportCommand
-from alphaprof.commands.export.formats import EXPORTS, TEXT_EXPORTS
+from alphaprof.commands.export.formats import ABOUT, TEXTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.build import ImportRequest
     from alphaprof.log.run_draft import RunDraft
 
-ABOUT = {name: form.about for name, form in (EXPORTS | TEXT_EXPORTS).items()}
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 
@@ -42,25 +41,26 @@ def export(
 ) -> None:
     """Export acceptance as engines and simulators read it, or texts for trainers of heads. Assumptions go to stderr."""
     from alphaprof.commands.export.build import export as exported
-    from alphaprof.commands.export.scope import ExportRequest
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
-    request = ExportRequest(known_rules([rule], "--rule")[0] if rule else None, gamma, domain, split)
-    if to.value in TEXT_EXPORTS:
-        narrowed = request != ExportRequest(split=split) or bool(overrides)
-        artefact = export_texts(run, to.value, out, narrowed=narrowed, by=split or "random")
+    if to.value == TEXTS:
+        narrowed = bool(rule or gamma or domain or overrides)
+        artefact = export_texts(run, out, narrowed=narrowed, by=split or "random")
         print_text(artefact.text, None)
     else:
-        artefact = exported(_asked(run, overrides), to.value, request)
+        chosen = known_rules([rule], "--rule")[0] if rule else None
+        artefact = exported(_asked(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
         print_text(artefact.text, out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-def _asked(run: str, overrides: list[str] | None) -> RunDraft:
-    """The draft that RUN[:DRAFT] names, with what --set changes of the question."""
+def _asked(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
+    """The draft that RUN[:DRAFT] names, with what --set changes of the question. Raises `OptionInvalid` for a `split`."""
+    if split is not None:
+        raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")
     from alphaprof.config.load import changed_question
     from alphaprof.log.run_draft import side_of
 

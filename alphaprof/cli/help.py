@@ -51,7 +51,7 @@ EXAMPLES = {
     "export": (
         "alphaprof export runs/my:small --to vllm-config",
         "alphaprof export runs/my:small --to nvidia --domain code",
-        "alphaprof export runs/my --to speculators-data --out data",
+        "alphaprof export runs/my --to texts --out data",
     ),
     "latency": ("alphaprof latency my.yaml --format csv --out h100.csv",),
     "validate": (

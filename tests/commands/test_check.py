@@ -118,7 +118,7 @@ def test_a_gamma_is_named_where_a_threshold_needs_one(run: Run, arguments: tuple
 
 def test_what_chose_draft_and_gamma_does_not_judge_them(tmp_path: Path) -> None:
     """The luck that makes the winner of several equal drafts win is not in the number that must reach the threshold."""
-    drafts = dict.fromkeys("abcdefgh", 0.0)
+    drafts = dict.fromkeys("abcd", 0.0)
     decision = {"draft": "auto", "gamma": "auto"}
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts=drafts, decision=decision, seed=5))
     threshold = ("--min-acceptance-length", "code=1.0", "--min-speedup", "code=1.0")
@@ -129,21 +129,6 @@ def test_what_chose_draft_and_gamma_does_not_judge_them(tmp_path: Path) -> None:
     for mine, whole in zip(chosen["items"], named["items"], strict=True):
         assert mine["value"] != whole["value"]
         assert mine["high"] - mine["low"] > whole["high"] - whole["low"]
-
-
-def test_what_is_undecided_names_what_would_settle_it(run: Run, tmp_path: Path) -> None:
-    """More documents settle no speedup without step times."""
-    alpha, length = totals(run, "code")["accepted"].sum() / totals(run, "code")["proposals"].sum(), ("--gamma", "3")
-    more = "more documents would narrow the bounds"
-    assert check(run, "--min-alpha", f"code={alpha}")[1]["reason"].endswith(more)
-    value = check(run, "--min-speedup", "chat=1.0", *length)[1]["items"][0]["value"]
-    speedup = check(run, "--min-speedup", f"chat={value}", *length)[1]
-    assert speedup["outcome"] == "undecided"
-    assert speedup["reason"].endswith("more documents or surer step times would narrow the bounds")
-    untimed = write_run(tmp_path / "untimed", dataclasses.replace(RECIPE, latency=False))
-    _, found, result = check(untimed, "--undecided", "fail")
-    assert "no step times" in found["reason"]
-    assert "documents" not in f"{found['reason']} {result.exception}"
 
 
 def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run) -> None:
@@ -157,60 +142,24 @@ def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run
     assert "warning" not in result.stderr
 
 
-def test_the_terminal_says_what_was_checked(run: Run) -> None:
-    text = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.1"]).stdout
-    assert "draft small, rule strict\n" in text  # alpha has no gamma
-    assert "the lower ones at 95%, the upper ones at 95% over all thresholds together (Holm)" in " ".join(text.split())
-    assert "all 2 thresholds are reached\n" in text
-
-
-def first_lines(text: str) -> str:
-    """The first five lines that are not empty."""
-    return " ".join([line for line in text.splitlines() if line.strip()][:5])
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "word", "domain", "counts"),
-    [
-        (["0.1"], "PASS", "chat", "2 thresholds: 2 pass"),
-        (["0.95"], "FAIL", "chat", "2 thresholds: 2 fail"),
-        (["code=0.99", "chat=0.1"], "FAIL", "code", "2 thresholds: 1 pass, 1 fail"),
-    ],
-)
-def test_the_first_lines_hold_the_outcome_and_the_worst_domain(
-    run: Run, thresholds: list[str], word: str, domain: str, counts: str
-) -> None:
-    arguments = [part for least in thresholds for part in ("--min-alpha", least)]
+@pytest.mark.parametrize("output", ["terminal", "md"])
+def test_the_first_lines_hold_the_worst_threshold(run: Run, output: str) -> None:
+    arguments = ("--min-alpha", "code=0.99", "--min-alpha", "chat=0.1")
     _, found, _ = check(run, *arguments)
-    worst = next(item for item in found["items"] if item["domain"] == domain)
-    numbers = (
-        f"alpha {worst['value']:.3f} [{worst['low']:.3f}, {worst['high']:.3f}], at least {worst['threshold']:.3f} wanted"
-    )
-    for output in ("terminal", "md"):
-        text = first_lines(CliRunner().invoke(app, ["check", str(run.path), *arguments, "--format", output]).stdout)
-        text = text.replace("\\", "")
-        assert text.startswith(f"{word}  {domain}: {numbers}" if output == "terminal" else "## ")
-        assert f"{domain}: {numbers}, {worst['documents']} documents" in text
-        assert counts in text
-        assert "next: " in text.lower()
-
-
-def test_a_decision_without_an_answer_says_why_first(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(latency=False))
-    text = first_lines(CliRunner().invoke(app, ["check", str(run.path)]).stdout)
-    assert text.startswith("UNDECIDED  no step times were measured")
+    (worst,) = [item for item in found["items"] if item["outcome"] == "fail"]
+    text = CliRunner().invoke(app, ["check", str(run.path), *arguments, "--format", output]).stdout.replace("\\", "")
+    numbers = f"code: alpha {worst['value']:.3f} [{worst['low']:.3f}, {worst['high']:.3f}], at least 0.990 wanted"
+    assert numbers in " ".join(text.split()[:60])
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem", "code"),
     [
-        (["--min-alpha", "poetry=0.5"], "no domain 'poetry'", 2),
+        (["--min-alpha", "poetry=0.5"], "no domain with rounds poetry", 2),
         (["--min-alpha", "code=much"], "not a threshold for alpha", 2),
-        (["--min-alpha", "nan"], "not a threshold for alpha", 2),
-        (["--min-alpha", "0.5", "--min-alpha", "0.6"], "two thresholds for every domain", 2),
+        (["--min-alpha", "0.5", "--min-alpha", "0.6"], "or a second one", 2),
         (["--draft", "large", "--min-alpha", "0.5"], "no draft large", 2),
         (["--gamma", "7", "--min-acceptance-length", "2"], "no gamma 7", 2),
-        (["--gamma", "7", "--min-alpha", "0.1"], "no gamma 7", 2),
         (["--rule", "additive:0.1", "--min-alpha", "0.5"], "has no rounds", 2),
         (["--gamma", "3"], "need a threshold or a baseline", 2),
         (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "thresholds and --baseline cannot be combined", 2),
@@ -245,17 +194,13 @@ def test_the_console_script_ends_with_the_code(run: Run, monkeypatch: pytest.Mon
     assert capsys.readouterr().err.startswith("error: check failed: alpha of code")
 
 
-@pytest.mark.parametrize("other", [Domain(on_policy=False, continuation="given"), None])
-def test_text_that_the_target_did_not_write_asks_for_no_rule(tmp_path: Path, other: Domain | None) -> None:
+def test_text_that_the_target_did_not_write_asks_for_no_rule(tmp_path: Path) -> None:
     """Its rule has no rounds on it, and thus no part in the check."""
     sampled = Domain(temperature=1.0, continuation="sampled", documents=12)
-    domains = {"story": sampled} | ({"notes": other} if other else {})
+    domains = {"story": sampled, "notes": Domain(on_policy=False, continuation="given")}
     run = write_run(tmp_path / "run", Recipe(domains=domains, rules=("one_hot",)))
-    found = CliRunner().invoke(
-        app, ["check", str(run.path), "--min-alpha", "story=0.01", "--gamma", "2", "--format", "json"]
-    )
-    assert found.exit_code == 0, found.output
-    assert [item["domain"] for item in json.loads(found.stdout)["items"]] == ["story"]
+    code, found, _ = check(run, "--min-alpha", "story=0.01", "--gamma", "2")
+    assert (code, [item["domain"] for item in found["items"]]) == (0, ["story"])
 
 
 def test_two_rules_of_two_kinds_of_text_must_be_told_apart(tmp_path: Path) -> None:
@@ -263,21 +208,19 @@ def test_two_rules_of_two_kinds_of_text_must_be_told_apart(tmp_path: Path) -> No
     run = write_run(tmp_path / "run", Recipe(domains=domains, rules=("strict", "one_hot")))
     found = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.01"])
     assert isinstance(found.exception, AlphaprofError)
-    assert "each with a rule of its own" in found.exception.message
+    assert "strict and one_hot" in found.exception.message
 
 
 AUTO = dataclasses.replace(RECIPE, decision={"draft": "auto", "gamma": "auto"})
 
 
-@pytest.mark.parametrize("draft", ["small", "poor"])
-def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(draft: str, tmp_path: Path) -> None:
+def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(tmp_path: Path) -> None:
     """Also where the verdict on the whole traffic chose another draft: the gamma that an export of this one has."""
     run = write_run(tmp_path / "run", AUTO)
-    exported = CliRunner().invoke(app, ["export", f"{run.path}:{draft}", "--to", "nvidia"])
-    for measure in ("--min-speedup", "--min-acceptance-length"):
-        code, found, _ = check(run, "--draft", draft, measure, "0.1")
-        assert (code, found["draft"]) == (0, draft)
-        assert f"rule strict, gamma {found['gamma']}," in exported.stderr
+    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "nvidia"])
+    code, found, _ = check(run, "--draft", "poor", "--min-speedup", "0.1", "--min-acceptance-length", "0.1")
+    assert (code, found["draft"]) == (0, "poor")
+    assert f"rule strict, gamma {found['gamma']}," in exported.stderr
 
 
 def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) -> None:
@@ -285,7 +228,6 @@ def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) ->
     code, _, result = check(run, "--draft", "poor", "--min-acceptance-length", "1")
     assert isinstance(result.exception, AlphaprofError)
     assert (code, result.exception.hint) == (2, "name one: --gamma 1 or 3")
-    assert "no gamma is known to be the best for" in result.exception.message
     code, _, result = check(run, "--min-alpha", "0.1")
     assert isinstance(result.exception, AlphaprofError)
     assert (code, result.exception.hint) == (2, "name one: --draft small or poor")
@@ -306,12 +248,6 @@ def test_a_draft_that_proposes_nothing_reaches_no_threshold(tmp_path: Path, thre
     assert "proposes nothing" in found["reason"]
 
 
-@pytest.mark.parametrize("output", ["terminal", "json", "md", "junit"])
-def test_alpha_of_a_head_is_that_of_first_drafts(output: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(drafts={}, heads={"head": {}}))
-    call = ["check", str(run.path), "--min-alpha", "0.1", "--format", output]
-    text = " ".join(CliRunner().invoke(app, call).stdout.split())
-    assert "accept@1" in text
-    # JUnit has texts of what failed alone.
-    assert ("of first drafts only: --min-acceptance-length covers the others" in text) == (output != "junit")
-    assert "alpha " not in text.replace("alphaprof", "")
+def test_alpha_of_a_head_is_that_of_first_drafts(tmp_path: Path) -> None:
+    _, found, _ = check(write_run(tmp_path / "run", Recipe(drafts={}, heads={"head": {}})), "--min-alpha", "0.1")
+    assert {item["measure"] for item in found["items"]} == {"accept@1"}

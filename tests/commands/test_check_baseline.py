@@ -12,21 +12,19 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.commands.check import SAME
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
-from alphaprof.totals.finish import finish
-from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
+from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
 WIDE = ("--margin", "1")  # whatever alpha is, it is not lower by more
-FORMATS = ("terminal", "json", "md", "junit")
 
 
 def run_of(folder: Path, silent: tuple[str, ...] = (), **domains: Domain) -> Run:
@@ -71,14 +69,6 @@ def test_a_draft_that_stops_proposing_in_a_domain_fails_there(runs: dict[str, Ru
     jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
 
 
-@pytest.mark.parametrize("output", FORMATS)
-def test_every_format_says_why_it_fails(output: str, runs: dict[str, Run]) -> None:
-    call = ["check", str(runs["quiet"].path), "--baseline", str(runs["whole"].path), *WIDE, "--format", output]
-    text = " ".join(CliRunner().invoke(app, call).stdout.split())
-    assert "proposes nothing there any more" in text
-    assert ("fail" in text) or ("FAIL" in text)
-
-
 def test_a_domain_of_which_the_baseline_proposes_nothing_is_said(runs: dict[str, Run]) -> None:
     code, found, _ = held(runs["whole"], runs["quiet"], *WIDE)
     assert (code, [item["domain"] for item in found["items"]]) == (0, ["code"])
@@ -93,15 +83,11 @@ def test_domains_without_a_partner_are_said(runs: dict[str, Run]) -> None:
     assert found["unjudged"] == [{"domain": "poetry", "reason": "the baseline does not have the domain"}]
 
 
-@pytest.mark.parametrize("output", FORMATS)
-def test_every_format_says_what_was_not_judged(output: str, runs: dict[str, Run]) -> None:
-    call = ["check", str(runs["other"].path), "--baseline", str(runs["whole"].path), *WIDE, "--format", output]
-    text = CliRunner().invoke(app, call).stdout
-    assert all(domain in text for domain in ("chat", "songs", "does not have the domain"))
-    if output == "junit":
-        suite = ET.fromstring(text)  # noqa: S314  (our own)
-        assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "2")
-        assert len(suite.findall("testcase/skipped")) == 2
+def test_junit_skips_what_was_not_judged(runs: dict[str, Run]) -> None:
+    call = ["check", str(runs["other"].path), "--baseline", str(runs["whole"].path), *WIDE, "--format", "junit"]
+    suite = ET.fromstring(CliRunner().invoke(app, call).stdout)  # noqa: S314  (our own)
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "2")
+    assert {case.get("name") for case in suite if case.find("skipped") is not None} == {"chat", "songs"}
 
 
 def test_a_single_domain_that_falls_silent_fails_like_any_other(runs: dict[str, Run], tmp_path: Path) -> None:
@@ -113,28 +99,20 @@ def test_a_single_domain_that_falls_silent_fails_like_any_other(runs: dict[str, 
     assert text.count("proposes nothing there any more") == 3
 
 
-NOTHING = {
-    "a silent baseline": ("whole", "mute", (), "the baseline's draft proposes nothing there", "a baseline whose draft"),
-    "both silent": ("quiet", "mute", (), "nor does this one", "a baseline whose draft"),
-    "another rule": (
-        "whole",
-        "quiet",
-        ("--rule", "one_hot"),
-        "one_hot does not apply to its text (greedy)",
-        "--rule strict",
-    ),
-}
-
-
-@pytest.mark.parametrize(("new", "old", "options", "problem", "hint"), NOTHING.values(), ids=NOTHING)
+@pytest.mark.parametrize(
+    ("new", "old", "options", "problem"),
+    [
+        ("whole", "mute", (), "the baseline's draft proposes nothing there"),
+        ("quiet", "mute", (), "nor does this one"),
+        ("whole", "quiet", ("--rule", "one_hot"), "one_hot does not apply to its text (greedy)"),
+    ],
+)
 def test_where_nothing_can_be_judged_the_reason_is_said(
-    new: str, old: str, options: tuple[str, ...], problem: str, hint: str, runs: dict[str, Run]
+    new: str, old: str, options: tuple[str, ...], problem: str, runs: dict[str, Run]
 ) -> None:
     code, found, text = held(runs[new], runs[old], *options)
     assert (code, found) == (12, None)
     assert problem in text
-    assert hint in text
-    assert ("--rule" in text) == bool(options)  # the rule is not what is wrong with a silent draft
 
 
 def logged(folder: Path, rounds: tuple[int, ...], plain: int) -> Run:
@@ -188,7 +166,6 @@ def test_a_served_draft_that_proposes_nothing_fails_with_one_token_a_round(tmp_p
 
 STRICTLY = ("--undecided", "fail")
 FEW = {"code": dataclasses.replace(CODE, documents=2), "chat": dataclasses.replace(CHAT, documents=2)}
-SAME = "the same draft, identical on all"
 
 
 def rerun(run: Run, folder: Path, **facts: Any) -> Run:
@@ -200,95 +177,34 @@ def rerun(run: Run, folder: Path, **facts: Any) -> Run:
     return Run.open(folder)
 
 
-def reversed_run(run: Run, folder: Path) -> Run:
-    """The same documents in the opposite order, with other numbers and in one shard more."""
-    numbers = run.documents()["document"].to_numpy()[::-1]
-    tables = {"positions": [run.positions("small", shard.index) for shard in run.shards]}
-    tables["continuations"] = [run.continuations(shard.index) for shard in run.shards]
-    shards = np.array_split(numbers, len(run.shards) + 1)
-    copy = interrupted(run, folder, 0)
-    copy.write_manifest(dataclasses.replace(copy.manifest, staged=tuple(map(len, shards))))
-    for index, chosen in enumerate(shards):
-        parts = {}
-        for name, table in tables.items():
-            frame = pa.concat_tables(table).to_pandas()
-            frame = pd.concat([frame[frame["document"] == number] for number in chosen])
-            frame["document"] = len(numbers) - 1 - frame["document"]
-            parts[name] = pa.Table.from_pandas(frame, schema=table[0].schema, preserve_index=False)
-        positions = len(parts["positions"])
-        shard = dataclasses.replace(run.shards[0], index=index, documents=len(chosen), positions=positions)
-        assert copy.commit(shard, {"small": parts["positions"]}, parts["continuations"])
-    finish(copy, len(run.shards) + 1)
-    return Run.open(folder)
-
-
 def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_path: Path) -> None:
     run = run_of(tmp_path / "old", **FEW)
     code, found, _ = held(rerun(run, tmp_path / "new"), run, *STRICTLY)
-    assert (code, found["outcome"], found["reason"]) == (0, "pass", f"{SAME} 4 documents")
+    assert (code, found["outcome"], found["reason"]) == (0, "pass", SAME)
     assert [(item["value"], item["low"], item["high"], item["note"]) for item in found["items"]] == [
-        (0, None, None, f"{SAME} {count} documents") for count in (4, 2, 2)
-    ]
+        (0, None, None, SAME)
+    ] * 3
     jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
-
-
-@pytest.mark.parametrize("output", ["terminal", "md"])
-def test_reports_say_that_the_draft_is_the_same(output: str, tmp_path: Path) -> None:
-    run = run_of(tmp_path / "old", **FEW)
-    again = rerun(run, tmp_path / "new")
-    call = ["check", str(again.path), "--baseline", str(run.path), *STRICTLY, "--format", output]
-    text = " ".join(CliRunner().invoke(app, call).stdout.split())
-    assert f"{SAME} 4 documents" in text
-    assert text.count(f"{SAME} 2 documents") == 2
-
-
-def test_the_order_and_the_shards_of_a_rerun_do_not_matter(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "old", code=dataclasses.replace(CODE, documents=7))
-    turned = reversed_run(run, tmp_path / "new")
-    assert turned.documents()["prompt_hash"].to_pylist() == run.documents()["prompt_hash"].to_pylist()[::-1]
-    code, found, _ = held(turned, run, *STRICTLY)
-    assert (code, found["reason"]) == (0, f"{SAME} 7 documents")
 
 
 def test_another_draft_with_the_same_rows_is_judged_by_bounds(tmp_path: Path) -> None:
     """One changed weight is another fingerprint. The bound is what a share of the documents could lose."""
-    for documents, code, most in ((10, 11, "26%"), (96, 0, "3%")):
+    for documents, code in ((10, 11), (96, 0)):
         run = run_of(tmp_path / f"old {documents}", code=dataclasses.replace(CODE, documents=documents))
         other = rerun(run, tmp_path / f"new {documents}", fingerprint="0" * 64)
         exit_code, found, _ = held(other, run, *STRICTLY)
         (item,) = found["items"]
         assert (exit_code, item["value"]) == (code, 0)
         assert item["low"] == pytest.approx(-0.225 * (1 - 0.05 ** (1 / documents)))
-        assert item["note"] == (
-            f"identical on all {documents} documents, but another draft (fingerprint): "
-            f"at most {most} of documents can differ"
-        )
 
 
-DOUBTS: dict[str, tuple[dict[str, Any], str]] = {
-    "dtype": ({"dtype": "float16"}, "another draft (dtype)"),
-    "both": ({"dtype": "float16", "fingerprint": "1" * 64}, "another draft (fingerprint, dtype)"),
-}
-
-
-@pytest.mark.parametrize("name", DOUBTS)
-def test_what_makes_it_another_draft_is_said(name: str, tmp_path: Path) -> None:
-    facts, doubt = DOUBTS[name]
+def test_another_dtype_or_target_is_never_the_same_draft(tmp_path: Path) -> None:
     run = run_of(tmp_path / "old", **FEW)
-    _, found, _ = held(rerun(run, tmp_path / "new", **facts), run)
-    notes = ["4 documents, but {}: at most 53%", *["2 documents, but {}: at most 78%"] * 2]
-    for item, note in zip(found["items"], notes, strict=True):
-        assert f"identical on all {note.format(doubt)} of" in item["note"]
-
-
-def test_another_target_is_never_the_same_draft(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "old", **FEW)
+    assert held(rerun(run, tmp_path / "half", dtype="float16"), run, *STRICTLY)[0] == 11
     other = rerun(run, tmp_path / "new")
     target: ModelFacts = dataclasses.replace(run.manifest.target, fingerprint="2" * 64)
     other.write_manifest(dataclasses.replace(other.manifest, target=target))
-    code, found, _ = held(other, run, "--allow-target-change", *STRICTLY)
-    assert code == 11
-    assert "but another target (fingerprint)" in found["items"][0]["note"]
+    assert held(other, run, "--allow-target-change", *STRICTLY)[0] == 11
     assert held(other, run)[0] == 12
 
 
@@ -320,8 +236,6 @@ def test_a_domain_that_differs_does_not_take_the_others_along(tmp_path: Path) ->
         "code": "undecided",
         "chat": "pass",
     }
-    reason = "neither shown to reach nor to miss the threshold: more documents would narrow the bounds"
-    assert found["reason"] == f"alpha_difference of whole traffic {reason}"
     alone = held(other, run, "--margin", "1")[1]
     assert (alone["outcome"], alone["reason"]) == ("pass", "the threshold is reached")
 
@@ -345,10 +259,6 @@ def test_imported_runs_with_equal_counts_are_judged_by_bounds(tmp_path: Path) ->
     code, found, _ = held(runs[1], runs[0], "--margin", "0.1", *STRICTLY)
     (item,) = found["items"]
     assert code == 11
-    assert item["note"] == (
-        "identical on all 12 documents, but an engine's metrics do not show which draft it served: at most 22% of documents "
-        "can differ"
-    )
     assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / 12)))
     assert held(runs[1], runs[0], "--margin", "0.15", *STRICTLY)[0] == 0
 
@@ -380,19 +290,13 @@ def test_a_head_that_is_worse_at_depth_2_fails_where_its_first_drafts_are_the_sa
     jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
 
 
-def test_a_head_is_compared_at_the_gamma_of_the_decision(tmp_path: Path) -> None:
-    old = head_run(tmp_path / "old", gammas=(1, 2, 3), decision={"gamma": 2})
-    code, found, _ = held(rewritten(rerun(old, tmp_path / "new"), "head", deep_misses), old, *WIDE)
-    assert (code, found["gamma"]) == (0, 2)
-
-
 def test_a_gamma_that_is_named_compares_tokens_per_round_of_any_draft(tmp_path: Path) -> None:
     old = run_of(tmp_path / "old", code=CODE)
     new = run_of(tmp_path / "new", code=dataclasses.replace(CODE, alpha=0.4))
     code, found, _ = held(new, old, "--gamma", "3", "--margin", "0.5")
     assert (code, found["gamma"], found["items"][0]["measure"]) == (10, 3, "tokens_per_round_difference")
     code, _, text = held(new, old, "--gamma", "2")
-    assert (code, text) == (2, "gamma 2 is not one of both runs | name one: --gamma 1 or 3")
+    assert (code, text) == (2, "gamma 2 was not replayed in both runs | name one that was: 1 or 3")
 
 
 def test_heads_without_a_gamma_in_common_are_not_comparable(tmp_path: Path) -> None:

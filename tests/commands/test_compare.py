@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.compare.answer import Comparison
-from alphaprof.commands.compare.build import compare
+from alphaprof.commands.compare import Comparison, compare
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.store import Run
@@ -77,16 +77,7 @@ def test_one_gamma_can_be_asked_for(run: Run) -> None:
     assert [[one.gamma for one in item.tokens_per_round] for item in found.differences] == [[3], [3]]
     with pytest.raises(OptionInvalid, match="gamma 9 was not replayed") as caught:
         compare(RunDraft(run, "small"), RunDraft(run, "large"), gamma=9)
-    assert "1, 2, 3, 4" in caught.value.hint
-
-
-def test_exchanged_sides_change_the_sign_and_nothing_else(run: Run, found: Comparison) -> None:
-    back = compare(RunDraft(run, "large"), RunDraft(run, "small"))
-    for one, other in zip(found.differences, back.differences, strict=True):
-        assert one.difference is not None
-        assert other.difference is not None
-        there, here = one.difference, other.difference
-        assert (here.value, here.low, here.high) == pytest.approx((-there.value, -there.high, -there.low))
+    assert "1 or 2 or 3 or 4" in caught.value.hint
 
 
 def test_a_paired_interval_is_narrower_than_two_of_one_draft() -> None:
@@ -193,9 +184,9 @@ ORDERS: dict[str, Callable[[Array, np.random.Generator], Array]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("documents", [10, 32, 96])
-def test_one_position_more_that_is_lost_never_makes_a_bound_easier(documents: int, order: str) -> None:
+def test_one_position_more_that_is_lost_never_makes_a_bound_easier(order: str) -> None:
     """From identical documents on, until a twelfth of all positions is lost; the first loss is no jump."""
+    documents = 32
     rng = np.random.default_rng(documents)
     counts = rng.integers(20, 60, documents)
     before = np.floor(0.65 * counts).astype(int)
@@ -261,12 +252,13 @@ def test_documents_are_paired_by_prompt_whatever_their_order(tmp_path: Path) -> 
     assert (code.first, code.second) == pytest.approx(alphas, abs=1e-6)
 
 
-def test_texts_with_another_limit_have_no_partner(tmp_path: Path) -> None:
-    domains = [{"code": Domain(documents=9, shortest=size, longest=size)} for size in (20, 30)]
-    runs = [write_run(tmp_path / str(n), dataclasses.replace(RECIPE, domains=d)) for n, d in enumerate(domains)]
-    with pytest.raises(NotComparable, match="share 9 prompts, but no kind of text") as caught:
-        compare(RunDraft(runs[0], "small"), RunDraft(runs[1], "large"))
-    assert "max_new_tokens" in caught.value.hint
+def test_other_prompts_and_other_kinds_of_text_have_no_partner(tmp_path: Path, run: Run) -> None:
+    foreign = dataclasses.replace(DOMAINS["code"], prompts=[f"other {row}" for row in range(20)])
+    limited = dataclasses.replace(DOMAINS["code"], shortest=20, longest=20)
+    for name, domain, problem in (("foreign", foreign, "no prompt in common"), ("limited", limited, "no kind of text")):
+        other = write_run(tmp_path / name, dataclasses.replace(RECIPE, domains={"code": domain}))
+        with pytest.raises(NotComparable, match=problem):
+            compare(RunDraft(run, "small"), RunDraft(other, "large"))
 
 
 def test_clusters_of_either_run_belong_together(tmp_path: Path) -> None:
@@ -297,13 +289,6 @@ def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: 
             compare(RunDraft(run, "small"), RunDraft(other, "small"))
 
 
-def test_runs_without_a_common_prompt_are_refused(tmp_path: Path, run: Run) -> None:
-    foreign = {"code": dataclasses.replace(DOMAINS["code"], prompts=[f"other {row}" for row in range(20)])}
-    other = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=foreign))
-    with pytest.raises(NotComparable, match="no prompt in common"):
-        compare(RunDraft(run, "small"), RunDraft(other, "small"))
-
-
 def test_an_interrupted_run_is_named(tmp_path: Path, run: Run) -> None:
     part = interrupted(run, tmp_path / "part")
     result = compare(RunDraft(run, "small"), RunDraft(part, "large"))
@@ -321,27 +306,18 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
 
 
 def test_a_run_without_drafts_has_none_to_name(tmp_path: Path, run: Run) -> None:
-    from typer.testing import CliRunner
-
     bare = changed(run, tmp_path / "bare", drafts={}, config=run.manifest.config | {"drafts": {}})
     for call in (["compare", str(bare.path), str(run.path)], ["check", str(bare.path), "--min-alpha", "0.5"]):
         error = CliRunner().invoke(app, call).exception
         assert isinstance(error, OptionInvalid)
-        assert (error.message, error.hint) == (
-            f"{bare.path} has no draft",
-            "profile the target with one: the profile's drafts name them",
-        )
+        assert error.message == f"{bare.path} has no draft"
 
 
-def test_the_command_prints_every_rule_and_json_that_reads(run: Run) -> None:
-    from typer.testing import CliRunner
-
+def test_the_command_prints_every_rule(run: Run) -> None:
     sides = [f"{run.path}:small", f"{run.path}:large"]
     text = CliRunner().invoke(app, ["compare", *sides, "--rules", "top_m:2"]).output
-    assert "top_m_2~" in text
     assert re.search(r"^ code +top_m_2~", text, re.MULTILINE)
     content = json.loads(CliRunner().invoke(app, ["compare", *sides, "--format", "json"]).output)
-    assert content["format"] == "alphaprof-compare"
     assert {item["rule"] for item in content["differences"]} == {"strict", "lossless", "additive_0p1"}
     assert all(item["on_policy"] == (item["rule"] != "lossless") for item in content["differences"])
 
@@ -363,10 +339,7 @@ def test_the_first_lines_say_which_draft_accepts_more_and_by_how_much(found: Com
     assert (found.gamma, main.gamma, overall.domains, overall.documents) == (4, 4, ("code", "chat"), 34)
     text = first_lines(found)
     assert text.startswith(f"second (large) accepts more than first (small): {written(main.difference)} tokens per round at")
-    assert f"first {main.first:.2f}, second {main.second:.2f} over 2 domains by their shares" in text
-    assert "34 paired documents; 95% interval; strict" in text
-    assert "by domain: more in code, chat" in text
-    assert "next: alphaprof report" in text
+    assert f"first {main.first:.2f}, second {main.second:.2f} over 2 domains" in text
 
 
 def test_the_difference_over_all_domains_is_that_of_all_their_documents(run: Run, found: Comparison) -> None:
@@ -388,7 +361,6 @@ def test_shares_and_gamma_of_the_decision_are_those_of_the_answer(tmp_path: Path
     by_domain = {each.domain: each.tokens_per_round[1] for each in found.differences if each.rule == "strict"}
     first = 1 / sum(share / by_domain[name].first for name, share in (("code", 0.2), ("chat", 0.8)))
     assert overall.tokens_per_round[1].first == pytest.approx(first)
-    assert "by the profile's shares" in first_lines(found)
 
 
 def test_one_domain_says_what_its_row_says(tmp_path: Path) -> None:
@@ -405,8 +377,6 @@ def test_what_cannot_be_told_apart_is_not_called_better(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts={"one": 0.0, "two": 0.001}))
     text = first_lines(compare(RunDraft(run, "one"), RunDraft(run, "two"), ["strict"]))
     assert text.startswith("no difference told apart: ")
-    assert "four times as many documents" in text
-    assert "accepts" not in text
 
 
 def test_without_rounds_alpha_is_compared(tmp_path: Path) -> None:

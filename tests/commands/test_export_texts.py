@@ -1,10 +1,9 @@
-"""`alphaprof export --to speculators-data` and `specforge-jsonl`: files are read as their readers read them; errors."""
+"""`alphaprof export --to texts`: files are read as their readers read them; errors."""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from alphaprof.commands.export.formats import TEXT_EXPORTS
+from alphaprof.commands.export.formats import TRAINERS
 from alphaprof.commands.export.texts import FILES, export_texts
 from alphaprof.errors import DataEmpty, NoPositionLog, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.log.split import PARTS, TEST, TIME, TRAIN, split, texts_of
@@ -81,15 +80,14 @@ def specforge(file: Path) -> list[dict[str, Any]]:
     return [row for row in rows if sum(row["loss_mask"]) >= 1]
 
 
-def written(run: Run, out: Path, to: str = "speculators-data") -> Rows:
-    export_texts(str(run.path), to, out, narrowed=False)
+def written(run: Run, out: Path) -> Rows:
+    export_texts(str(run.path), out)
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES.values())
     return {part: specforge(out / name) for part, name in FILES.items()}
 
 
-@pytest.mark.parametrize("to", TEXT_EXPORTS)
-def test_parts_are_those_of_train_and_hold_every_document_once(run: Run, tmp_path: Path, to: str) -> None:
-    rows, parts, texts = written(run, tmp_path / "out", to), split(texts_of(run)), texts_of(run)
+def test_parts_are_those_of_train_and_hold_every_document_once(run: Run, tmp_path: Path) -> None:
+    rows, parts, texts = written(run, tmp_path / "out"), split(texts_of(run)), texts_of(run)
     expected = {part: {text.document for text in parts.of(texts, part)} for part in PARTS}
     assert {part: {row["document"] for row in rows[part]} for part in PARTS} == expected
     assert sum(map(len, rows.values())) == run.manifest.documents
@@ -100,7 +98,7 @@ def test_by_time_parts_are_those_of_train_by_time(tmp_path: Path, alphaprof: Run
     days = [datetime.datetime(2026, 1, 1 + number, tzinfo=datetime.UTC) for number in range(30)]
     timed = texts_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=30, times=days[::-1])}))
     out, texts = tmp_path / "out", texts_of(timed)
-    code, _, errors = alphaprof(str(timed.path), "--to", "specforge-jsonl", "--out", str(out), "--split", "time")
+    code, _, errors = alphaprof(str(timed.path), "--to", "texts", "--out", str(out), "--split", "time")
     assert code == 0, errors
     rows = {part: {row["document"] for row in specforge(out / name)} for part, name in FILES.items()}
     parts = split(texts, by=TIME)
@@ -111,7 +109,7 @@ def test_by_time_parts_are_those_of_train_by_time(tmp_path: Path, alphaprof: Run
 
 
 def test_a_split_by_time_of_a_run_without_times_is_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
-    asked = ("--to", "speculators-data", "--out", str(tmp_path / "out"), "--split", "time")
+    asked = ("--to", "texts", "--out", str(tmp_path / "out"), "--split", "time")
     code, output, errors = alphaprof(str(run.path), *asked)
     assert (code, output, (tmp_path / "out").exists()) == (2, "", False)
     assert "40 of 40 have none in this run" in errors.splitlines()[0]
@@ -144,7 +142,7 @@ def test_a_reader_that_is_given_the_folder_learns_from_train_alone(run: Run, tmp
 
 
 def test_first_lines_of_train_are_the_nested_sizes_of_a_curve(run: Run, tmp_path: Path) -> None:
-    artefact = export_texts(str(run.path), "specforge-jsonl", tmp_path / "out", narrowed=False)
+    artefact = export_texts(str(run.path), tmp_path / "out")
     lines = [row["document"] for row in specforge(tmp_path / "out" / "train.jsonl")]
     texts = texts_of(run)
     parts, unit = split(texts), {text.document: text.unit for text in texts}
@@ -158,41 +156,21 @@ def test_first_lines_of_train_are_the_nested_sizes_of_a_curve(run: Run, tmp_path
     assert counts[-1] == len(lines) > counts[0] > 0
 
 
-def test_a_second_export_is_equal_byte_by_byte(run: Run, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        written(run, tmp_path / name)
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
-
-
 def test_the_next_command_names_the_model_and_a_length_that_cuts_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "a folder; rm -rf"
     rows = written(run, out)
     longest = max(len(row["input_ids"]) for part in rows.values() for row in part)
-    artefact = export_texts(str(run.path), "speculators-data", tmp_path / "next; ls", narrowed=False)
-    (command,) = [note for note in artefact.notes if note.startswith("next: ")]
+    artefact = export_texts(str(run.path), tmp_path / "next; ls")
+    command, _ = [note for note in artefact.notes if note.startswith("next: ")]
     assert f"--seq-length {longest} " in command
     assert f"--model {run.manifest.target.reference} " in command
     assert f"--data '{tmp_path}/next; ls/train.jsonl' " in command
 
 
-def test_stdout_counts_what_was_written_and_stderr_explains(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
-    out = tmp_path / "out"
-    code, output, errors = alphaprof(str(run.path), "--to", "speculators-data", "--out", str(out))
-    texts = texts_of(run)
-    test = split(texts).of(texts, TEST)
-    tokens = sum(len(text.ids) for text in test)
-    assert code == 0
-    assert output.splitlines()[2].startswith(f"{out}/test.ndjson: {len(test)} documents, ")
-    assert output.splitlines()[2].endswith(f" units, {tokens} tokens to learn")
-    assert [line.split(":")[0] for line in errors.splitlines()] == ["note"] * 4
-    assert "loss_mask is 1 on the continuation" in errors
-
-
 def test_texts_that_train_leaves_out_are_left_out_and_counted(tmp_path: Path) -> None:
     domains = {"wiki": Domain(documents=6, on_policy=False, continuation="text"), "chat": Domain(documents=9)}
     mixed = texts_run(tmp_path / "run", Recipe(domains=domains | {"short": Domain(documents=3, shortest=2, longest=3)}))
-    warnings = export_texts(str(mixed.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
+    warnings = export_texts(str(mixed.path), tmp_path / "out").warnings
     rows = [row["document"] for name in FILES.values() for row in specforge(tmp_path / "out" / name)]
     documents = mixed.documents().to_pandas().set_index("document")
     assert sorted(rows) == sorted(documents.index[documents["domain"] == "chat"])
@@ -201,97 +179,43 @@ def test_texts_that_train_leaves_out_are_left_out_and_counted(tmp_path: Path) ->
 
 def test_a_run_of_given_texts_alone_is_exported_with_a_word(tmp_path: Path) -> None:
     given = texts_run(tmp_path / "run", Recipe(domains={"wiki": Domain(documents=9, on_policy=False, continuation="given")}))
-    artefact = export_texts(str(given.path), "speculators-data", tmp_path / "out", narrowed=False)
+    artefact = export_texts(str(given.path), tmp_path / "out")
     assert sum(len(specforge(tmp_path / "out" / name)) for name in FILES.values()) == 9
     assert [warning.split(",")[0] for warning in artefact.warnings] == ["all texts were given"]
-
-
-def test_a_run_that_is_not_complete_is_said(run: Run, tmp_path: Path) -> None:
-    part = interrupted(run, tmp_path / "part", shards=3)
-    (warning,) = export_texts(str(part.path), "speculators-data", tmp_path / "out", narrowed=False).warnings
-    assert "is not complete: 12 documents so far" in warning
-
-
-def test_a_domain_that_is_too_small_for_three_parts_is_said(tmp_path: Path) -> None:
-    tiny = texts_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=9), "code": Domain(documents=2)}))
-    notes = export_texts(str(tiny.path), "speculators-data", tmp_path / "out", narrowed=False).notes
-    assert any("domain code has 2 independent units, too few for three parts" in note for note in notes)
 
 
 def test_what_a_data_set_calls_its_domains_reaches_no_terminal(tmp_path: Path, alphaprof: Runner) -> None:
     hostile = "chat\x1b[2J\nwarning: all is well\u202e"
     run = texts_run(tmp_path / "run", Recipe(domains={hostile: Domain(documents=2), "code": Domain(documents=5)}))
-    code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(tmp_path / "out"))
+    code, output, errors = alphaprof(str(run.path), "--to", "texts", "--out", str(tmp_path / "out"))
     assert code == 0
     assert all(char.isprintable() or char == "\n" for char in output + errors)
     assert not [line for line in errors.splitlines() if line.startswith("warning: all is well")]
 
 
-def _to_a_file(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
-    return str(run.path), None, False
-
-
-def _narrowed(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
-    return str(run.path), folder / "out", True
-
-
-def _not_empty(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
-    (folder / "mine").mkdir()
-    (folder / "mine" / "notes.txt").write_text("mine")
-    return str(run.path), folder / "mine", False
-
-
-def _into_the_run(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
-    return str(run.path), Path(run.path), False
-
-
-def _no_run(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
-    return str(folder / "none"), folder / "out", False
-
-
-def _begun(run: Run, folder: Path) -> tuple[str, Path | None, bool]:
-    return str(interrupted(run, folder / "begun", shards=0).path), folder / "out", False
-
-
-def test_the_way_out_of_options_that_texts_do_not_have_keeps_the_split(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(OptionInvalid) as caught:
-        export_texts(str(run.path), "specforge-jsonl", tmp_path / "out", narrowed=True, by=TIME)
-    assert "--out FOLDER --split time, without other options" in caught.value.hint
-
-
-REFUSED: list[tuple[Callable[[Run, Path], tuple[str, Path | None, bool]], type[Exception], str, str]] = [
-    (_to_a_file, OptionInvalid, "is a folder with a file for each part", "--out FOLDER"),
-    (_narrowed, OptionInvalid, "writes all texts of a run", "without other options"),
-    (_not_empty, RunExists, "exists and is not empty", "choose a new directory"),
-    (_into_the_run, RunExists, "holds a run already", "choose another --out"),
-    (_no_run, RunUnreadable, "none", ""),
-    (_begun, DataEmpty, "holds no complete document", "--resume"),
-]
-
-
-@pytest.mark.parametrize(("case", "error", "problem", "hint"), REFUSED, ids=[case[0].__name__ for case in REFUSED])
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
-    run: Run,
-    tmp_path: Path,
-    case: Callable[[Run, Path], tuple[str, Path | None, bool]],
-    error: type[Exception],
-    problem: str,
-    hint: str,
-) -> None:
-    where, out, narrowed = case(run, tmp_path)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: Run, tmp_path: Path) -> None:
+    begun = interrupted(run, tmp_path / "begun", shards=0)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    cases: list[tuple[type[Exception], Path, Path | None, bool]] = [
+        (OptionInvalid, run.path, None, False),
+        (OptionInvalid, run.path, tmp_path / "out", True),
+        (RunExists, run.path, tmp_path / "mine", False),
+        (RunExists, run.path, run.path, False),
+        (RunUnreadable, tmp_path / "none", tmp_path / "out", False),
+        (DataEmpty, begun.path, tmp_path / "out", False),
+    ]
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error) as caught:
-        export_texts(where, "specforge-jsonl", out, narrowed=narrowed)
-    assert problem in caught.value.message  # type: ignore[attr-defined]
-    assert hint in caught.value.hint  # type: ignore[attr-defined]
+    for error, where, out, narrowed in cases:
+        with pytest.raises(error):
+            export_texts(str(where), out, narrowed=narrowed)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("option", [("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat")])
-def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner, option: tuple[str, str]) -> None:
-    out = tmp_path / "out"
-    code, output, errors = alphaprof(str(run.path), "--to", "specforge-jsonl", "--out", str(out), *option)
-    assert (code, output, len(errors.splitlines()), out.exists()) == (2, "", 2, False)
+def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
+    for option in (("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat")):
+        code, output, errors = alphaprof(str(run.path), "--to", "texts", "--out", str(tmp_path / "out"), *option)
+        assert (code, output, len(errors.splitlines()), (tmp_path / "out").exists()) == (2, "", 2, False)
 
 
 def test_an_imported_run_holds_no_texts(tmp_path: Path, console_script: Runner) -> None:
@@ -299,20 +223,11 @@ def test_an_imported_run_holds_no_texts(tmp_path: Path, console_script: Runner) 
     code, _, errors = console_script("import", "vllm", str(requests), "--rule", "strict", "--out", str(tmp_path / "run"))
     assert code == 0, errors
     with pytest.raises(NoPositionLog):
-        export_texts(str(tmp_path / "run"), "speculators-data", tmp_path / "out", narrowed=False)
+        export_texts(str(tmp_path / "run"), tmp_path / "out")
 
 
-def test_ids_are_written_as_whole_numbers(run: Run, tmp_path: Path) -> None:
-    """Numbers of numpy would be written as text, or not at all."""
-    row = written(run, tmp_path / "out")[TEST][0]
-    assert not isinstance(row["input_ids"][0], (bool, np.generic))
-
-
-def test_the_page_names_both_formats_and_the_files() -> None:
+def test_the_page_names_the_files_and_the_trainers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text().split("## Texts for trainers of heads")[1]
-    assert [to for to in TEXT_EXPORTS if f"--to {to} " not in page] == []
     assert [name for name in FILES.values() if f"data/{name}: " not in page] == []
-    lines = {
-        to: form.command.format(model="MODEL", train="data/train.jsonl", longest=2048) for to, form in TEXT_EXPORTS.items()
-    }
-    assert [to for to, line in lines.items() if line.replace(" DATA", " prepared").replace("MY", "my") not in page] == []
+    lines = [command.format(model="MODEL", train="data/train.jsonl", longest=2048) for command in TRAINERS]
+    assert [line for line in lines if line.replace(" DATA", " prepared").replace("MY", "my") not in page] == []

@@ -637,7 +637,7 @@ def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run
     shorter = imported(tmp_path, as_requests(simulated, "small", 2), *STRICT, "--domain-key", "domain", "--draft", "eagle")
     token, block, one_hot = sampled("lossless"), sampled("lossless", "--verification", "block"), sampled("one_hot")
     for first, second, words in (
-        (token, block, "by block"),
+        (token, block, "verification block"),
         (token, one_hot, "rule one_hot"),
         (pair[0], shorter, "gamma 2"),
     ):
@@ -681,10 +681,10 @@ def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Ru
 
 NO_IDS = {"prompt_token_ids": None}
 UNPAIRED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    ({}, NO_IDS | {"prompt": "Hi"}, "identified by token ids, and those of TWO by text"),
-    (NO_IDS, NO_IDS | {"id": "another"}, "identified by request id, which is new in every answer"),
-    ({}, {"prompt_token_ids": [8]}, "were sent other prompts"),
-    ({}, {"model": "other"}, "ONE was served by served/target, and TWO by other"),
+    ({}, NO_IDS | {"prompt": "Hi"}, "prompts known by token ids, and TWO with prompts known by text"),
+    (NO_IDS, NO_IDS | {"id": "another"}, "by request id"),
+    ({}, {"prompt_token_ids": [8]}, "have no prompt in common"),
+    ({}, {"model": "other"}, "different targets, served/target and other"),
 )
 
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.cli.common import show
-from alphaprof.commands.check.build import check_decision, checked
-from alphaprof.commands.compare.build import compare
+from alphaprof.commands.check import check_decision, checked
+from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
-from alphaprof.commands.trees.build import build_trees
+from alphaprof.commands.trees import build_trees
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run

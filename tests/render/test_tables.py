@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from alphaprof.commands.check.build import checked
-from alphaprof.commands.compare.build import compare
+from alphaprof.commands.check import checked
+from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
-from alphaprof.commands.trees.build import build_trees
+from alphaprof.commands.trees import build_trees
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.report import ReportAnswer

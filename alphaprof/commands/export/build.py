@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -11,17 +11,23 @@ from typing import Any
 import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
-from alphaprof.commands.export.scope import ExportRequest, ExportScope, scope_of
-from alphaprof.costs.speedup import Decoded, StepTimes, free_draft, speedup, without_draft
+from alphaprof.costs.cost_model import CostModel
+from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, speedup, without_draft
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import Manifest
+from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.run_draft import RunDraft
-from alphaprof.report.format import count, interval, many, percent
+from alphaprof.report.decision import Decision
+from alphaprof.report.format import count, interval, many, percent, short, text_kind, visible
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
-from alphaprof.report.serving import PASTED, VLLM, paste_formats, why_not_served
+from alphaprof.report.serving import PASTED, VLLM, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.verdict import pooled_speedup
+from alphaprof.report.traffic import why_undecidable
+from alphaprof.report.verdict import Evidence, Question, judge, pooled_speedup
+from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import distinct
+from alphaprof.totals.count import by_chance
+from alphaprof.totals.pool import DocumentTotals
 from alphaprof.version import __version__
 
 AUTO = "auto"
@@ -38,16 +44,16 @@ class Artefact:
     warnings: tuple[str, ...]
 
 
-def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
-    """One draft of a run in the format of EXPORTS. Raises `OptionInvalid` where it is not defined, and `RunUnreadable`."""
+def export(
+    side: RunDraft, to: str, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> Artefact:
+    """One draft of a run in the format of EXPORTS; `rule`, `gamma` and `domain`: None for what the run's own decision says.
+    Raises `OptionInvalid` where it is not defined, and `RunUnreadable`.
+    """
     form, manifest = EXPORTS[to], side.run.manifest
-    if wanted.split is not None:
-        raise OptionInvalid(f"--split parts texts for trainers, and {to} holds none", "leave it out")
     if manifest.documents == 0:
         raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
-    if form.serves:
-        _require_served(side, to, AUTO)
-    scope = scope_of(side, to, wanted)
+    scope = scope_of(side, to, rule, gamma, domain)
     if form.serves:
         _require_served(side, to, scope.rules)
     schedule = _schedule(scope, form)
@@ -69,6 +75,144 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
     )
     chain_notes, doubts = _notes(scope, acceptance, form), _warnings(scope, acceptance, form)
     return Artefact(form.write(acceptance), (form.convention, *chain_notes), tuple(doubts))
+
+
+@dataclass(frozen=True)
+class ExportScope:
+    """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
+    `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one gamma.
+    `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not expectations. `truncated`:
+    some of the text was sampled without the less probable tokens. `decision`: the verdict on this draft at that gamma.
+    """
+
+    side: RunDraft
+    question: Question
+    book: CostModel | None
+    pools: Mapping[str, DocumentTotals]
+    weights: Mapping[str, float]
+    given: bool
+    mix: Mix
+    label: str
+    rules: str
+    texts: tuple[str, ...]
+    exact: bool
+    truncated: bool
+    gamma: int
+    decision: Decision
+
+    def scaled(self) -> dict[str, float]:
+        """By domain, what its counts are multiplied with: 1 as observed; else what gives it its share of the tokens."""
+        if not self.given:
+            return dict.fromkeys(self.pools, 1.0)
+        tokens = {domain: float(pool["tokens"].sum()) for domain, pool in self.pools.items()}
+        return {domain: self.weights[domain] * sum(tokens.values()) / tokens[domain] for domain in self.pools}
+
+    def times(self, concurrency: int) -> StepTimes | None:
+        """Step times of the draft; None where there are none."""
+        return self.book.times(concurrency).get(self.side.draft) if self.book else None
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return sum(len(pool.cluster) for pool in self.pools.values())
+
+
+def named(domain: str) -> str:
+    """A domain in words that a person reads: data may call it anything."""
+    return f"'{short(visible(domain))}'"
+
+
+def scope_of(
+    side: RunDraft, to: str, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> ExportScope:
+    """What to export, at the gamma of the decision, or at the one that it would choose for this draft. Raises
+    `OptionInvalid`.
+    """
+    gammas, inputs = _gammas(side, to, gamma), _inputs(side, to, rule, gamma)
+    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
+    evidence = evidence_of(inputs, decisive)
+    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
+    pools, weights = _pools(side, evidence, weights, domain), _shares(weights)
+    given = domain is None and question.weights is not None
+    mix = Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata)
+    timing = inputs.book.timing(question.concurrency) if inputs.book else UNTIMED
+    best, decision = judge({side.draft: pools}, timing, mix, question, gammas)
+    if best is None:
+        problem = f"no gamma is known to be the best for {side.label}: {decision.reason}"
+        raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
+    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
+    traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
+    return ExportScope(
+        side=side,
+        question=question,
+        book=inputs.book,
+        pools=pools,
+        weights=weights,
+        given=given,
+        mix=mix,
+        label=traffic if domain is None else f"domain {named(domain)}",
+        rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
+        texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
+        exact=not any(by_chance(item.rule, side.run.manifest.drafts[side.draft]) for item in used),
+        truncated=any(item.pool.sampling and _truncates(item.pool.sampling) for item in used),
+        gamma=best[1],
+        decision=decision,
+    )
+
+
+def _inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None) -> ReportInputs:
+    """What a report on this draft would read. Raises `OptionInvalid` for drafting or a rule without chains."""
+    run = side.run
+    if (drafting := run.manifest.drafting) != CHAIN:
+        problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
+        raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
+    asked = {"draft": side.draft, "rule": rule, "gamma": gamma}
+    decision = run.manifest.config["decision"] | {name: value for name, value in asked.items() if value is not None}
+    inputs = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
+    for bound in map(parse_rule, inputs.deciding):
+        if bound.rule.lossy or not bound.rule.timed:
+            hint = "export strict, one_hot or lossless; alphaprof validate --rule measures lossy rules, trees replays trees"
+            raise OptionInvalid(f"{bound.id} has no rounds with chains of drafts, and {to} describes those", hint)
+    return inputs
+
+
+def _truncates(sampling: Mapping[str, float]) -> bool:
+    return sampling["top_k"] > 0 or sampling["top_p"] < 1 or sampling["min_p"] > 0
+
+
+def _gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
+    """Gammas that the run has and the reader takes. Raises `OptionInvalid` for another one that is asked for."""
+    run, most = side.run, EXPORTS[to].most
+    gamma = named or run.manifest.config["decision"]["gamma"]
+    gammas = [known for known in run.gammas if most is None or known <= most]
+    if not gammas or gamma not in (AUTO, *gammas):
+        limit = "" if most is None else f" ({to} takes at most {most} drafts a round)"
+        hint = f"--gamma {' or '.join(map(str, gammas))}" if gammas else "profile with smaller gammas"
+        raise OptionInvalid(f"gamma {gamma} of {run.path} cannot be exported{limit}", hint)
+    return gammas
+
+
+def _pools(
+    side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
+) -> dict[str, DocumentTotals]:
+    """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
+    pools = evidence.candidates[side.draft]
+    if domain is not None and domain not in evidence.observed:
+        known = ", ".join(map(named, evidence.observed))
+        raise OptionInvalid(f"{side.run.path} has no domain {named(domain)}", f"it has: {known}")
+    whole = domain is None
+    reason = why_undecidable(weights, evidence, pools) if whole else evidence.undefined.get(str(domain), "")
+    empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
+    if brief := [name for name in _shares(weights) if name in empty and not reason]:
+        reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
+    if reason:
+        hint = "export one domain, --domain, or name a rule that has rounds on this text, --rule: alphaprof report has them"
+        raise OptionInvalid(f"nothing to export of {side.label}: {reason}", hint)
+    return {name: pools[name] for name in _shares(weights)}
+
+
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
+    return {domain: share for domain, share in weights.items() if share > 0}
 
 
 def _depths(scope: ExportScope, gamma: int) -> Depths:
@@ -107,12 +251,7 @@ def _require_served(side: RunDraft, to: str, rules: str) -> None:
             "serve with the options that this engine was started with, or profile the draft itself",
         )
     if why := why_not_served(engine, manifest.drafts[side.draft], rules):
-        others = [f"{side.run.path}:{name}" for name, facts in manifest.drafts.items() if to in paste_formats(facts, rules)]
-        hint = f"--to {engine.name.lower()}-synthetic simulates such a draft in {engine.name}"
-        if others:
-            hint = f"export another draft of this run: {' or '.join(others)}"
-        if not why_not_served(engine, manifest.drafts[side.draft], AUTO):
-            hint = "--rule one_hot exports what this engine does instead"
+        hint = f"export another draft, or --rule one_hot; --to {engine.name.lower()}-synthetic simulates this one"
         raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
 
 
@@ -122,7 +261,7 @@ def _schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, int], .
     for. Where two differ, bisection with interpolated step times finds the place of the change.
     """
     facts = scope.side.run.manifest.drafts[scope.side.draft]
-    if scope.question.gamma != AUTO or not (form.scheduled and form.engine and form.engine.schedules(facts)):
+    if scope.question.gamma != AUTO or not (form.engine and form.engine.schedules(facts)):
         return None
     most = max(scope.side.run.gammas) if form.serves else scope.gamma
     known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
@@ -214,20 +353,11 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
         f"acceptance length {chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
         f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
     )
-    full = f"{1 + sum(chosen.marginal(over)):.3f}"
-    if not form.serves and full != f"{chosen.length(over):.3f}":
-        yield (
-            f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits {full}; "
-            "short ones and ends of texts make the length above of it"
-        )
-    if form.most is not None and scope.question.gamma == AUTO and max(acceptance.depths) > form.most:
-        yield f"the best gamma up to {form.most}, since the reader takes no more"
     if beside := form.beside(acceptance):
         yield beside
     if acceptance.schedule is not None and scope.book is not None:
         known = ", ".join(map(str, scope.book.concurrencies))
-        largest = "; num_speculative_tokens is the largest" if form.serves else ""
-        yield f"gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none is faster{largest}"
+        yield f"gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none is faster"
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
@@ -242,7 +372,14 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
-    yield from _of_serving(scope, acceptance, form) if form.serves else _of_rates(scope, chosen, form.over)
+    same = scope.truncated and manifest.config.get("draft_processing") == "same"
+    if form.serves and form.engine == VLLM and acceptance.drawn and same:
+        yield (
+            "drafts were drawn with the target's top_k, top_p and min_p, and vLLM draws them by temperature only: "
+            "profile with draft_processing: temperature"
+        )
+    if not form.serves:
+        yield from _of_rates(scope, chosen, form.over)
     times = scope.times(scope.question.concurrency)
     if form.serves and scope.decision.verdict != "GO":
         yield f"{scope.decision.verdict}: {scope.decision.reason}"
@@ -253,28 +390,13 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         if faster is not None and faster.value < 1:
             shown = interval(speedup_interval(faster, scope.question.confidence), "x")
             yield f"by this run's step times the draft makes decoding slower at gamma {gamma}: speedup {shown}"
-    if acceptance.schedule is not None and not any(gamma for _, _, gamma in acceptance.schedule):
-        yield "with this schedule vLLM drafts nothing: at no concurrency is a gamma faster than none"
-    elif acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
+    if acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
         yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"
 
 
 def _scheduled(schedule: tuple[tuple[int, int, int], ...] | None, size: int) -> int:
     """The gamma that vLLM takes for a batch: the last one that begins at its size or below; 0 without a schedule."""
     return next((gamma for first, _, gamma in reversed(schedule or ()) if first <= size), 0)
-
-
-def _of_serving(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
-    """Where an engine does something else than what was measured."""
-    if form.engine != VLLM:
-        return
-    if acceptance.model is not None and acceptance.model.lower().endswith(".gguf"):
-        yield "vLLM reads GGUF files with a plugin only (vllm-gguf-plugin); else name a checkpoint in safetensors"
-    if acceptance.drawn and scope.truncated and scope.side.run.manifest.config.get("draft_processing") == "same":
-        yield (
-            "drafts were drawn with the target's top_k, top_p and min_p, and vLLM draws them by temperature only: "
-            "profile with draft_processing: temperature"
-        )
 
 
 def _of_rates(scope: ExportScope, chosen: Depths, over: Over) -> Iterator[str]:

@@ -10,7 +10,6 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaprof.errors import OptionInvalid
 from alphaprof.report.serving import SGLANG, VLLM, ServingEngine
 
 if TYPE_CHECKING:
@@ -174,14 +173,9 @@ def llamacpp_synthetic(chain: Acceptance) -> str:
 
 
 def sglang_args(chain: Acceptance) -> str:
-    """Arguments of SGLang's server on one line, quoted for a shell. Raises `OptionInvalid` for a path that breaks lines."""
+    """Arguments of SGLang's server on one line, quoted for a shell."""
     words = [*_sglang_words(chain), *(["--speculative-use-rejection-sampling"] if chain.drawn else [])]
-    line = shlex.join(words)
-    if not line.isprintable():
-        raise OptionInvalid(
-            "the draft's path has characters that cannot stand on a line of a shell", "rename it, and profile again"
-        )
-    return f"{line}\n"
+    return f"{shlex.join(words)}\n"
 
 
 def _sglang_words(chain: Acceptance) -> list[str]:
@@ -211,28 +205,21 @@ def dynamo(chain: Acceptance) -> str:
 
 
 def _stand_in(chain: Acceptance) -> str:
-    if chain.draft.engine_method is not None:
-        return ""
-    if chain.served:
-        return "add method and model of the draft that was served"
-    return f"vLLM has no method for a draft of kind {chain.draft.kind}: add method and model of a draft that takes as long"
+    missing = "vLLM has no method for it: add method and model of the draft that was served, or of one that takes as long"
+    return missing if chain.draft.engine_method is None else ""
 
 
 def _server(chain: Acceptance) -> str:
-    if chain.draft.engine_method == NGRAM:
-        return "whether SGLang's NGRAM heeds these variables is not known here"
-    options = shlex.join(_sglang_words(chain))
-    if chain.served or SGLANG.method(chain.draft) is not None:
-        return f"goes with the server's {options}"
-    called = chain.draft.engine_method or chain.draft.kind
-    return f"SGLang has no algorithm for {called}: a draft that takes as long stands in, with the server's {options}"
+    known = chain.served or SGLANG.method(chain.draft) is not None
+    stand_in = "" if known else ", and a draft that SGLang has an algorithm for and that takes as long"
+    return f"goes with the server's {shlex.join(_sglang_words(chain))}{stand_in}"
 
 
 @dataclass(frozen=True)
 class Export:
     """A format: who reads it (`about`), how it is to be read (`convention`), which rounds its rates are of, the most drafts
-    a round that its reader takes (None: any), whether it holds a schedule over concurrencies, what goes with it, which
-    engine loads the draft's own files beside it, and whether that engine serves real requests with it (`serves`).
+    a round that its reader takes (None: any), what goes with it, which engine loads the draft's own files beside it, and
+    whether that engine serves real requests with it (`serves`).
     """
 
     write: Callable[[Any], str]
@@ -240,7 +227,6 @@ class Export:
     convention: str
     over: Over
     most: int | None = None
-    scheduled: bool = False
     beside: Callable[[Acceptance], str] = lambda _: ""
     engine: ServingEngine | None = None
     serves: bool = False
@@ -254,7 +240,6 @@ EXPORTS: dict[str, Export] = {
         "--speculative-config of vLLM, to serve with",
         SERVING,
         PROPOSING,
-        scheduled=True,
         beside=lambda _: 'serve with: vllm serve MODEL --speculative-config "$(alphaprof export ...)"',
         engine=VLLM,
         serves=True,
@@ -273,7 +258,6 @@ EXPORTS: dict[str, Export] = {
         "--speculative-config of vLLM, synthetic acceptance",
         SYNTHETIC,
         PROPOSING,
-        scheduled=True,
         beside=_stand_in,
         engine=VLLM,
     ),
@@ -298,29 +282,14 @@ EXPORTS: dict[str, Export] = {
 }
 
 
-@dataclass(frozen=True)
-class TextExport:
-    """A trainer that takes token ids: what it is (`about`), the command that reads `train` with texts of at most `longest`
-    tokens of the target `model`, and what to know of how it holds texts out.
-    """
-
-    about: str
-    command: str
-    caution: str
-
-
-TEXT_EXPORTS: dict[str, TextExport] = {
-    "speculators-data": TextExport(
-        "a folder of token ids for speculators prepare-data, in the parts of alphaprof train",
-        "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",
-        "speculators validates on rows of train cut by chance, whose near-copies it learns; it reads neither stop nor test",
-    ),
-    "specforge-jsonl": TextExport(
-        "a folder of token ids for SpecForge's data.prompts_path, in the parts of alphaprof train",
-        "specforge train --config MY.yaml data.train_data_path= data.prompts_path={train} data.max_length={longest}",
-        "SpecForge evaluates no online training: test its checkpoints with alphaprof curve, which looks at test alone",
-    ),
+TEXTS = "texts"
+ABOUT = {name: form.about for name, form in EXPORTS.items()} | {
+    TEXTS: "a folder of token ids for trainers of draft heads (speculators, SpecForge), in the parts of alphaprof train"
 }
+TRAINERS = (  # commands that read `train`, with texts of at most `longest` tokens of the target `model`
+    "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",
+    "specforge train --config MY.yaml data.train_data_path= data.prompts_path={train} data.max_length={longest}",
+)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.commands.export.build import Artefact
-from alphaprof.commands.export.formats import TEXT_EXPORTS
+from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
@@ -21,7 +21,7 @@ FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the 
 SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is the beginning of the next
 
 
-def export_texts(where: str, to: str, out: Path | None, *, narrowed: bool, by: SplitBy = RANDOM) -> Artefact:
+def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:
     """Writes the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
     what was written, in words.
 
@@ -29,12 +29,9 @@ def export_texts(where: str, to: str, out: Path | None, *, narrowed: bool, by: S
     is about acceptance. Raises `OptionInvalid`, `RunExists` for a folder that holds something, `DiskFull`, `RunUnreadable`,
     and `NoPositionLog` and `DataEmpty` for a run without texts.
     """
-    if narrowed:
-        problem = f"{to} writes all texts of a run, and not what a draft accepts of them"
-        kept = "" if by == RANDOM else f" --split {by}"
-        raise OptionInvalid(problem, f"alphaprof export {where} --to {to} --out FOLDER{kept}, without other options")
-    if out is None:
-        raise OptionInvalid(f"{to} is a folder with a file for each part", "add --out FOLDER")
+    if narrowed or out is None:
+        problem = f"{TEXTS} are all texts of a run, in a folder with a file for each part"
+        raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER, and no other option but --split")
     run, place = Run.open(where), LocalPlace(out)
     require_new(place, "choose another --out")
     every = texts_of(run)
@@ -46,14 +43,17 @@ def export_texts(where: str, to: str, out: Path | None, *, narrowed: bool, by: S
     for part, name in FILES.items():
         place.put(name, "".join(map(_line, rows[part])).encode())
     written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
-    form, longest = TEXT_EXPORTS[to], max(len(text.tokens) for text in texts)
-    command = form.command.format(
-        model=shlex.quote(run.manifest.target.reference), train=shlex.quote(str(out / FILES[TRAIN])), longest=longest
-    )
-    notes = ("token ids as the target read and wrote them; loss_mask is 1 on the continuation", *parts.notes)
+    model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
+    longest = max(len(text.tokens) for text in texts)
     sizes = ", ".join(f"{name}: {lines}" for name, lines in starts.items())
-    notes += (f"nested sizes for a learning curve are the first lines of {FILES[TRAIN]} ({sizes})", form.caution)
-    return Artefact(written, (*notes, f"next: {command}"), tuple(_doubts(run, every, texts)))
+    notes = (
+        "token ids as the target read and wrote them; loss_mask is 1 on the continuation",
+        *parts.notes,
+        f"nested sizes for a learning curve are the first lines of {FILES[TRAIN]} ({sizes})",
+        "trainers validate on rows of train, whose near-copies they learn, or on none: compare heads with alphaprof curve",
+        *(f"next: {command.format(model=model, train=path, longest=longest)}" for command in TRAINERS),
+    )
+    return Artefact(written, notes, tuple(_doubts(run, every, texts)))
 
 
 def _line(text: RunText) -> str:

@@ -1,0 +1,552 @@
+"""`alphaprof trees`: what static draft trees would give on the text that a run measured, by exact replay of ranks.
+
+There is no verdict: verification of trees is not timed. Not here: the mathematics of trees (`theory`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
+from alphaprof.errors import OptionInvalid, cut
+from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.store import Run
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
+from alphaprof.report import format as fmt
+from alphaprof.report.decision import held_out
+from alphaprof.report.speeds import tokens_interval
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, present, ratio, share_interval
+from alphaprof.stats.paired import weighted_inverse_difference
+from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
+from alphaprof.totals.documents import Documents, TextGroup, observed_weights, strata_of
+from alphaprof.totals.replay import RoundCounts
+from alphaprof.version import __version__
+
+SHOWN = 8  # ranks whose shares are shown
+CHOICE = 64  # largest rank of a chosen tree
+NODES = (4, 8, 16, 32, 64)
+LARGEST = 1024  # rank in a user's tree, beyond what any engine drafts
+ONE = Mix(("text",), (1.0,))  # one kind of text alone
+OPTIMAL = "optimal"
+LEVELS = ("nodes by depth",)
+NUMBERS = ("tokens/round", "chain of that depth")
+IID = ("iid ranks",)
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree. `kind`: optimal (chosen here; a head's by the ranks of first drafts, so that others may be better), file (the
+    user's), chain (no branches: what the others are compared with).
+    """
+
+    name: str  # what the other tables call it
+    kind: str
+    nodes: int  # without the root
+    depth: int  # levels without the root
+    levels: tuple[int, ...]  # nodes at depth 1, 2, ...
+    paths: tuple[NodePath, ...]  # ranks from 1, shallow nodes first
+
+
+@dataclass(frozen=True)
+class TreeTokens:
+    """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
+    proposal that accepted at least d drafts. `more_than_chain`: tokens per round beyond those of the chain as deep, paired.
+    """
+
+    tree: str  # name of the tree
+    rounds: int
+    tokens_per_round: Interval | None  # over all rounds
+    iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
+    iid_error: float | None  # by what share that is too high
+    marginal: tuple[float | None, ...]
+    more_than_chain: Interval | None  # None: of a chain
+
+
+@dataclass(frozen=True)
+class TextTrees:
+    """One domain and kind of text. Rank shares are of all its documents, the rest of those that are tested."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    on_policy: bool  # the target chose this text, greedily or by a draw
+    documents: int
+    clusters: int  # independent units among them
+    positions: int
+    ranks: tuple[Interval, ...]  # share of positions whose token has rank 1, 2, ... in the draft's distribution
+    beyond: Interval  # share with a larger rank
+    silent: Interval  # share without a proposal
+    tested_documents: int  # that rounds are counted on
+    tested_clusters: int  # independent units among those
+    trees: tuple[TreeTokens, ...]  # empty where there are no rounds
+    reason: str  # why there are no rounds; empty where there are
+
+
+@dataclass(frozen=True)
+class TreesReport:
+    """Static draft trees for one draft of a run. `held_out`: trees were chosen on one half of the documents, and all rounds
+    are those of the other half.
+    """
+
+    format: ClassVar[str] = "alphaprof-trees"
+    version: ClassVar[str] = "1.0"
+
+    alphaprof: str
+    run: str
+    draft: str
+    complete: bool
+    confidence: float
+    by_depth: bool  # ranks depend on the level, as a head's do: shares and chosen trees are those of first drafts
+    held_out: bool
+    chosen_on: int  # documents
+    tested_on: int  # documents
+    weights: dict[str, float]  # shares of output tokens by domain
+    weights_observed: bool
+    trees: tuple[StaticTree, ...]  # all trees with their paths; lists of Medusa and EAGLE count ranks from 0
+    headline: str | None  # the tree with the largest gain over its chain on the documents that choose; None: none chose
+    traffic: tuple[TreeTokens, ...]  # domains by their weights
+    texts: tuple[TextTrees, ...]
+
+    def terminal(self, console: Console) -> None:
+        """Prints the gain of a tree over its chain, shares of ranks, then tokens per round of every tree, also by domain."""
+        for line in _answer(self):
+            console.print(line, highlight=False)
+        console.print()
+        console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"))
+        tested, chosen = fmt.count(self.tested_on), fmt.count(self.chosen_on)
+        documents = f"no tree is chosen, so all {tested} documents test"
+        if self.held_out:
+            documents = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
+        console.print(f"static draft trees, rounds replayed from ranks; {documents}\n", highlight=False)
+        _ranks(self, console)
+        if any(row.tokens_per_round for row in self.traffic):
+            _traffic_table(self, console)
+        for text in self.texts:
+            if text.trees:
+                _text_table(self, text, console)
+        for note in _notes(self):
+            console.print(Text("note: ", "yellow").append_text(plain(note)))
+        for definition in _definitions(self):
+            console.print(definition, style="dim", highlight=False)
+
+
+def _answer(report: TreesReport) -> Iterator[Text]:
+    """Yields the gain of one tree over its chain, on which documents, that time is not in it, and what each tree gains.
+
+    The tree must not be the one that gains most on the documents that test, or its interval would be that of the best of
+    several. It is the headline's; without one the first, which no number picked.
+    """
+    rows = [(tree, row, row.more_than_chain) for tree, row in zip(report.trees, report.traffic, strict=True)]
+    known = [(tree, row, more) for tree, row, more in rows if more is not None]
+    where = "the whole traffic"
+    if not known and (text := next((text for text in report.texts if text.trees), None)):
+        where = _name(report, text)
+        pairs = zip(report.trees, text.trees, strict=True)
+        known = [(tree, row, row.more_than_chain) for tree, row in pairs if row.more_than_chain is not None]
+    if not known:
+        yield Text("NO TREE COULD BE TESTED: the notes below say why", "bold")
+        return
+    tree, row, more = next((each for each in known if each[0].name == report.headline), known[0])
+    gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
+    values = f"{fmt.difference(more, 2)} tokens per round"
+    headline = plain(f"tree {fmt.short(tree.name)} {gain} its chain")
+    headline.stylize("bold")
+    yield headline.append_text(plain(f": {values}, {fmt.interval(row.tokens_per_round)} in all"))
+    documents = f"{fmt.count(report.tested_on)} documents{' that chose no tree' if report.held_out else ''}"
+    yield plain(f"on {where}, {documents}, {fmt.level(report.confidence)} intervals; a round verifies {tree.nodes} nodes")
+    yield Text("time is not modelled: verifying a tree was not timed, so there is no speedup and no verdict")
+    yield Text(
+        "next: it is faster where a round costs fewer decode steps than that; --format json has the paths for an engine"
+    )
+    if len(known) > 1:
+        gains = ", ".join(f"{fmt.short(tree.name)} {each.value:+.2f}" for tree, _, each in known)
+        yield plain(f"every tree beyond the chain as deep: {gains}")
+
+
+def _notes(report: TreesReport) -> Iterator[str]:
+    """What is missing, and why."""
+    for text in report.texts:
+        if text.reason:
+            yield f"{_name(report, text)}: {text.reason}"
+    if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
+        yield "the whole traffic has no tokens per round: some domain has no rounds on tested documents: profile more of it"
+    if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
+        yield "no tree was chosen: there is no document of the target's own text to choose it on"
+    if not report.complete:
+        yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
+
+
+def _ranks(report: TreesReport, console: Console) -> None:
+    """Shares of positions by rank."""
+    if not report.texts:
+        return
+    silent = any(text.silent.value > 0 for text in report.texts)
+    deepest = len(report.texts[0].ranks)
+    names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
+    title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
+    title += ", first drafts of rounds" if report.by_depth else ""
+    table = named_table("domain", "docs", *names)
+    for text in report.texts:
+        shares = [*text.ranks, text.beyond, text.silent][: len(names)]
+        cells = map(fmt.share_with_interval, shares)
+        table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
+    show(table, title, console)
+
+
+def _traffic_table(report: TreesReport, console: Console) -> None:
+    """Every tree on the whole traffic, with its shape."""
+    table = named_table("tree", "nodes", "depth", *LEVELS, *_numbers(report), left=LEVELS, wrapped=LEVELS)
+    for tree, _, numbers in _rows(report, report.traffic):
+        table.add_row(plain(fmt.short(tree.name)), *_shape_cells(tree), *numbers)
+    origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
+    show(table, "whole traffic: tokens per round", console)
+    shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
+    console.print(Padding(plain(f"weights ({origin}): {shares}"), (0, 0, 1, 2)))
+
+
+def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
+    """Every tree on one domain and kind of text."""
+    depths = ("accepted by depth",)
+    table = named_table("tree", *_numbers(report), *depths, left=depths, wrapped=depths)
+    for tree, tokens, numbers in _rows(report, text.trees):
+        table.add_row(
+            plain(fmt.short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal))
+        )
+    documents = fmt.documents(text.tested_documents, text.tested_clusters)
+    show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
+
+
+def _numbers(report: TreesReport) -> tuple[str, ...]:
+    """The numbers of a tree: without what independent ranks promise, where ranks depend on the level."""
+    return NUMBERS if report.by_depth else (*NUMBERS, *IID)
+
+
+def _rows(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
+    """Yields each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
+    pairs = list(zip(report.trees, rows, strict=True))
+    chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
+    for tree, tokens in pairs:
+        if tree.kind != "chain":
+            promised = fmt.number(tokens.iid_tokens_per_round)
+            if tokens.iid_error is not None:
+                promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+            cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
+            yield tree, tokens, list(map(Text, cells[: len(_numbers(report))]))
+
+
+def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
+    return str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels))
+
+
+def _name(report: TreesReport, text: TextTrees) -> str:
+    return text_name(text, report.texts, not text.on_policy)
+
+
+def _definitions(report: TreesReport) -> Iterator[str]:
+    yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
+    yield (
+        "tokens/round: tokens emitted per verification, the target's own included. The target chooses each token by itself, "
+        "greedily or by sampling, and a round goes on along the tree while the tree holds that token."
+    )
+    yield (
+        "A tree is faster on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
+        "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has."
+    )
+    if report.by_depth:
+        yield (
+            "first ranks: trees are chosen by the ranks of first drafts. A head's depend on the level, so another tree may "
+            "be better. Rounds are replayed level by level."
+        )
+    else:
+        yield "iid ranks: tokens/round if ranks were independent, as trees are chosen; by how much that is too high."
+    yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each; `accepted` [documents,
+    depth]: rounds that accepted at least d = 1, ..., depth drafts. `by_depth`: ranks depend on the level, as a head's do, so
+    that those of first drafts promise nothing of others.
+    """
+
+    shape: StaticTree
+    rows: Array
+    rounds: RoundCounts
+    accepted: Array
+    by_depth: bool
+
+    def counts(self, rows: Array) -> RoundCounts:
+        """Rounds of some of its documents."""
+        return self.rounds.rows(np.searchsorted(self.rows, rows))
+
+
+@dataclass(frozen=True)
+class TreeSample:
+    """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
+    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
+    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
+    from the profile; `strata` [units]: see `strata_of`.
+    """
+
+    texts: tuple[TextGroup, ...]
+    cluster: Array
+    ranks: RankCounts
+    choosing: Mask
+    tested: Mask
+    weights: dict[str, float]
+    weights_observed: bool
+    strata: Array
+
+    def domain(self, name: str, chosen: Mask) -> Array:
+        """The chosen documents that lie in a domain."""
+        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
+        return np.asarray(rows[chosen[rows]])
+
+    def pooled(self, chosen: Mask) -> Array | None:
+        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
+        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
+        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
+        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+
+
+def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
+    """The documents of complete shards, ranks 1 to `width`; `chooses`: one half chooses trees. Raises as `rank_counts`."""
+    table = run.documents()
+    documents = Documents.of(table)
+    own = np.zeros(len(table), dtype=bool)
+    for text in documents.groups:
+        own[text.rows] = text.on_policy
+    tested = own.copy()
+    if chooses:  # no cluster lies in both halves
+        rows = {f"{text.domain} {text.continuation} {text.sampling}": text.rows for text in documents.groups if text.policy}
+        for name, mask in held_out({name: documents.units.take(part).lots for name, part in rows.items()}).items():
+            tested[rows[name]] = mask
+    observed = observed_weights(table.filter(pa.array(own)))
+    weights = run.manifest.config["decision"]["weights"]
+    total = 0.0
+    if weights is not None and set(weights) == {text.domain for text in documents.groups}:
+        total = sum(weights[domain] for domain in observed)
+    return TreeSample(
+        documents.groups,
+        documents.units.codes,
+        rank_counts(run, draft, width),
+        own & ~tested,
+        tested,
+        {domain: weights[domain] / total for domain in observed} if total > 0 else observed,
+        total <= 0,
+        strata_of(documents, run.manifest),
+    )
+
+
+def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
+    """The user's trees in JSON files, by the names of these, or by whole paths where names are the same. `top`: how they
+    call the draft's top token, 0 or 1. Raises `OptionInvalid`.
+    """
+    names = [path.name for path in dict.fromkeys(paths)]
+    return {str(path) if names.count(path.name) > 1 else path.name: _read_tree(path, top) for path in paths}
+
+
+def _read_tree(path: Path, top: int) -> Tree:
+    name, tree, problem = cut(str(path)), Tree(()), f"it lacks the draft's top token, or has ranks beyond {LARGEST}"
+    try:
+        tree = Tree.from_paths(json.loads(path.read_text(encoding="utf-8")), top)
+    except OSError as error:
+        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = str(error)
+    if (1,) not in tree.paths or tree.width > LARGEST:
+        paths = f"[[{top}], [{top + 1}], [{top}, {top}]]"
+        hint = f"write all nodes but the root as lists of ranks from {top}: {paths}; --top {1 - top} changes that"
+        raise OptionInvalid(f"{name} is not a tree: {problem}", hint)
+    return tree
+
+
+def build_trees(
+    side: RunDraft, nodes: Collection[int] = NODES, depth: int | None = None, given: Mapping[str, Tree] | None = None
+) -> TreesReport:
+    """What trees give one draft of a run. Raises `OptionInvalid` for a draft without ranks, and `RunUnreadable`.
+
+    `nodes`: sizes of the trees that are chosen (0: none); `depth`: most levels of those, by default the largest gamma of the
+    run; `given`: the user's trees by name.
+    """
+    manifest, given, sizes = side.run.manifest, given or {}, sorted(set(nodes) - {0})
+    confidence = manifest.config["decision"]["confidence"]
+    depth = _most_levels(side, depth or max(side.run.gammas), given)
+    width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
+    sample = tree_sample(side.run, side.draft, width, bool(sizes))
+    by_depth = manifest.drafts[side.draft].by_depth
+    shapes = _shapes(sample, sizes, depth, given, "first ranks" if by_depth else "optimal")
+    halves = (sample.tested, sample.choosing) if sizes else (sample.tested,)
+    every = _replays(side, sample, [(shape, half) for half in halves for shape in shapes])  # the log is read once
+    common, choosing = every[: len(shapes)], every[len(shapes) :]
+    weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
+    mix = Mix(tuple(weights), None, sample.strata) if sample.weights_observed else Mix.of(weights)
+    rows, shares = [sample.domain(domain, sample.tested) for domain in weights], sample.pooled(sample.tested)
+    return TreesReport(
+        alphaprof=__version__,
+        run=str(side.run.path),
+        draft=side.draft,
+        complete=manifest.status == "complete",
+        confidence=confidence,
+        by_depth=by_depth,
+        held_out=bool(sizes),
+        chosen_on=int(sample.choosing.sum()),
+        tested_on=int(sample.tested.sum()),
+        weights=sample.weights,
+        weights_observed=sample.weights_observed,
+        trees=shapes,
+        headline=_headline(choosing, sample),
+        traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
+        texts=tuple(_text(text, sample, common, confidence) for text in sample.texts),
+    )
+
+
+def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
+    """The most levels of a tree: `depth`, or fewer where the draft was measured for fewer. Raises `OptionInvalid` for a tree
+    that is `given` with more.
+    """
+    known = side.run.manifest.drafts[side.draft].depths
+    if known is None:
+        return depth
+    if deep := [name for name, tree in given.items() if tree.depth > known]:
+        raise OptionInvalid(
+            f"{', '.join(deep)} has more levels than the {known} that {side.label} was measured for",
+            "give a tree of fewer levels, or profile with more depths of the draft",
+        )
+    return min(depth, known)
+
+
+def _shapes(
+    sample: TreeSample, sizes: Sequence[int], depth: int, given: Mapping[str, Tree], chosen: str
+) -> tuple[StaticTree, ...]:
+    """The trees for all traffic: `chosen` ones by size, the user's, and a chain for every depth that these have."""
+    shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
+    if shares is not None:
+        shapes += [_shape(f"{chosen} {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in sizes]
+    shapes += [_shape(name, "file", tree) for name, tree in given.items()]
+    depths = sorted({shape.depth for shape in shapes} - {0})
+    return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
+
+
+def _headline(choosing: Sequence[Replay], sample: TreeSample) -> str | None:
+    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose. Domains
+    without such documents do not count, and the first of several equal trees is taken.
+    """
+    rows = {domain: sample.domain(domain, sample.choosing) for domain, weight in sample.weights.items() if weight > 0}
+    counted = {domain: sample.weights[domain] for domain, part in rows.items() if len(part)}
+    mix = Mix(tuple(counted), None) if sample.weights_observed else Mix.of(counted)
+
+    def tokens(replay: Replay) -> float | None:
+        return mix.value([(replay.counts(rows[domain]), free_draft(replay.shape.depth)) for domain in counted])
+
+    gains: dict[str, float] = {}
+    for replay in choosing if counted else ():
+        chain = _chain(replay, choosing)
+        own, other = tokens(replay), None if chain is None else tokens(chain)
+        if own is not None and other is not None:
+            gains[replay.shape.name] = own - other
+    return max(gains, key=gains.__getitem__, default=None)
+
+
+def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
+    levels = np.bincount([len(path) for path in tree.paths], minlength=1)[1:]
+    return StaticTree(name, kind, tree.nodes, tree.depth, tuple(levels.tolist()), tree.paths)
+
+
+def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
+    every = replayed(side.run, side.draft, [(Tree(shape.paths), mask) for shape, mask in trees])
+    by_depth = side.run.manifest.drafts[side.draft].by_depth
+    return [
+        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted, by_depth)
+        for (shape, mask), rounds in zip(trees, every, strict=True)
+    ]
+
+
+def _chain(replay: Replay, common: Sequence[Replay]) -> Replay | None:
+    """The chain as deep as a tree; None for a chain."""
+    chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == replay.shape.depth)
+    return None if replay.shape.kind == "chain" else next(chains, None)
+
+
+def _more(replay: Replay, other: Replay, rows: Sequence[Array], mix: Mix, confidence: float) -> Interval:
+    """Tokens per round of a tree beyond those of another one, paired, on `rows` of each domain of a mix."""
+    parts = [np.concatenate(rows)] if mix.weights is None else rows
+    first, second = (
+        [spent_and_base(each.counts(part), free_draft(each.shape.depth)) for part in parts] for each in (other, replay)
+    )
+    units, weights = [present(replay.counts(part).cluster) for part in parts], mix.weights or (1.0,)
+    return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
+
+
+def _tokens(
+    replay: Replay,
+    rows: Sequence[Array],
+    mix: Mix,
+    shares: Array | None,
+    confidence: float,
+    chain: Replay | None = None,
+) -> TreeTokens:
+    """Rounds with one tree on `rows` of each domain of a mix; `shares`: b_r [width] of all of them."""
+    shape, counts = replay.shape, [replay.counts(part) for part in rows]
+    rounds = int(sum(part.rounds.sum() for part in counts))
+    free = mix.speedup(counts, free_draft(shape.depth))
+    if free is None or shares is None:
+        return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth, None)
+    promised = None if replay.by_depth else expected_tokens(Tree(shape.paths), shares)
+    scale = [1.0] * len(counts)
+    if mix.weights is not None:
+        scale = [weight / part.tokens.sum() for weight, part in zip(mix.weights, counts, strict=True)]
+    ready = sum(factor * part.drafted[:, :1].sum() for factor, part in zip(scale, counts, strict=True))
+    reached = [replay.accepted[np.searchsorted(replay.rows, part)].sum(0) for part in rows]
+    accepted = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
+    return TreeTokens(
+        tree=shape.name,
+        rounds=rounds,
+        tokens_per_round=tokens_interval(free, shape.depth, confidence),
+        iid_tokens_per_round=promised,
+        iid_error=promised / free.value - 1 if promised is not None else None,
+        marginal=tuple(float(count / ready) if ready else None for count in accepted),
+        more_than_chain=None if chain is None else _more(replay, chain, rows, mix, confidence),
+    )
+
+
+def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], confidence: float) -> TextTrees:
+    ranks, tested = sample.ranks, text.rows[sample.tested[text.rows]]
+
+    def share(positions: Array) -> Interval:
+        return share_interval(ratio(*by_cluster(text.cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
+
+    reason = "" if len(tested) else "none of its documents is in the tested half: profile four or more"
+    if not text.policy:
+        reason = "the target did not choose this text, so no tree has rounds on it"
+    shares = ranks.shares(tested) if len(tested) else None
+    return TextTrees(
+        domain=text.domain,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        on_policy=text.on_policy,
+        documents=len(text.rows),
+        clusters=distinct(text.cluster),
+        positions=int(ranks.positions[text.rows].sum()),
+        ranks=tuple(share(ranks.counts[:, rank]) for rank in range(SHOWN)),
+        beyond=share(ranks.positions - ranks.silent - ranks.counts[:, :SHOWN].sum(1)),
+        silent=share(ranks.silent),
+        tested_documents=len(tested),
+        tested_clusters=distinct(sample.cluster[tested]),
+        trees=tuple(_tokens(replay, [tested], ONE, shares, confidence, _chain(replay, common)) for replay in common)
+        if len(tested)
+        else (),
+        reason=reason,
+    )

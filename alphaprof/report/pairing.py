@@ -1,0 +1,180 @@
+"""Two drafts on the same prompts: whether they can be compared, which documents are pairs, and the totals of each side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.costs.speedup import free_draft, spent_and_base
+from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT
+from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.store import Run
+from alphaprof.stats.estimate import Array, Interval, by_cluster
+from alphaprof.stats.paired import inverse_difference, share_difference
+from alphaprof.totals.count import TotalsRequest, policies
+from alphaprof.totals.documents import SETTINGS, Documents, Units
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.pool import DocumentTotals, pools
+
+Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
+
+
+def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = False) -> None:
+    """Raise `NotComparable` where target, dtype, tokenizer, processing or how an engine served them differ: a difference
+    would not be the draft's.
+
+    `other_target`: a fine-tuned or quantised target is what is asked about.
+    """
+    one, two = first.run.manifest, second.run.manifest
+    here, there = first.run.path, second.run.path
+    if first.label == second.label:
+        raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
+    if first.run.imported != second.run.imported:
+        imported, profiled = (here, there) if first.run.imported else (there, here)
+        problem = f"{imported} was imported from an engine's metrics, and {profiled} was profiled"
+        raise NotComparable(problem, "import both, or profile both; compare shows what each says of a domain")
+    for (name, value, hint), (_, other, _) in zip(_measured(first), _measured(second), strict=True):
+        if value != other:
+            raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
+    facts = () if other_target else ("fingerprint", "dtype")
+    odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
+    odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
+    if odd:
+        names = f"{one.target.reference} and {two.target.reference}"
+        raise NotComparable(
+            f"{here} and {there} have different targets, {names} ({', '.join(odd)} differ)",
+            "compare drafts of one target in one dtype; imports of one target need the same --target",
+        )
+
+
+def _measured(side: RunDraft) -> Iterator[tuple[str, object, str]]:
+    """Yields what must be equal on both sides, with what to do where it is not."""
+    imported = side.run.manifest.imported
+    if imported is not None:
+        for name in ("drafting", "gamma", "rule"):
+            yield name, getattr(imported, name), "serve both with the same rule and number of speculative tokens"
+        verification = side.run.manifest.drafts[side.draft].settings.get("verification", "token by token")
+        yield "verification", verification, "serve both with the same rejection_sample_method"
+        yield (
+            "prompts known by",
+            imported.prompts_known_by or "nothing",
+            f"{LOG_PROMPTS}, of both runs, and import them again",
+        )
+    hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
+    yield "draft_processing", side.run.manifest.config.get("draft_processing"), hint
+
+
+def common_gammas(first: Run, second: Run, named: int | None) -> list[int]:
+    """The gammas of both runs, or the one that is named. Raises `OptionInvalid` where it is not one of both."""
+    both = sorted(set(first.gammas) & set(second.gammas))
+    if named not in (None, *both):
+        names = " or ".join(map(str, both)) or "none is"
+        raise OptionInvalid(f"gamma {named} was not replayed in both runs", f"name one that was: {names}")
+    return both if named is None else [named]
+
+
+def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
+    """The gamma of some that a comparison speaks of first: that of the run's decision, or the largest; None of none."""
+    decided = run.manifest.config["decision"]["gamma"]
+    return int(decided) if decided in gammas else max(gammas, default=None)
+
+
+def paired_pools(
+    first: RunDraft, second: RunDraft, rules: Sequence[str]
+) -> tuple[tuple[Pools, Pools], tuple[Array, Array], tuple[int, int]]:
+    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common.
+
+    Returns the pools of each side, in the order of their pairs, the rows of the pairs in each documents table, and how many
+    documents of each have no partner.
+    """
+    tables = [side.run.documents() for side in (first, second)]
+    rows = matches(tables, (*SETTINGS, "max_new_tokens"))
+    if not len(rows[0]):
+        raise _nothing_in_common(first.run, second.run, tables)
+    paired = pools_of_pairs((first, second), tables, rows, rules)
+    return paired, rows, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
+
+
+def matches(tables: Sequence[pa.Table], settings: Sequence[str]) -> tuple[Array, Array]:
+    """Rows of the documents of each table that are of one prompt and have equal `settings`, [pairs] each."""
+    places = {key: row for row, key in enumerate(_keys(tables[1], settings))}
+    found = [(row, places[key]) for row, key in enumerate(_keys(tables[0], settings)) if key in places]
+    one, two = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return one, two
+
+
+def pools_of_pairs(
+    sides: Sequence[RunDraft], tables: Sequence[pa.Table], rows: tuple[Array, Array], rules: Sequence[str]
+) -> tuple[Pools, Pools]:
+    """The pools of each side, on the `rows` of its documents table that have a partner."""
+    documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
+    units = Units.of(pa.concat_tables(documents)).take(slice(len(rows[0])))  # what belongs together in either run
+    one, two = (side_pools(side, Documents(table, units), rules) for side, table in zip(sides, documents, strict=True))
+    return one, two
+
+
+def side_pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Pools:
+    """The pools of some documents of a side. `rules`: their ids."""
+    totals = read_totals(side.run, side.draft, TotalsRequest(rules, side.run.gammas))
+    return {
+        (domain, pool.continuation, pool.policy, str(pool.sampling), rule): pool
+        for rule in rules
+        for domain, pool in pools([totals], documents, rule, side.run.gammas)
+    }
+
+
+def _keys(documents: pa.Table, settings: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yields what pairs each document: domain, kind of text, prompt, settings, and its place among equal ones."""
+    columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
+    columns += [documents[name].to_pylist() for name in settings]
+    seen = Counter[tuple[Any, ...]]()
+    for key in zip(*columns, policies(documents).tolist(), strict=True):
+        seen[key] += 1
+        yield (*key, seen[key])
+
+
+def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> NotComparable:
+    """Why no document has a partner: other prompts, or other text on the same prompts."""
+    runs = f"{first.path} and {second.path}"
+    shared = len(set.intersection(*(set(table["prompt_hash"].to_pylist()) for table in tables)))
+    imported = first.manifest.imported
+    if imported and imported.prompts_known_by in NO_PROMPT:
+        known_by = imported.prompts_known_by or "nothing"
+        problem = f"no request of {runs} can be paired: their prompts are known by {known_by}"
+        hint = f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again"
+    elif shared:
+        names = ", ".join(f"{column} {_names(tables, column)}" for column in ("domain", "continuation"))
+        problem = f"{runs} share {shared} prompts, but no kind of text ({names})"
+        hint = "compare drafts on text of one kind: the same domains, sampling settings and max_new_tokens"
+    else:
+        problem = f"{runs} have no prompt in common"
+        hint = "profile both on the same data; --reuse-continuations measures another draft on the same text"
+        if imported:
+            hint = "log answers to the same prompts in both, with one tokenizer and chat template"
+    return NotComparable(problem, hint)
+
+
+def _names(tables: Sequence[pa.Table], column: str) -> str:
+    """The different values of a column in each of two tables."""
+    return " / ".join(", ".join(sorted(set(table[column].cast(pa.string()).to_pylist()))) for table in tables)
+
+
+def side_totals(pool: DocumentTotals, gamma: int | None) -> tuple[Array, Array]:
+    """Totals and counts by independent unit, [units]: accepted and proposed positions; at a gamma, rounds and tokens."""
+    if gamma is not None:
+        return spent_and_base(pool.counts(gamma), free_draft(gamma))
+    accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
+    return accepted, proposals
+
+
+def side_difference(first: DocumentTotals, second: DocumentTotals, gamma: int | None, confidence: float) -> Interval:
+    """Alpha of the second less that of the first, paired; at a gamma, tokens per round."""
+    sides = side_totals(first, gamma), side_totals(second, gamma)
+    if gamma is None:
+        return share_difference(*sides, confidence)
+    return inverse_difference(*sides, confidence, gamma)
