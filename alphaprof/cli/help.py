@@ -26,7 +26,7 @@ PANELS = {
     OUTPUT: ("out", "output", "sections"),
     HOW: (
         *("replay", "whole_log", "verify", "target_change", "undecided", "top"),
-        *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "against_generate", "leave_out"),
+        *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "leave_out"),
         *("verify_slope", "overhead", "burstiness"),
         *("ttt", "steps", "batch_tokens", "learning_rate", "seed", "split", "split_seed"),
     ),
