@@ -88,18 +88,18 @@ def drawn_totals(miss: float, name: str, units: int, tokens: int, seed: int) -> 
     columns: dict[str, list[float]] = {}
     for unit in range(units):
         alpha = 1 / (1 + np.exp(-(np.log((1 - miss) / miss) + easy[unit])))
-        right = generator.random((tokens + 1, max(GAMMAS))) < alpha
-        row: dict[str, float] = {"accepted": float(right[:, 0].sum())}
+        leads = np.cumprod(generator.random((tokens + 1, max(GAMMAS))) < alpha, axis=1)
+        row: dict[str, float] = {"accepted": float(leads[:, 0].sum())}
         for gamma in GAMMAS:
-            drafted, accepted, at, count = np.zeros(gamma), np.zeros(gamma), 0, 0
+            right, accepted, at = leads[:, :gamma].sum(1).tolist(), list[int](), 0
             while at < tokens:
-                run = int(np.argmin(np.append(right[at, :gamma], False)))
-                drafted += 1
-                accepted[: min(run, tokens - at)] += 1
-                at, count = at + run + 1, count + 1
-            row |= {f"rounds_{gamma}": count, f"drafted_{gamma}": float(drafted.sum()), f"control_{gamma}": 0.0}
-            for kind, depths in (("drafted", drafted), ("accepted", accepted)):
-                row |= zip(depth_names(kind, gamma), depths.tolist(), strict=True)
+                accepted.append(min(right[at], tokens - at))
+                at += right[at] + 1
+            count = len(accepted)
+            row |= {f"rounds_{gamma}": count, f"drafted_{gamma}": float(count * gamma), f"control_{gamma}": 0.0}
+            row |= dict.fromkeys(depth_names("drafted", gamma), float(count))
+            for depth, column in enumerate(depth_names("accepted", gamma)):
+                row[column] = float(sum(each > depth for each in accepted))
         for column, value in row.items():
             columns.setdefault(column, []).append(value)
     return columns

@@ -27,7 +27,6 @@ def train(
     draft_vocab: DraftVocab = None,
     ttt: Annotated[int, Option(min=1, max=16, help="Drafts of a round that are trained.")] = 3,
     steps: Annotated[int | None, Option(min=1, help="Updates; default: ten passes over the texts.")] = None,
-    minutes: Annotated[float | None, Option(min=0.01, help="End when the steps have taken this many minutes.")] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of continuations in a step.")] = 1536,
     learning_rate: Annotated[float, Option(min=0, help="The largest, after the warm-up.")] = 2e-3,
     seed: Annotated[int, Option(min=0, help="Of the first weights and the order of the texts.")] = 0,
@@ -40,10 +39,12 @@ def train(
     options = loaded_profile(profile_file, overrides)
     require_references(options, data=False, drafts=False)
     with working(str(out)) as progress:
-        from alphaprof.profiling.training.train import TrainingOptions, done, train_any
+        from alphaprof.profiling.training.train import TrainingOptions, done, train_curve
+        from alphaprof.profiling.training.train import train as train_one
 
-        asked = TrainingOptions(steps, minutes, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed, split)
-        records = train_any(options, run, out, asked, progress, resume, curve)
+        asked = TrainingOptions(steps, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed, split)
+        given = options, run, out, asked, progress, resume
+        records = train_curve(*given) if curve else [train_one(*given)]
     print(done(records, out))
 
 

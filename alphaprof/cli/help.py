@@ -15,7 +15,6 @@ NUMBERS = {"gamma": "N", "nodes": "N", "depth": "N", "top_k": "N", "margin": "X"
 NUMBERS |= {
     "ttt": "N",
     "steps": "N",
-    "minutes": "X",
     "batch_tokens": "N",
     "learning_rate": "X",
     "seed": "N",
@@ -27,9 +26,9 @@ PANELS = {
     OUTPUT: ("out", "output", "sections"),
     HOW: (
         *("replay", "whole_log", "verify", "target_change", "undecided", "top"),
-        *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "against_generate", "leave_out"),
+        *("resume", "reuse", "until_decided", "dry_run", "part", "workers", "repeats", "leave_out"),
         *("verify_slope", "overhead", "burstiness"),
-        *("ttt", "steps", "minutes", "batch_tokens", "learning_rate", "seed", "split", "split_seed"),
+        *("ttt", "steps", "batch_tokens", "learning_rate", "seed", "split", "split_seed"),
     ),
 }
 IMPORTED = {SERVED: ("rule", "temperature", "top_k", "top_p", "gamma", "drafting", "verification")} | PANELS

@@ -267,9 +267,6 @@ def validate(
     undecided: Annotated[
         Undecided, Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
     ] = "pass",
-    against_generate: Annotated[
-        bool, Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
-    ] = False,
     out: Annotated[Path | None, Option(readable=False, help="Keep the run of the prediction in this new directory.")] = None,
     overrides: ProfileChanges = None,
     output: Format = "terminal",
@@ -289,7 +286,7 @@ def validate(
         from alphaprof.commands.validate.build import build_validation
         from alphaprof.commands.validate.measure import validate as run_validation
 
-        run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate, rules)
+        run, measured = run_validation(options, folder, gamma, repeats, progress, rules)
         answer = build_validation(run, measured, tolerance, kept=out is not None)
     show(answer, output)
     require_within(answer, undecided_fails=undecided == "fail")

@@ -12,13 +12,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.errors import DataEmpty, OptionInvalid, PartsOverlap
+from alphaprof.errors import DataEmpty, OptionInvalid
 from alphaprof.log.store import Run
 
 PARTS = TRAIN, STOP, TEST = "train", "stop", "test"
@@ -145,8 +144,10 @@ def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] =
     groups = groups_of(texts)
     of = {unit: _digest(members) for unit, members in groups.items()}
     result = _by_time(texts, of, shares) if by == TIME else _at_random(texts, groups, of, seed, shares)
-    require_apart(result.units)
-    return result
+    notes = list(result.notes)
+    if (largest := max(Counter(of.values()).values(), default=0)) > max(2, len(of) / 4):
+        notes.append(f"{largest} of {len(of)} units are near-copies of each other: they are one group, in one part")
+    return replace(result, notes=tuple(notes))
 
 
 def _at_random(
@@ -168,10 +169,8 @@ def _at_random(
             units[part] += members
         if len(found) < len(PARTS):
             notes.append(
-                f"domain {domain} has {len(found)} independent units, too few for three parts: it is all for training"
+                f"domain {domain} has {len(found)} independent units, too few for three parts: all are for training"
             )
-    if (largest := max(Counter(of.values()).values(), default=0)) > max(2, len(of) / 4):
-        notes.append(f"{largest} of {len(of)} units are near-copies of each other: they are one group, in one part")
     return Split({part: tuple(sorted(members)) for part, members in units.items()}, of, tuple(notes))
 
 
@@ -214,15 +213,9 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
     stop, test = (_in_words(result.begins[part]) for part in (STOP, TEST))
     yield f"{count[TRAIN]} units to train on are older than {stop}; {count[STOP]} to stop, {count[TEST]} to test from {test}"
     held = {part: result.of(texts, part) for part in PARTS}
-    for part in (STOP, TEST):
-        begins = result.begins[part]
+    for part, begins in result.begins.items():
         if early := sum(text.time is not None and text.time < begins for text in held[part]):
-            shown = f"{early} of {len(held[part])} documents to {part} are older than {_in_words(begins)}"
-            yield f"{shown}: their group has later ones, and is never torn"
-        largest = max(Counter(result.groups[unit] for unit in result.units[part]).values())
-        if largest > max(2, count[part] / 4):
-            shown = f"{largest} of {count[part]} units to {part} are near-copies of each other"
-            yield f"{shown}: they are one group, and no such text is trained on"
+            yield f"{early} of {len(held[part])} documents to {part} are older, in a group that has later ones"
     for domain in sorted({text.domain for text in texts}):
         if empty := [part for part in PARTS if all(text.domain != domain for text in held[part])]:
             yield f"domain {domain} has no text in that time to {' or '.join(empty)}"
@@ -231,16 +224,6 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
 def _in_words(time: Time) -> str:
     """A time for people to read."""
     return f"{time.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def require_apart(units: Mapping[str, Collection[str]]) -> None:
-    """Raise `PartsOverlap` where a unit is in two parts."""
-    for one, other in combinations(units, 2):
-        if both := set(units[one]) & set(units[other]):
-            raise PartsOverlap(
-                f"{len(both)} units are both in {one} and in {other} ({min(both)})",
-                "split the texts again: a head that is tested on what it has learnt looks better than it is",
-            )
 
 
 def _parted(found: Mapping[str, list[str]], seed: int, shares: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:

@@ -126,9 +126,9 @@ def training(setting: Setting) -> Iterator[Line]:
     features = Features(target, network.layers, texts, setting.folder, 8192)
     features.fill(lambda _: None)
     law, place = TargetLaw(target, ids.to(target.device)), LocalPlace(setting.folder)
-    schedule = Schedule(STEPS, None, 3, count * size, 8192, 1e-3, 0)
+    schedule = Schedule(STEPS, 3, count * size, 8192, 1e-3, 0)
     autocast = torch.bfloat16 if setting.on_gpu else None
-    trainer = Trainer(network, law, features, features, schedule, place, "", autocast)
+    trainer = Trainer(network, law, features, features, schedule, place, autocast)
     losses: list[float] = []
     times: list[float] = []
 

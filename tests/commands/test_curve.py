@@ -23,7 +23,7 @@ from alphaprof.commands.curve.outlook import uncertainty
 from alphaprof.config.heads import load_heads
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import free_draft, spent_and_base
-from alphaprof.errors import AlphaprofError, HeadRecordUnreadable, NotComparable, OptionInvalid, ProfileInvalid
+from alphaprof.errors import AlphaprofError, NotComparable, ProfileInvalid
 from alphaprof.log.store import Run
 from alphaprof.log.training import TRAINING, read_training
 from alphaprof.render.answer import answer_text
@@ -102,29 +102,6 @@ def test_points_are_those_of_the_records(folder: Path, found: CurveReport) -> No
             assert by_domain[domain].tokens_per_round.value == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "texts are split at random: later traffic may be harder than the test part"),
-        ({"split": "random", "begins": {}}, "texts are split at random: later traffic may be harder than the test part"),
-        (
-            {"split": "time", "begins": {"stop": "2026-03-25T06:00:00+00:00", "test": "2026-03-28T06:00:00+00:00"}},
-            "texts are split by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from "
-            "2026-03-25T06:00:00+00:00, and all to train on was asked before both",
-        ),
-        ({"split": "time", "begins": {"test": ["\x1b[2J" * 50]}}, "texts are split by time: the test part from "),
-    ],
-)
-def test_the_answer_says_how_texts_were_split(copy: Path, settings: dict[str, Any], words: str) -> None:
-    for folder in (copy / "heads").iterdir():
-        record = read_training(folder)
-        write_training(folder, dataclasses.replace(record, settings=record.settings | settings))
-    (note,) = [note for note in built(copy).notes if "split" in note]
-    assert note.startswith(words)
-    assert len(note) < 250
-    assert note.isprintable()
-
-
 def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None:
     """The interval of a difference is that of paired units, and much narrower than that of two samples."""
     sides = []
@@ -166,20 +143,14 @@ def test_heads_beside_the_curve_are_compared_with_its_largest_size(found: CurveR
     assert found.instead[0].startswith("the tuned head has ")
 
 
-def test_another_gamma_is_named_where_it_is_faster(folder: Path, found: CurveReport) -> None:
-    """Speeds of the largest size at each gamma, as the answer has them where that one is asked for."""
-    speeds = {}
-    for gamma in (1, 2, 3, 4):
-        report = built(folder, f"decision.gamma={gamma}")
-        assert report.gamma == gamma
-        assert report.points[-1].speedup is not None
-        speeds[gamma] = report.points[-1].speedup.value
+def test_another_gamma_is_named_where_it_is_faster(folder: Path) -> None:
+    """Speeds of the largest size at each gamma, as the answer has them if that one is asked for."""
+    reports = {gamma: built(folder, f"decision.gamma={gamma}") for gamma in (1, 2, 3, 4)}
+    speeds = {gamma: report.points[-1].speedup.value for gamma, report in reports.items() if report.points[-1].speedup}
     best, worst = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
     here = f"{speeds[worst]:.2f}x at gamma {worst}"
-    report = built(folder, f"decision.gamma={worst}")
-    assert f"gamma {best}: {speeds[best]:.2f}x with the largest size, and {here}" in report.instead
-    report = built(folder, f"decision.gamma={best}")
-    assert not any(words.startswith("gamma ") for words in report.instead)
+    assert f"gamma {best}: {speeds[best]:.2f}x with the largest size, and {here}" in reports[worst].instead
+    assert not any(words.startswith("gamma ") for words in reports[best].instead)
 
 
 def test_a_forecast_leads_with_its_backtest(found: CurveReport) -> None:
@@ -197,10 +168,6 @@ def test_a_forecast_leads_with_its_backtest(found: CurveReport) -> None:
         truth = 1 - TRUTH(row.factor)
         assert row.alpha.low < truth < row.alpha.high
         assert row.tokens_per_round.low < row.tokens_per_round.value < row.tokens_per_round.high
-    lines = answer_lines(found)
-    assert len(lines) == 5
-    words = r"backtest: from 1/8 to 1/2 it predicted \d\.\d\d \[\d\.\d\d, \d\.\d\d\] tokens per round at full size; "
-    assert re.fullmatch(words + r"measured \d\.\d\d \([+-]\d+(\.\d)?%\); inside its band: yes", lines[1])
 
 
 @pytest.mark.parametrize(
@@ -242,65 +209,28 @@ def test_between_the_scenarios_the_answer_names_the_amount(folder: Path, found: 
     assert 80 < int(units[1]) <= 320
 
 
-def test_one_size_has_no_forecast(tmp_path: Path) -> None:
-    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, sizes={"1": 1}))
-    assert report.outcome == "NO FORECAST: there is one size only, and a forecast that can be tested takes 3"
-    assert report.forecast == ()
-    assert report.backtest is None
-    assert report.points[0].tokens_per_round is not None
-    assert answer_lines(report)[1].startswith("backtest: none, there is one size only")
+FLAT, STEP = law(0.595, 0.005, 0.3), lambda share: 0.8 - 0.15 * np.log2(min(share, 0.5) * 8)
+NO_FORECAST: dict[str, tuple[Any, dict[str, Any], bool | None]] = {  # the truth, the records, inside the backtest
+    "there is one size only": (TRUTH, {"sizes": {"1": 1}}, None),
+    "there are 2 sizes": (TRUTH, {"sizes": {"1/2": 3, "1": 1}}, None),
+    "no size has two heads": (TRUTH, {"sizes": {"1/4": 1, "1/2": 1, "1": 1}}, None),
+    "there are too few independent test units to know the noise": (TRUTH, {"tests": 4}, None),
+    "heads of one size differ by more than the last step in size brought": (FLAT, {"spread": 0.03}, True),
+    "the largest size fell outside what the smaller ones predict": (STEP, {"spread": 0.001}, False),
+    # The largest size lies inside the wide band of its backtest; all sizes together contradict the model.
+    "no curve 1 - alpha = e + A N^-b fits": (lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2), {}, True),
+}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ({"1/2": 3, "1": 1}, "there are 2 sizes"),
-        ({"1/4": 1, "1/2": 1, "1": 1}, "no size has two heads"),
-    ],
-)
-def test_too_little_for_a_forecast(tmp_path: Path, sizes: dict[str, int], words: str) -> None:
-    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, sizes=sizes))
-    assert words in report.reason
-    assert report.forecast == ()
-
-
-def test_too_few_test_units_have_no_forecast(tmp_path: Path) -> None:
-    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, tests=4))
-    assert report.reason == "there are too few independent test units to know the noise"
-
-
-def test_seeds_that_differ_by_more_than_the_last_step_have_no_forecast(tmp_path: Path) -> None:
-    report = built(write_curve(tmp_path / "c", law(0.595, 0.005, 0.3), decision=ASKED, spread=0.03))
-    assert report.backtest is not None
-    assert report.backtest.inside
-    assert report.reason == "heads of one size differ by more than the last step in size brought"
-    assert report.forecast == ()
-    assert answer_lines(report)[4].startswith("next: ")
-    assert "more data was not seen to help" in answer_lines(report)[4]
-
-
-def test_a_step_has_no_forecast(tmp_path: Path) -> None:
-    """The largest size learns nothing more, which all smaller ones contradict."""
-    report = built(
-        write_curve(tmp_path / "c", lambda share: 0.8 - 0.15 * np.log2(min(share, 0.5) * 8), decision=ASKED, spread=0.001)
-    )
-    assert report.backtest is not None
-    assert not report.backtest.inside
-    assert report.reason == "the largest size fell outside what the smaller ones predict"
-    assert answer_lines(report)[1].endswith("inside its band: no")
-    assert answer_lines(report)[2].startswith("no forecast: ")
-
-
-def test_a_curve_that_speeds_up_has_no_forecast(tmp_path: Path) -> None:
-    """Its largest size lies inside the band of a backtest that is wide; all sizes together contradict the model. That more
-    data do not help was not seen.
-    """
-    report = built(write_curve(tmp_path / "c", lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2), decision=ASKED))
-    assert report.backtest is not None
-    assert report.backtest.inside
-    assert report.reason == "no curve 1 - alpha = e + A N^-b fits the measured sizes"
-    assert report.forecast == ()
-    assert "not seen to help" not in answer_lines(report)[4]
+def test_without_a_forecast_the_measured_curve_stands_and_says_why(tmp_path: Path) -> None:
+    for number, (reason, (truth, records, inside)) in enumerate(NO_FORECAST.items()):
+        report = built(write_curve(tmp_path / str(number), truth, decision=ASKED, **records))
+        assert report.reason.startswith(reason)
+        assert report.outcome == f"NO FORECAST: {report.reason}"
+        assert report.forecast == ()
+        assert (report.backtest and report.backtest.inside) is inside
+        assert report.points[-1].tokens_per_round is not None
+        assert ("more data was not seen to help" in answer_lines(report)[4]) == (truth is FLAT)
 
 
 def test_sizes_that_are_not_nested_have_no_forecast(copy: Path) -> None:
@@ -308,28 +238,27 @@ def test_sizes_that_are_not_nested_have_no_forecast(copy: Path) -> None:
     units = dataclasses.replace(record.units, train=("0" * 16, *record.units.train[1:]))
     write_training(copy / "heads" / "1-4-1", dataclasses.replace(record, units=units))
     report = built(copy)
-    assert re.fullmatch(r"sizes are not nested: head-1-(4-1|8-1) has seen units that head-1-[24]-1 has not", report.reason)
+    assert re.match(r"sizes are not nested: head-1-(4-1|8-1) has seen units that no head", report.reason)
     assert report.forecast == ()
 
 
-def test_gamma_is_chosen_on_the_stop_part(folder: Path, copy: Path) -> None:
+def test_gamma_is_chosen_on_the_stop_part(folder: Path, found: CurveReport, copy: Path) -> None:
     """If the decision leaves it open; without stop texts the answer says that it was chosen on what it is reported on."""
-    assert built(folder).gamma_from == "decision"
-    chosen = built(folder, "decision.gamma=auto")
-    assert chosen.gamma_from == "stop"
-    assert not any("chosen on the test texts" in note for note in chosen.notes)
+    assert (found.gamma_from, built(folder, "decision.gamma=auto").gamma_from) == ("decision", "stop")
     for path in (copy / "heads").iterdir():
         record = read_training(path)
         write_training(path, dataclasses.replace(record, units=dataclasses.replace(record.units, stop=())))
     report = built(copy, "decision.gamma=auto")
     assert report.gamma_from == "test"
     assert any("chosen on the test texts themselves" in note for note in report.notes)
-    assert (built(copy).points, built(copy).forecast) == (built(folder).points, built(folder).forecast)
+    report = built(copy)
+    assert (report.points, report.forecast) == (found.points, found.forecast)
 
 
-def test_weights_are_those_of_the_decision(folder: Path) -> None:
-    """The traffic of one domain alone is that domain."""
+def test_weights_are_those_of_the_decision(folder: Path, found: CurveReport) -> None:
+    """The traffic of one domain alone is that domain; a floor is known of all test texts together."""
     report = built(folder, "decision.weights={chat: 1.0, code: 0.0}")
+    assert (found.floor, report.floor) == (0.05, 0)
     for point in report.points:
         chat = next(domain for domain in point.domains if domain.domain == "chat")
         assert point.tokens_per_round is not None
@@ -337,11 +266,6 @@ def test_weights_are_those_of_the_decision(folder: Path) -> None:
         assert point.tokens_per_round.value == pytest.approx(chat.tokens_per_round.value)
     missing = built(folder, "decision.weights={chat: 0.5, code: 0.2, poems: 0.3}")
     assert any("has no test text" in note for note in missing.notes)
-
-
-def test_a_floor_is_known_of_all_test_texts_together(folder: Path) -> None:
-    assert built(folder).floor == 0.05
-    assert built(folder, "decision.weights={chat: 1.0, code: 0.0}").floor == 0
 
 
 def test_what_the_target_draws_cannot_be_foreseen(tmp_path: Path) -> None:
@@ -374,16 +298,6 @@ def test_costs_grow_with_the_data(folder: Path, found: CurveReport) -> None:
     assert twice.tokens == round(record.size.tokens / len(record.units.train) * parts)
     seconds = record.seconds
     assert twice.seconds == pytest.approx(2 * (seconds.features + seconds.training + seconds.testing))
-    assert four.feature_bytes == 4 * record.bytes.features_on_disk
-
-
-def test_costs_name_the_size_of_states_wherever_they_were_kept(copy: Path) -> None:
-    record = read_training(copy / "heads" / "1-0")
-    settings = record.settings | {"layers": [1, 3, 5], "dtype": "bfloat16"}
-    in_memory = dataclasses.replace(record.bytes, features_on_disk=0)
-    write_training(copy / "heads" / "1-0", dataclasses.replace(record, settings=settings, bytes=in_memory))
-    tokens = (record.size.tokens + record.size.prompt_tokens) * (1 + len(record.units.stop) / len(record.units.train))
-    assert built(copy).costs[0].feature_bytes == pytest.approx(2 * tokens * 4 * record.target.hidden_size * 2, abs=2)
 
 
 def test_heads_that_began_with_an_unknown_one_are_named(copy: Path) -> None:
@@ -407,29 +321,23 @@ def test_the_answer_in_the_page_is_real(tmp_path: Path) -> None:
     assert block.splitlines() == answer_lines(built(place))
 
 
-@pytest.mark.parametrize("output", ["terminal", "json", "md", "html"])
-def test_every_format_says_the_same(folder: Path, found: CurveReport, output: str) -> None:
-    text = answer_text(found, output)
-    if output == "json":
-        content = json.loads(text)
-        assert (content["format"], content["outcome"]) == ("alphaprof-curve", found.outcome)
-        jsonschema.validate(content, json.loads(json_schema("curve")))
-        return
-    assert found.outcome in re.sub(r"\s+", " ", text.replace("\\", ""))
-    assert "inside its band: yes" in re.sub(r"\s+", " ", text)
-    if output == "html":
-        (data,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text)
-        assert {trace["name"] for trace in json.loads(data)["curve"]["data"] if trace.get("name")} >= {"measured", "tuned"}
+def test_every_format_says_the_same(found: CurveReport) -> None:
+    jsonschema.validate(json.loads(answer_text(found, "json")), json.loads(json_schema("curve")))
+    for output in ("terminal", "md", "html"):
+        text = answer_text(found, output)
+        assert found.outcome in re.sub(r"\s+", " ", text.replace("\\", ""))
+    (data,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text)
+    assert {trace["name"] for trace in json.loads(data)["curve"]["data"] if trace.get("name")} >= {"measured", "tuned"}
 
 
-@pytest.mark.parametrize("output", ["terminal", "md", "html"])
-def test_hostile_names_are_text(tmp_path: Path, output: str) -> None:
+def test_hostile_names_are_text(tmp_path: Path) -> None:
     hostile = [name for name in HOSTILE.values() if name]
-    place = write_curve(tmp_path / "c", TRUTH, decision=ASKED, domains=hostile, sizes={"1": 1})
-    text = answer_text(built(place), output)
-    assert output == "terminal" or "<script>alert" not in text
-    assert "\x1b[31m" not in text
-    assert "\u202e" not in text
+    report = built(write_curve(tmp_path / "c", TRUTH, decision=ASKED, domains=hostile, sizes={"1": 1}))
+    for output in ("terminal", "md", "html"):
+        text = answer_text(report, output)
+        assert output == "terminal" or "<script>alert" not in text
+        assert "\x1b[31m" not in text
+        assert "\u202e" not in text
 
 
 def edited_record(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -442,9 +350,7 @@ def edited_record(place: Path, change: Callable[[dict[str, Any]], object]) -> No
 @pytest.mark.parametrize(
     ("change", "failure", "words"),
     [
-        (lambda data: data.update(floor=float("nan")), HeadRecordUnreadable, "is damaged"),
-        (lambda data: data.update(schema="foreign"), HeadRecordUnreadable, "is not a record"),
-        (lambda data: data.update(status="running"), HeadRecordUnreadable, "did not finish"),
+        (lambda data: data.update(status="running"), NotComparable, "not trained to its end"),
         (lambda data: data["target"].update(fingerprint="e" * 64), NotComparable, "trained for another target"),
     ],
 )
@@ -462,9 +368,8 @@ def test_a_head_that_has_seen_the_test_units_is_refused(copy: Path) -> None:
         built(copy)
 
 
-def test_heads_that_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
+def test_heads_that_cannot_be_compared(copy: Path, tmp_path: Path) -> None:
     """A head of another run, whose documents are others; and one of a run that holds none of the test texts."""
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     other = run_of_heads(tmp_path / "other", {"mine": 0.3}, tests=20)
     entries = yaml.safe_load((copy / "curve.yaml").read_text())["heads"]
     listed(copy, heads=[*entries, {"draft": "mine", "run": str(other.path), "units": 160}])
@@ -476,14 +381,8 @@ def test_heads_that_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
         built(copy)
 
 
-def test_a_gamma_that_no_head_was_tested_with_is_named(folder: Path) -> None:
-    with pytest.raises(ProfileInvalid, match="gamma"):
-        built(folder, "decision.gamma=7")
-
-
-def test_a_head_of_another_run_is_compared_on_the_same_documents(folder: Path, tmp_path: Path) -> None:
+def test_a_head_of_another_run_is_compared_on_the_same_documents(copy: Path, tmp_path: Path) -> None:
     """Tested elsewhere on the same texts, with nothing known of its training but how much."""
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     other = run_of_heads(tmp_path / "other", {"mine": 0.3})
     entries = yaml.safe_load((copy / "curve.yaml").read_text())["heads"]
     listed(copy, heads=[*entries, {"draft": "mine", "run": str(other.path), "units": 160, "tokens": 1000}])
@@ -497,14 +396,10 @@ def test_a_head_of_another_run_is_compared_on_the_same_documents(folder: Path, t
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("run: tested\nheads: []", "heads: List should have at least 1 item"),
         ("run: a", "heads: Field required"),
-        ("heads: [{draft: head-1-0, units: 3}]", "run: Field required"),
         ("run: tested\nheads: [{draft: a, unitss: 3}]", r"heads\.0\.unitss: Extra inputs"),
-        ("run: tested\nheads: [{draft: a, units: -3}]", r"heads\.0\.units"),
         ("{", "line 1"),
         ("[]", "holds no list of heads"),
-        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("run: tested\nheads: [{draft: head-1-0, units: 3}, {draft: head-1-0, units: 4}]", "is listed twice"),
         ("run: tested\nheads: [{draft: head-1-0}]", "nothing says how much"),
     ],
@@ -512,12 +407,6 @@ def test_a_head_of_another_run_is_compared_on_the_same_documents(folder: Path, t
 def test_lists_that_are_none(copy: Path, content: str, words: str) -> None:
     (copy / "curve.yaml").write_text(content)
     with pytest.raises(ProfileInvalid, match=words):
-        built(copy)
-
-
-def test_a_draft_that_the_run_lacks_is_named(copy: Path) -> None:
-    listed(copy, heads=[{"draft": "nobody", "units": 3}], beside={})
-    with pytest.raises(OptionInvalid, match="has no draft 'nobody'"):
         built(copy)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow
@@ -61,13 +60,11 @@ class CurveReport:
             console.print(Text(fmt.visible(line), "bold" if not index else ""), highlight=False)
         console.print()
         console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}"))
-        show(_points_table(self), points_title(self), console)
-        if any(len(point.domains) > 1 for point in (*self.points, *self.beside)):
-            show(_domains_table(self), "by domain", console)
-        if self.forecast:
-            show(_forecast_table(self), FORECAST_TITLE, console)
-        if self.costs:
-            show(_costs_table(self), COSTS_TITLE, console)
+        for _, title, head, rows in tables(self):
+            table = named_table(*head)
+            for cells in rows:
+                table.add_row(*map(plain, cells))
+            show(table, title, console)
         for note in self.notes:
             console.print(Text("note: ", "yellow").append_text(plain(note)))
         for line in definitions(self):
@@ -99,13 +96,12 @@ CAPTION = (
     "Points are sizes as they were measured, with intervals over test units. The band begins at the largest size: its lower "
     "edge is the scenario that saturates, its upper edge the one that goes on as before.",
 )
-FORECAST_TITLE = "forecast, from the scenario that saturates to the one that goes on as before"
-COSTS_TITLE = "what that takes beyond what there is, as measured for the largest size"
 
 
 def answer_lines(report: CurveReport) -> list[str]:
     """The five lines that decide: the outcome, the backtest, the forecast, what was measured, and what to do next."""
-    return [report.outcome, _backtest_line(report), _forecast_line(report), _measured_line(report), _next_line(report)]
+    following = f"next: {'; '.join([report.verdict, *report.instead[:1]])}"
+    return [report.outcome, _backtest_line(report), _forecast_line(report), _measured_line(report), following]
 
 
 def _backtest_line(report: CurveReport) -> str:
@@ -144,109 +140,55 @@ def _measured_line(report: CurveReport) -> str:
     )
 
 
-def _next_line(report: CurveReport) -> str:
-    words = report.verdict
-    if report.instead:
-        words += f"; {report.instead[0]}"
-    return f"next: {words}"
+def tables(report: CurveReport) -> Iterator[tuple[str, str, Sequence[str], list[list[str]]]]:
+    """Yields name, title, heading and rows of every table; the first cell of a row is its name."""
+    every = (*report.points, *report.beside)
+    tested = f"{fmt.count(report.test_units)} independent test units, {fmt.count(report.test_tokens)} tokens"
+    yield "measured", f"measured on {tested}, at gamma {report.gamma}", HEAD, [_cells(point) for point in every]
+    if any(len(point.domains) > 1 for point in every):
+        places = range(len(report.points[-1].domains))
+        yield "domains", "by domain", DOMAIN_HEAD, [_domain_cells(point, place) for place in places for point in every]
+    if report.forecast:
+        heads = [name.format(f"{report.min_speedup:g}") for name in FORECAST_HEAD]
+        title = "forecast, from the scenario that saturates to the one that goes on as before"
+        yield "forecast", title, heads, [_forecast_cells(each) for each in report.forecast]
+    if report.costs:
+        title = "what that takes beyond what there is, as measured for the largest size"
+        yield "costs", title, COST_HEAD, [_cost_cells(each) for each in report.costs]
 
 
-def points_title(report: CurveReport) -> str:
-    """The title of the measured points."""
-    return (
-        f"measured on {fmt.count(report.test_units)} independent test units, {fmt.count(report.test_tokens)} tokens, "
-        f"at gamma {report.gamma}"
-    )
-
-
-HEAD = ("units", "tokens", "heads", "accept@1", "deeper", "tokens/round", "spread", "more than before", "speedup")
+HEAD = ("size", "units", "tokens", "heads", "accept@1", "deeper", "tokens/round", "spread", "more than before", "speedup")
+DOMAIN_HEAD = ("domain", "size", "accept@1", "tokens/round", "more than before", "speedup")
+FORECAST_HEAD = ("data", "units", "accept@1", "tokens/round", "speedup", "reaches {}x")
+COST_HEAD = ("data", "prompts to log", "tokens to generate", "device time a head", "device")
 
 
 def _cells(point: CurvePoint) -> list[str]:
     count = [fmt.count(number) if number is not None else fmt.NOTHING for number in (point.units, point.tokens)]
     deeper = " ".join(fmt.share(share, 2) for share in point.accepted[1:DEPTHS]) or fmt.NOTHING
     spread = f"{point.spread:.3f}" if point.spread is not None else fmt.NOTHING
-    numbers = [fmt.share(point.alpha), deeper, fmt.interval(point.tokens_per_round), spread]
-    return [*count, str(point.heads), *numbers, fmt.difference(point.difference, 2), fmt.interval(point.speedup, "x")]
+    numbers = [str(point.heads), fmt.share(point.alpha), deeper, fmt.interval(point.tokens_per_round), spread]
+    return [point.label, *count, *numbers, fmt.difference(point.difference, 2), fmt.interval(point.speedup, "x")]
 
 
-def _points_table(report: CurveReport) -> Table:
-    table = named_table("size", *HEAD)
-    for point in (*report.points, *report.beside):
-        table.add_row(plain(point.label), *map(Text, _cells(point)))
-    return table
+def _domain_cells(point: CurvePoint, place: int) -> list[str]:
+    each = point.domains[place]
+    rounds = [fmt.interval(each.tokens_per_round), fmt.difference(each.difference, 2)]
+    return [fmt.short(each.domain), point.label, fmt.share(each.alpha), *rounds, fmt.interval(each.speedup, "x")]
 
 
-def _domain_rows(report: CurveReport) -> Iterator[tuple[str, list[str]]]:
-    for place, of_largest in enumerate(report.points[-1].domains):
-        for point in (*report.points, *report.beside):
-            each = point.domains[place]
-            rounds = [fmt.interval(each.tokens_per_round), fmt.difference(each.difference, 2)]
-            yield (
-                fmt.short(of_largest.domain),
-                [point.label, fmt.share(each.alpha), *rounds, fmt.interval(each.speedup, "x")],
-            )
-
-
-DOMAIN_HEAD = ("size", "accept@1", "tokens/round", "more than before", "speedup")
-
-
-def _domains_table(report: CurveReport) -> Table:
-    table = named_table("domain", *DOMAIN_HEAD)
-    for name, cells in _domain_rows(report):
-        table.add_row(plain(name), *map(plain, cells))
-    return table
-
-
-FORECAST_HEAD = ("units", "accept@1", "tokens/round", "speedup", "reaches {}x")
-
-
-def _forecast_rows(report: CurveReport) -> Iterator[tuple[str, list[str]]]:
-    for each in report.forecast:
-        reached = REACHED[each.reached] if each.reached else fmt.NOTHING
-        bands = [_band(each.alpha), _band(each.tokens_per_round), _band(each.speedup, "x")]
-        yield f"x {each.factor:g}", [fmt.count(each.units), *bands, reached]
+def _forecast_cells(row: ForecastRow) -> list[str]:
+    reached = REACHED[row.reached] if row.reached else fmt.NOTHING
+    bands = [_band(row.alpha), _band(row.tokens_per_round), _band(row.speedup, "x")]
+    return [f"x {row.factor:g}", fmt.count(row.units), *bands, reached]
 
 
 def _band(value: Interval | None, unit: str = "") -> str:
     return fmt.NOTHING if value is None else f"{fmt.number(value.low)} to {fmt.number(value.high, 2, unit)}"
 
 
-def _forecast_table(report: CurveReport) -> Table:
-    table = named_table("data", *(name.format(f"{report.min_speedup:g}") for name in FORECAST_HEAD))
-    for name, cells in _forecast_rows(report):
-        table.add_row(name, *cells)
-    return table
-
-
-COST_HEAD = ("prompts to log", "tokens to generate", "the target's states", "device time a head", "device")
-
-
-def _cost_rows(report: CurveReport) -> Iterator[tuple[str, list[str]]]:
-    for each in report.costs:
-        disk = fmt.data_size(each.feature_bytes) if each.feature_bytes is not None else fmt.NOTHING
-        cells = [fmt.count(each.prompts), fmt.count(each.tokens), disk, fmt.duration(each.seconds), each.device]
-        yield f"x {each.factor:g}", cells
-
-
-def _costs_table(report: CurveReport) -> Table:
-    table = named_table("data", *COST_HEAD)
-    for name, cells in _cost_rows(report):
-        table.add_row(name, *map(plain, cells))
-    return table
-
-
-def tables(report: CurveReport) -> Iterator[tuple[str, str, Sequence[str], list[list[str]]]]:
-    """Yields name, title, heading and rows of every table, for Markdown and pages."""
-    points = [[point.label, *_cells(point)] for point in (*report.points, *report.beside)]
-    yield "measured", points_title(report), ("size", *HEAD), points
-    if any(len(point.domains) > 1 for point in (*report.points, *report.beside)):
-        yield "domains", "by domain", ("domain", *DOMAIN_HEAD), [[name, *cells] for name, cells in _domain_rows(report)]
-    if report.forecast:
-        heads = [name.format(f"{report.min_speedup:g}") for name in FORECAST_HEAD]
-        yield "forecast", FORECAST_TITLE, ("data", *heads), [[name, *cells] for name, cells in _forecast_rows(report)]
-    if report.costs:
-        yield "costs", COSTS_TITLE, ("data", *COST_HEAD), [[name, *cells] for name, cells in _cost_rows(report)]
+def _cost_cells(cost: CurveCost) -> list[str]:
+    return [f"x {cost.factor:g}", fmt.count(cost.prompts), fmt.count(cost.tokens), fmt.duration(cost.seconds), cost.device]
 
 
 def definitions(report: CurveReport) -> Iterator[str]:

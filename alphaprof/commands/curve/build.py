@@ -61,20 +61,15 @@ class TestTraffic:
 
 
 @dataclass(frozen=True)
-class HeadSteps:
-    """Step times of target and head; `words`: what they are, or why there are none (`times` None)."""
-
-    times: StepTimes | None
-    words: str
-
-
-@dataclass(frozen=True)
 class CurveInputs:
-    """What the answer rests on: heads, the decision of the run, step times, and documents of the test part."""
+    """What the answer rests on: heads, the decision of the run, step times of the largest head (None: `basis` says why), and
+    documents of the test part.
+    """
 
     heads: CurveHeads
     decision: Mapping[str, Any]
-    steps: HeadSteps
+    times: StepTimes | None
+    basis: str  # what step times are
     gammas: Sequence[int]  # that every head was tested with
     traffic: TestTraffic
     gamma: int
@@ -94,7 +89,8 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     config = changed_question(run.manifest.config, changes) if changes else run.manifest.config
     heads = collected(options, file, run.view(dataclasses.replace(run.manifest, config=config)))
     inputs = _inputs(heads, config)
-    points = _points(inputs)
+    before = (None, *heads.sizes[:-1])
+    points = tuple(_point(inputs, label_of(same), same, one) for same, one in zip(heads.sizes, before, strict=True))
     beside = tuple(
         _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
     )
@@ -109,7 +105,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
         concurrency=int(inputs.decision["concurrency"]),
         gamma=inputs.gamma,
         gamma_from=inputs.gamma_from,
-        times=inputs.steps.words,
+        times=inputs.basis,
         test_units=distinct(inputs.traffic.cluster[tested]),
         test_tokens=int(heads.largest.totals["tokens"][tested].sum()),
         floor=outlook.floor,
@@ -137,26 +133,27 @@ def _inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
         raise NotComparable(
             f"{shallow.draft} was tested for {shallow.depths} drafts a round, fewer than are asked for", hint
         )
-    steps, cluster = _steps(heads, config), heads.largest.totals.cluster
+    (times, basis), cluster = _steps(heads, config), heads.largest.totals.cluster
     test = _traffic(heads, TEST, decision["weights"], cluster)
     if len(allowed) == 1:
-        return CurveInputs(heads, decision, steps, tested, test, allowed[0], "decision")
+        return CurveInputs(heads, decision, times, basis, tested, test, allowed[0], "decision")
     chooses = STOP if (heads.part == STOP).any() else TEST
     traffic = _traffic(heads, chooses, decision["weights"], cluster)
-    gamma = max(allowed, key=lambda each: _speed(heads.sizes[-1], traffic, each, steps.times))
-    return CurveInputs(heads, decision, steps, tested, test, gamma, "stop" if chooses == STOP else "test")
+    gamma = max(allowed, key=lambda each: _speed(heads.sizes[-1], traffic, each, times))
+    return CurveInputs(heads, decision, times, basis, tested, test, gamma, "stop" if chooses == STOP else "test")
 
 
-def _steps(heads: CurveHeads, config: Mapping[str, Any]) -> HeadSteps:
-    """The step times of the first head of the largest size, at the concurrency of the decision. Raises `CostsUnreadable`."""
+def _steps(heads: CurveHeads, config: Mapping[str, Any]) -> tuple[StepTimes | None, str]:
+    """The step times of the first head of the largest size, at the concurrency of the decision, and what they are, or why
+    there are none. Raises `CostsUnreadable`.
+    """
     run, draft = heads.run, heads.largest.draft
     book = open_costs(run, config["costs"], mean_context(run.documents()))
     if book is None:
-        return HeadSteps(None, "no step times were measured with this run, and costs name no others")
+        return None, "no step times were measured with this run, and costs name no others"
     timing = book.timing(int(config["decision"]["concurrency"]))
-    if draft not in timing.times:
-        return HeadSteps(None, timing.missing.get(draft, "no step times were measured"))
-    return HeadSteps(timing.times[draft], book.basis)
+    times = timing.times.get(draft)
+    return times, book.basis if times else timing.missing.get(draft, "no step times were measured")
 
 
 def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, cluster: Array) -> TestTraffic:
@@ -184,13 +181,6 @@ def _counts(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCounts:
     return RoundCounts(**means | {"cluster": counts[0].cluster})
 
 
-def _points(inputs: CurveInputs) -> tuple[CurvePoint, ...]:
-    """The heads of each size, with the size before."""
-    sizes = inputs.heads.sizes
-    before: list[Sequence[CurveHead] | None] = [None, *sizes[:-1]]
-    return tuple(_point(inputs, label_of(same), same, one) for same, one in zip(sizes, before, strict=True))
-
-
 def label_of(heads: Sequence[CurveHead]) -> str:
     """A size in a word: its fraction of the training units where all records agree, else its units."""
     fractions = {head.record.size.fraction for head in heads if head.record}
@@ -207,20 +197,32 @@ def _point(
     """What heads of one size reach; `before`: what they are compared with."""
     traffic = inputs.traffic
     each = [_speed([head], traffic, inputs.gamma, None) for head in heads]
-    domains = (_domain(inputs, heads, before, domain) for domain in traffic.rows)
     return CurvePoint(
         label=label,
         units=units_of(heads) if known else None,
         tokens=_tokens_of(heads),
         heads=len(heads),
-        alpha=_alpha(heads, traffic),
         accepted=_accepted(inputs, heads, traffic),
-        tokens_per_round=_tokens(inputs, heads, traffic),
         spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
-        speedup=_speedup(inputs, heads, traffic),
-        difference=_difference(inputs, before, heads, traffic) if before else None,
-        domains=tuple(domains),
+        domains=tuple(
+            CurveDomain(domain=domain, **_reached(inputs, heads, before, traffic.alone(domain))) for domain in traffic.rows
+        ),
+        **_reached(inputs, heads, before, traffic),
     )
+
+
+def _reached(
+    inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, traffic: TestTraffic
+) -> dict[str, Any]:
+    """What heads of one size reach on a traffic, all of it or one domain."""
+    counts = [_counts(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
+    free, times, confidence = free_draft(inputs.gamma), inputs.times, inputs.confidence
+    return {
+        "alpha": _alpha(heads, traffic),
+        "tokens_per_round": tokens_interval(_of(traffic, counts, free), inputs.gamma, confidence),
+        "speedup": speedup_interval(_of(traffic, counts, times), confidence) if times else None,
+        "difference": _difference(inputs, before, heads, traffic) if before else None,
+    }
 
 
 def _alpha(heads: Sequence[CurveHead], traffic: TestTraffic) -> float:
@@ -242,42 +244,19 @@ def _accepted(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraf
     return tuple((np.asarray(reached) / max(rounds, 1e-12)).tolist())
 
 
-def _domain(inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, domain: str) -> CurveDomain:
-    alone = inputs.traffic.alone(domain)
-    return CurveDomain(
-        domain=domain,
-        alpha=_alpha(heads, alone),
-        tokens_per_round=_tokens(inputs, heads, alone),
-        speedup=_speedup(inputs, heads, alone),
-        difference=_difference(inputs, before, heads, alone) if before else None,
-    )
-
-
 def _tokens_of(heads: Sequence[CurveHead]) -> int | None:
     """Tokens that heads of one size were trained on, on average; None where one does not say."""
     known = [head.tokens for head in heads if head.tokens is not None]
     return round(sum(known) / len(known)) if len(known) == len(heads) else None
 
 
-def _tokens(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
-    counts = [_counts(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
-    return tokens_interval(_of(traffic, counts, free_draft(inputs.gamma)), inputs.gamma, inputs.confidence)
-
-
-def _speedup(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> Interval | None:
-    if inputs.steps.times is None:
-        return None
-    counts = [_counts(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
-    return speedup_interval(_of(traffic, counts, inputs.steps.times), inputs.confidence)
-
-
 def _timing(inputs: CurveInputs) -> float:
     """How far step times alone may be off, on the log scale of the speedup of the largest size; 0 where there are none."""
-    if inputs.steps.times is None:
+    if inputs.times is None:
         return 0.0
     rows = inputs.traffic.rows.values()
     counts = [_counts(inputs.heads.sizes[-1], each, inputs.gamma) for each in rows]
-    found = _of(inputs.traffic, counts, inputs.steps.times)
+    found = _of(inputs.traffic, counts, inputs.times)
     return quantile((1 + inputs.confidence) / 2, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
 
 
@@ -348,7 +327,7 @@ def _instead(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]
     for point in beside:
         if (more := point.difference) is not None and more.low > 0:
             yield f"the {point.label} head has {more.value:.2f} tokens per round more than the largest size"
-    heads, times = inputs.heads, inputs.steps.times
+    heads, times = inputs.heads, inputs.times
     if times is None:
         return
     speeds = {gamma: _speed(heads.sizes[-1], inputs.traffic, gamma, times) for gamma in inputs.gammas}
@@ -365,8 +344,8 @@ def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
         notes.append(
             f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
         )
-    if inputs.steps.times is None:
-        notes.append(f"no speedup: {inputs.steps.words}")
+    if inputs.times is None:
+        notes.append(f"no speedup: {inputs.basis}")
     if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
         notes.append("a domain of decision.weights has no test text: domains count as the test texts have them")
     every = (*heads.every, *heads.beside.values())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from alphaprof.config.heads import HeadBeside, HeadEntry, HeadsBeside, HeadsOptions
-from alphaprof.errors import HeadRecordUnreadable, NotComparable, ProfileInvalid
+from alphaprof.errors import NotComparable, ProfileInvalid
 from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.split import STOP, TEST, unit_of
 from alphaprof.log.store import Run
@@ -21,6 +22,7 @@ from alphaprof.totals.decoded import decoded_totals
 from alphaprof.totals.pool import DocumentTotals
 
 SAME = ("domain", "prompt_hash", "continuation", "continuation_tokens")  # of documents that heads are compared on
+ONE_SPLIT = "train and test the heads of one target with one split of one run"
 ORDER = ("prompt_hash", "domain", "continuation", "document")
 
 
@@ -92,10 +94,14 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     heads, rules = [], np.empty(0)
     for each, name, record in zip(every, named, records, strict=True):
         side = side_of(name)
-        _require_same(side, record, run, documents, _held_out(side.run, known)[0])
-        totals, rules = decoded_totals(side.run, side.draft, _held_out(side.run, known)[0], run.manifest.config)
-        heads.append(_head(each, side, record, totals))
-    _require_unseen(heads, documents, part)
+        own, _ = _held_out(side.run, known)
+        totals, rules = decoded_totals(side.run, side.draft, own, run.manifest.config)
+        heads.append(head := _head(each, side, record, totals))
+        same = side.run.manifest.target.fingerprint == run.manifest.target.fingerprint
+        if not same or not documents.select(SAME).equals(own.select(SAME)):
+            raise NotComparable(f"{name} was tested on other documents than {run.path}", ONE_SPLIT)
+        if problem := next(_unlike(head, run, documents, part == TEST), ""):
+            raise NotComparable(f"{side.draft} was {problem}", ONE_SPLIT)
     by_size: dict[tuple[str, str], list[CurveHead]] = {}
     for head in heads[: len(entries)]:
         by_size.setdefault(_size_key(head), []).append(head)
@@ -141,55 +147,28 @@ def _head(entry: HeadBeside, side: RunDraft, record: TrainingRecord | None, tota
     return CurveHead(side.draft, record, totals, depths, size.units, size.tokens, size.order)
 
 
-def _require_same(side: RunDraft, record: TrainingRecord | None, run: Run, documents: pa.Table, own: pa.Table) -> None:
-    """Raise for a head that is not trained to its end, or is for another target or was tested on other documents than those
-    of the list's run.
-    """
-    target = run.manifest.target
-    if record is not None and record.status != "complete":
-        raise HeadRecordUnreadable(f"training of {side.draft} did not finish", "finish it: alphaprof train with --resume")
-    if record is not None and record.target.fingerprint != target.fingerprint:
-        raise NotComparable(
-            f"{side.draft} was trained for another target ({record.target.model}) than that of {run.path}",
-            "list heads of one target",
-        )
-    other = side.run.manifest.target.fingerprint != target.fingerprint
-    if other or not documents.select(SAME).equals(own.select(SAME)):
-        raise NotComparable(
-            f"{side.label} tested on other documents than {run.path}", "train and test the heads with one split of one run"
-        )
-
-
-def _require_unseen(heads: Sequence[CurveHead], documents: pa.Table, part: Array) -> None:
-    """Raise `NotComparable` for heads that were trained on what they are tested on, or proposed nothing there."""
-    tested = documents.filter(pa.array(part == TEST))
+def _unlike(head: CurveHead, run: Run, documents: pa.Table, test: Array) -> Iterator[str]:
+    """Yields why a head says nothing on the documents that `test` marks."""
+    tested = documents.filter(pa.array(test))
     units = set(map(unit_of, tested["cluster"].to_pylist(), tested["prompt_hash"].to_pylist()))
-    for head in heads:
-        known = (learnt(head.record) or frozenset(head.record.units.train)) if head.record else frozenset()
-        if seen := known & units:
-            raise NotComparable(
-                f"{head.draft} was trained on {len(seen)} of the units that it is tested on", "train it on other units"
-            )
-        if not head.totals["proposals"][part == TEST].sum():
-            raise NotComparable(f"{head.draft} was tested on no token of the test part", "train with more units")
+    if (record := head.record) is not None:
+        if record.status != "complete":
+            yield "not trained to its end (alphaprof train --resume)"
+        if record.target.fingerprint != run.manifest.target.fingerprint:
+            yield f"trained for another target ({record.target.model}) than that of {run.path}"
+        if seen := (learnt(record) or frozenset(record.units.train)) & units:
+            yield f"trained on {len(seen)} of the units that it is tested on"
+    if not head.totals["proposals"][test].sum():
+        yield "tested on no token of the test part"
 
 
 def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
     """Yields what is not nested, in words."""
-    every = [head for same in sizes for head in same]
-    for head in every:
+    for head in chain(*sizes):
         if head.record is None and head.order is None:
             yield f"the list does not say that larger heads have seen what {head.draft} has (order:)"
-    for small in every:
-        place = next(place for place, same in enumerate(sizes) if small in same)
-        larger = [head for same in sizes[place + 1 :] for head in same if head.record is not None]
-        if small.record is None or not larger:
-            continue
-        own = set(small.record.units.train)
-        mine = [head for head in larger if head.order == small.order]
-        whole = [head for head in larger if head in sizes[-1]]
-        for head in mine or whole:
-            if head.record is not None and not own <= set(head.record.units.train):
-                yield f"{small.draft} has seen units that {head.draft} has not"
-        if whole and not any(head.record is not None and own <= set(head.record.units.train) for head in whole):
-            yield f"{small.draft} has seen units that no head of the largest size has"
+    for place, same in enumerate(sizes):
+        for small, larger in product((head for head in same if head.record), sizes[place + 1 :]):
+            known = [set(head.record.units.train) for head in larger if head.record]
+            if known and small.record and not any(units.issuperset(small.record.units.train) for units in known):
+                yield f"{small.draft} has seen units that no head of {units_of(larger)} units has"

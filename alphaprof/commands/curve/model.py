@@ -72,6 +72,5 @@ class CurveCost:
     factor: float  # times the training units of the largest size
     prompts: int  # further independent units to log, those of the stop and test parts included
     tokens: int  # further tokens to generate, those of the stop and test parts included
-    feature_bytes: int | None  # of the target's states, in memory or on disk; None: not known
     seconds: float  # of the device for one head: features, training and tests, on as many passes over the texts
     device: str  # that the largest size was trained on

@@ -13,7 +13,6 @@ from alphaprof.commands.curve.collect import CurveHeads
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow, Reached
 from alphaprof.costs.speedup import LARGEST
 from alphaprof.log.split import TEST
-from alphaprof.log.training import TrainingRecord
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Array, Interval
 from alphaprof.stats.learning import (
@@ -260,28 +259,14 @@ def costs_of(heads: CurveHeads) -> tuple[CurveCost, ...]:
         return ()
     parts = sum(map(len, (record.units.train, record.units.stop, record.units.test)))
     tokens = record.size.tokens * parts / max(len(record.units.train), 1)
-    seconds, states = record.seconds, _states_bytes(record)
+    seconds = record.seconds
     return tuple(
         CurveCost(
             factor=factor,
             prompts=round((factor - 1) * parts),
             tokens=round((factor - 1) * tokens),
-            feature_bytes=None if states is None else factor * states,
             seconds=factor * (seconds.features + seconds.training + seconds.testing),
             device=record.device,
         )
         for factor in FACTORS
     )
-
-
-def _states_bytes(record: TrainingRecord) -> int | None:
-    """Of the target's states on the training and stop texts, wherever they were kept: larger ones may lie on disk. None
-    where the record does not say what they are.
-    """
-    layers, dtype = record.settings.get("layers"), record.settings.get("dtype")
-    width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(dtype) if isinstance(dtype, str) else None
-    if width is None or not isinstance(layers, list):
-        return record.bytes.features_on_disk or None
-    kept = (len(record.units.train) + len(record.units.stop)) / max(len(record.units.train), 1)
-    tokens = (record.size.tokens + record.size.prompt_tokens) * kept
-    return round(tokens * (len(layers) + 1) * record.target.hidden_size * width)

@@ -59,8 +59,8 @@ class Cell:
     `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
     measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
     step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
-    None where both are a matter of chance. `prefill_ms`: mean over documents. `predicted_tokens`: tokens per round with
-    the interval that documents give it, at 95 %. A lossy rule writes its own text, so nothing is predicted of it.
+    None where both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it,
+    at 95 %. A lossy rule writes its own text, so nothing is predicted of it.
     `excess_regret`: mean log p(top) - log p(token) of its text, p the target's plain softmax, less that of the target's own
     text, in nats per token, paired by document, at 95 %.
     """
@@ -85,33 +85,12 @@ class Cell:
     decode_ms: PredictedMeasured
     predicted_round_ms: RoundTime | None  # None: no step times
     measured_round_ms: RoundTime | None  # None: no rounds
-    prefill_ms: float
-    plain_prefill_ms: float  # the same without the draft
     excess_regret: Interval | None  # None: the rule keeps the target's distribution
 
     @property
     def lossy(self) -> bool:
         """Whether its rule writes another text than the target."""
         return parse_rule(self.rule).rule.lossy
-
-
-@dataclass(frozen=True)
-class AgainstGenerate:
-    """Whole calls, prefill included, of transformers' `generate` beside the same texts by the loop that is predicted.
-
-    `loop_speedup`, `generate_speedup`: time without / with the draft, by the wall clock. `added_ms`: what a round takes
-    longer by `generate` than by the loop (a draft model is called through a `generate` of its own in every round);
-    `plain_added_ms`: the same of a token without a draft.
-    """
-
-    draft: str
-    gamma: int
-    documents: int
-    loop_speedup: float
-    generate_speedup: float
-    added_ms: float
-    plain_added_ms: float
-    same_text: int  # documents whose text is that of the loop
 
 
 @dataclass(frozen=True)
@@ -156,8 +135,6 @@ class Validation:
     wall: ClockError | None  # by the wall clock; None: no speedup was predicted
     cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
     cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
-    generate: tuple[AgainstGenerate, ...]  # one for each draft and gamma, where it was asked for
-    not_generated: tuple[str, ...]  # what was asked for and left out there, and why
 
     def terminal(self, console: Console) -> None:
         """Prints how far off the prediction is, what was predicted and measured, and where the time of a round went."""
@@ -177,9 +154,7 @@ class Validation:
         if lossy := tuple(cell for cell in self.cells if cell.lossy):
             show(_lossy(lossy), "lossy rules, measured: what their text gains and gives up", console)
         show(_rounds(self.cells), "where the time goes, in ms: predicted | measured", console)
-        if self.generate:
-            show(_calls(self.generate), "whole calls, prefill included: our loop and transformers' generate", console)
-        for line in (*self.not_generated, *_checks(self)):
+        for line in _checks(self):
             console.print(plain(line))
         for line in _legend(self):
             console.print(line, style="dim", highlight=False, markup=False)
@@ -190,10 +165,10 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
     if validation.outcome is None:
         raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
     if validation.outcome == "outside":
-        hint = "the round times show where the time goes; alphaprof latency times the steps again"
-        raise OutsideTolerance(f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}", hint)
+        problem = f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}"
+        raise OutsideTolerance(problem, next_step(validation))
     if validation.outcome == "too_noisy" and undecided_fails:
-        raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", narrowing(validation))
+        raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", next_step(validation))
 
 
 def verdict_reason(validation: Validation) -> str:
@@ -206,17 +181,6 @@ def verdict_reason(validation: Validation) -> str:
     return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
 
 
-def narrowing(validation: Validation) -> str:
-    """What would make the intervals of an outcome that is too noisy narrower."""
-    if validation.repeats < 2:
-        return "one repeat does not show how repeats differ: --repeats 3"
-    if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
-        return "one document of a domain does not show how documents differ: --documents 4"
-    if {clock.outcome for clock in (validation.wall, validation.cpu) if clock} == {"within", "outside"}:
-        return "the two clocks disagree, as on a machine that does something else as well: use an idle one"
-    return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
-
-
 def _legend(validation: Validation) -> Iterator[str]:
     yield "speedup: decode time without / with a draft, no prefill, in alphaprof's own loop (transformers' forward passes)."
     yield "error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times]."
@@ -226,11 +190,6 @@ def _legend(validation: Validation) -> Iterator[str]:
     if any(cell.lossy for cell in validation.cells):
         yield "excess regret: nats per token that the target would not have given up; whether the text is good enough is not"
         yield "measured here: judge it by your own task."
-    if validation.generate:
-        yield (
-            "added: what generate takes longer than our loop, in a round with the draft (a model is called through its own "
-            "generate there) and for a token without."
-        )
 
 
 def _table(*columns: str) -> Table:
@@ -272,17 +231,6 @@ def _lossy(cells: tuple[Cell, ...]) -> Table:
             fmt.difference(cell.excess_regret, 3),
             same,
         )
-    return table
-
-
-def _calls(calls: tuple[AgainstGenerate, ...]) -> Table:
-    table = named_table(
-        "draft", "gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"
-    )
-    for call in calls:
-        added = (f"{call.added_ms:+.2f} ms", f"{call.plain_added_ms:+.2f} ms")
-        speedups = (fmt.number(call.loop_speedup, 3, "x"), fmt.number(call.generate_speedup, 3, "x"))
-        table.add_row(plain(call.draft), str(call.gamma), str(call.documents), str(call.same_text), *speedups, *added)
     return table
 
 
@@ -348,12 +296,17 @@ def _summary(validation: Validation) -> Text:
         speeds = f"{fmt.number(worst.predicted_speedup, unit='x')}, measured {fmt.number(worst.wall_speedup, unit='x')}"
         text.append_text(plain(f"largest error by the wall clock: {where}, predicted {speeds}, {_error(worst.error)}"))
         text.append("\n")
-    return text.append(f"next: {_next(validation)}\n")
+    return text.append(f"next: {next_step(validation)}\n")
 
 
-def _next(validation: Validation) -> str:
+def next_step(validation: Validation) -> str:
+    """What to do about an outcome."""
     if validation.outcome == "within":
         return "alphaprof profile and report: their speedups hold for this loop here, not for an engine"
     if validation.outcome == "outside":
         return "the table of round times shows where the time goes; alphaprof latency times the steps again"
-    return f"to narrow the intervals: {narrowing(validation)}"
+    if validation.repeats < 2:
+        return "one repeat does not show how repeats differ: --repeats 3"
+    if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
+        return "one document of a domain does not show how documents differ: --documents 4"
+    return "use an idle machine, more --documents and --repeats, or a higher costs.budget"

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.commands.validate.answer import (
-    AgainstGenerate,
     Cell,
     ClockError,
     Outcome,
@@ -46,11 +45,11 @@ class Decodings:
     """Documents decoded in one way: with a draft by a rule at one gamma, or plainly (`draft` and `rule` None, `gamma` 0).
 
     `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` and
-    `cpu_s` of everything after the first token, `prefill_s` (wall) of what comes before, `draft_s` and `verify_s` (wall)
-    the parts of `wall_s` that drafting and verification took. Counts of the first repeat: `tokens` emitted by rounds,
-    `rounds` [documents]; `drafted`, `accepted` [documents, gamma] rounds whose first d = 1..gamma tokens were drafted,
-    and accepted. `same_text` [documents]: the text is the profiled one. `regret` [documents], of lossy rules and of
-    plain decoding beside them: sum over the text of log p(top) - log p(token), p the target's plain softmax, in nats.
+    `cpu_s` of everything after the first token, `draft_s` and `verify_s` (wall) the parts of `wall_s` that drafting and
+    verification took. Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents]; `drafted`, `accepted`
+    [documents, gamma] rounds whose first d = 1..gamma tokens were drafted, and accepted. `same_text` [documents]: the text
+    is the profiled one. `regret` [documents], of lossy rules and of plain decoding beside them: sum over the text of
+    log p(top) - log p(token), p the target's plain softmax, in nats.
     """
 
     draft: str | None
@@ -59,7 +58,6 @@ class Decodings:
     rows: Array
     wall_s: Array
     cpu_s: Array
-    prefill_s: Array
     draft_s: Array
     verify_s: Array
     tokens: Array
@@ -81,8 +79,7 @@ class Decodings:
 class DecodingTimes:
     """Real decoding of some documents of a run. `documents` [documents]: their numbers, ascending; `short`: documents of
     fewer than two tokens, which have no decode time, and `foreign`: documents whose text the target did not write here;
-    both are left out. `generated`, where it was asked for: the same by `generate`; `not_generated`: what was left out of
-    that, and why.
+    both are left out.
     """
 
     documents: Array
@@ -90,8 +87,6 @@ class DecodingTimes:
     drafted: tuple[Decodings, ...]
     short: int
     foreign: int
-    generated: tuple[AgainstGenerate, ...] = ()
-    not_generated: tuple[str, ...] = ()
 
 
 def by_depth(counts: Array, gamma: int) -> Array:
@@ -106,28 +101,6 @@ def contexts_of(prompt_tokens: Array, continuation_tokens: Array) -> list[int]:
     """
     contexts = prompt_tokens + continuation_tokens / 2
     return sorted({max(SHORTEST_CONTEXT, round(float(context))) for context in (contexts.min(), contexts.max())})
-
-
-def beside_generate(
-    draft: str, gamma: int, seconds: Array, *, rounds: Array, tokens: Array, same_text: Array
-) -> AgainstGenerate:
-    """A few documents decoded by transformers' `generate` beside the loop that is predicted, with one draft at one gamma.
-
-    `seconds` [4, repeats, documents] of whole calls, prefill included: by the loop with the draft and plainly, by `generate`
-    with and without it. Medians over repeats count, summed over documents. `rounds` of the loop, `tokens` of its plain text,
-    and `same_text`: whether both wrote the same with the draft, [documents].
-    """
-    loop_s, plain_loop_s, generate_s, plain_generate_s = np.median(seconds, axis=1).sum(1).tolist()
-    return AgainstGenerate(
-        draft=draft,
-        gamma=gamma,
-        documents=len(rounds),
-        loop_speedup=plain_loop_s / loop_s,
-        generate_speedup=plain_generate_s / generate_s,
-        added_ms=1e3 * (generate_s - loop_s) / float(rounds.sum()),
-        plain_added_ms=1e3 * (plain_generate_s - plain_loop_s) / float(tokens.sum()),
-        same_text=int(same_text.sum()),
-    )
 
 
 @dataclass(frozen=True)
@@ -249,8 +222,6 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
-        generate=measured.generated,
-        not_generated=measured.not_generated,
     )
 
 
@@ -310,8 +281,6 @@ def _cell(
         decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
         predicted_round_ms=_predicted_round(counts, times) if counts is not None and times else None,
         measured_round_ms=_measured_round(way) if rounds else None,
-        prefill_ms=_typical(way.prefill_s) / len(group.rows),
-        plain_prefill_ms=_typical(plain.prefill_s) / len(group.rows),
         excess_regret=_excess(group, way, plain),
     )
 

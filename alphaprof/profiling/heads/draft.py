@@ -151,9 +151,6 @@ class HeadDraft:
         known = [min(len(fitted(text, each, length, 1)) for each in (self, self.target)) for length in lengths]
         return head_prefills(self.name, self.network, self.target, np.resize(text, max(known) + 1), known)
 
-    def generate_arguments(self, gamma: int) -> None:
-        """None: transformers has no such drafts."""
-
 
 class HeadPass:
     """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden]."""

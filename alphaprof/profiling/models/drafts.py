@@ -121,9 +121,6 @@ class Draft(Protocol):
         none.
         """
 
-    def generate_arguments(self, gamma: int) -> dict[str, Any] | None:
-        """Arguments by which transformers' `generate` decodes with it; None: it cannot."""
-
 
 @dataclass(frozen=True)
 class DraftModel(Model):
@@ -171,13 +168,6 @@ class DraftModel(Model):
     def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
         """Its own."""
         return prefills(self.name, self, text, lengths)
-
-    def generate_arguments(self, gamma: int) -> dict[str, Any]:
-        """As an assistant that always drafts `gamma` tokens."""
-        config: Any = self.network.generation_config
-        config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, "constant"
-        config.assistant_confidence_threshold = 0.0
-        return {"assistant_model": self.network}
 
 
 def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
@@ -289,10 +279,6 @@ class PromptLookup:
     def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
         """None: what it indexes takes next to no time beside the target's."""
         return []
-
-    def generate_arguments(self, gamma: int) -> dict[str, Any]:
-        """As transformers' own prompt lookup, which matches in the same way."""
-        return {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": self.max_ngram}
 
     def facts(self) -> DraftFacts:
         """What the manifest keeps of this draft."""

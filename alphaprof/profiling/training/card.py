@@ -8,10 +8,32 @@ from pathlib import Path
 
 import numpy as np
 
-from alphaprof.log.split import STOP, of_units
+from alphaprof.log.split import of_units
 from alphaprof.log.store import Run
-from alphaprof.log.training import TESTED, TRAINING, TrainingRecord, learnt, split_words
+from alphaprof.log.training import TESTED, TrainingRecord, learnt, split_words
 from alphaprof.totals.decoded import decoded_totals
+
+USE = """
+## Use
+
+As a draft of a profile:
+
+```yaml
+drafts:
+  head: {{kind: eagle3, model: {name}}}
+```
+
+With vLLM, which reads these files as they are:
+
+```bash
+{command}
+```
+
+## Licence
+
+The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the licences of both
+apply. training.json holds every setting and the units of each part.
+"""
 
 
 def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
@@ -22,41 +44,21 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
         "target": f"{target.model} (fingerprint {target.fingerprint[:16]}, width {target.hidden_size})",
         "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units, "
         f"{size.fraction} of the training units), {size.prompt_tokens:,} tokens of prompts before them",
-        "texts": "logged in the run, in three parts by unit: training, stopping, testing",
         "split": split_words(record),
         "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
         "parameters": f"{record.parameters:,}, {trained}",
         "proposes": f"{record.vocabulary.size:,} ids; {record.vocabulary.ceiling_test:.1%} of test tokens are among them",
-        "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.features:.0f} s of the "
-        f"target's states, {record.seconds.testing:.0f} s on the stop part, {record.seconds.cpu:.0f} s of processors",
+        "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.cpu:.0f} s of processors",
         "loss": "KL of the head's law to the target's, renormalised over the ids that the head proposes",
     }
     lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())]
+    lines += ["| | |", "|---|---|", *(_row(name, _cell(value)) for name, value in facts.items())]
     lines += ["", "## What was measured", "", *_measured(record, run, draft), ""]
     if learnt(record) is None:
-        lines += [
-            "The head that training began with does not say what it had learnt: it may have seen texts of the test part.",
-            "",
-        ]
-    lines += ["## Use", "", "As a draft of a profile:", "", *_fenced("yaml", _yaml(folder)), ""]
+        lines += ["Nothing says what the head that training began with had learnt: it may have seen test texts.", ""]
     served = json.dumps({"method": "eagle3", "model": str(folder), "num_speculative_tokens": record.settings["ttt"]})
     command = shlex.join(["vllm", "serve", target.model, "--speculative-config", served])
-    lines += ["With vLLM, which reads these files as they are:", "", *_fenced("bash", command), ""]
-    layers = ", ".join(map(str, record.settings.get("layers", ())))
-    lines += [
-        f"It reads the target's states after {layers} layers. config.json writes out which, and where its norms "
-        "are: engines guess differently where that is missing.",
-        "",
-        "## Licence",
-        "",
-        "The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the "
-        "licences of both apply.",
-        "",
-        f"{TRAINING} holds every setting and the units of each part.",
-        "",
-    ]
-    return "\n".join(lines)
+    return "\n".join(lines) + USE.format(name=json.dumps(str(folder)), command=command)
 
 
 def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
@@ -64,30 +66,20 @@ def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
     table = of_units(run.documents(), record.units.test)
     totals, rules = decoded_totals(run, draft, table, run.manifest.config)
     kinds = np.array(table["continuation"].to_pylist())
-    shown = [f"By replay of {len(table)} test documents, which neither training nor the choice of the step has seen "]
-    shown[0] += f"({STOP} part: another). `alphaprof report {TESTED}` in this folder says more."
+    shown = [f"By replay of {len(table)} test documents (`alphaprof report {TESTED}` in this folder says more):", ""]
     gammas = run.gammas
-    shown += [
-        "",
-        "| text | rule | tokens | accept@1 | " + " | ".join(f"tokens/round, gamma {each}" for each in gammas) + " |",
-    ]
+    shown.append(_row("text", "rule", "tokens", "accept@1", *(f"tokens/round, gamma {each}" for each in gammas)))
     shown.append("|" + "---|" * (4 + len(gammas)))
     for kind, rule in sorted(set(zip(kinds.tolist(), rules.tolist(), strict=True))):
         of = totals.rows((kinds == kind) & (rules == rule))
         tokens, right = of["tokens"].sum(), of["accepted"].sum() / max(of["proposals"].sum(), 1)
         rounds = [tokens / max(of[f"rounds_{gamma}"].sum(), 1e-9) for gamma in gammas]
-        shown.append(
-            f"| {kind} | {rule} | {int(tokens):,} | " + " | ".join(f"{each:.3f}" for each in (right, *rounds)) + " |"
-        )
+        shown.append(_row(kind, rule, f"{int(tokens):,}", *(f"{each:.3f}" for each in (right, *rounds))))
     return [*shown, "", "accept@1: share of positions whose first draft is accepted."]
 
 
-def _yaml(folder: Path) -> str:
-    return f"drafts:\n  head: {{kind: eagle3, model: {json.dumps(str(folder))}}}"  # a string of JSON is one of YAML
-
-
-def _fenced(language: str, text: str) -> list[str]:
-    return [f"```{language}", text, "```"]
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:

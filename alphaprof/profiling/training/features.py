@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, reco
 from alphaprof.profiling.texts.continuations import batches
 
 IN_MEMORY = 0.25  # of the memory that is free: states of more than that are kept on disk
-ON_DISK = 0.8  # of the disk that is free: states of more than that are computed again for every step
 ROWS = 1024  # rows whose whole logits are made at a time
 
 
@@ -43,10 +41,9 @@ class TextBatch:
 
 
 class Features:
-    """The target's states on some texts: in memory where a quarter of it holds them, else in a file without a name in
-    `folder`, which vanishes with the process, or computed anew for every batch. `where` says which, `bytes` how large they
-    are, `seconds` and `cpu` how long they took. Texts are run in batches of one order, so that the states are the same each
-    time.
+    """The target's states on some texts: in memory if a quarter of it holds them, else (`on_disk`) in a file without a name
+    in `folder`, which vanishes with the process. `bytes`: how large they are; `seconds` and `cpu`: how long they took. Texts
+    are run in batches of one order, so that the states are the same each time. Raises `DiskFull`.
     """
 
     def __init__(self, target: Model, layers: Sequence[int], texts: Sequence[RunText], folder: Path, budget: int) -> None:
@@ -56,9 +53,7 @@ class Features:
         ends = np.cumsum([len(text.tokens) - 1 for text in texts])
         self._place = dict(enumerate(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)))
         self.bytes = int(ends[-1]) * self.width * target.dtype.itemsize
-        self.where = "memory" if self.bytes <= IN_MEMORY * free_memory() else "disk"
-        if self.where == "disk" and self.bytes > ON_DISK * shutil.disk_usage(folder).free:
-            self.where = "nowhere"
+        self.on_disk = self.bytes > IN_MEMORY * free_memory()
         self.seconds = self.cpu = 0.0
         self._held = self._store(folder, (int(ends[-1]), self.width))
 
@@ -72,11 +67,9 @@ class Features:
         some.bytes, some.seconds, some.cpu = round(self.bytes * share), self.seconds * share, self.cpu * share
         return some
 
-    def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor | None:
+    def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor:
         """A tensor for all states, which is empty as yet."""
-        if self.where == "nowhere":
-            return None
-        if self.where == "memory":
+        if not self.on_disk:
             return torch.empty(shape, dtype=self._target.dtype)
         with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, self.bytes)  # a full disk is an error now, not a signal later
@@ -85,8 +78,6 @@ class Features:
 
     def fill(self, advance: Callable[[int], None]) -> None:
         """Runs the target over all texts, where they are kept. `advance`: called with how many texts are done."""
-        if self._held is None:
-            return
         began, cpu = time.monotonic(), time.process_time()
         for chosen in batches([len(text.tokens) for text in self.texts], self._budget):
             for index, states in zip(chosen, self._computed(chosen), strict=True):
@@ -104,14 +95,11 @@ class Features:
         whole = torch.zeros((len(texts), length + 1), dtype=torch.long)
         for row, text in enumerate(texts):
             whole[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
-        if self._held is None:
-            states = torch.stack(self._computed(chosen)).clone()
-        else:
-            states = torch.zeros((len(texts), length, self.width), dtype=self._held.dtype)
-            for row, index in enumerate(chosen):
-                start, end = self._place[index]
-                states[row, : end - start] = self._held[start:end]
-            states = states.to(device)
+        states = torch.zeros((len(texts), length, self.width), dtype=self._held.dtype)
+        for row, index in enumerate(chosen):
+            start, end = self._place[index]
+            states[row, : end - start] = self._held[start:end]
+        states = states.to(device)
         ids = whole[:, :-1].clone()
         ids[torch.arange(length) >= torch.from_numpy(sizes)[:, None] - 1] = 0  # as in a pass over given texts
         read, last = states[..., : -self._hidden], states[..., -self._hidden :]

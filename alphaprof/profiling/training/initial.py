@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -28,13 +28,12 @@ def require_trainable(target: Model) -> None:
     """Raise `ModelUnloadable` for a target that heads of our own cannot be trained or tested on."""
     require_layers(target, ModelUnloadable)
     weight: Any = target.network.get_input_embeddings().weight
-    if weight.is_meta or not weight.is_floating_point():
-        problem = f"the embedding of {target.reference}, which the head reads, is quantised, or lies on no device"
-        raise ModelUnloadable(problem, "train on the target in 16 or 32 bits, on one device")
+    plain = weight.is_floating_point() and not weight.is_meta
     hidden = target.network.config.get_text_config().hidden_size
-    if weight.shape[1] != hidden or not TeacherForced(target).chunked:
-        problem = f"heads cannot be trained on a {type(target.network).__name__}: states or embedding are of another kind"
-        raise ModelUnloadable(problem, "train where the target is served, with speculators or SpecForge (docs/training.md)")
+    if not plain or weight.shape[1] != hidden or not TeacherForced(target).chunked:
+        problem = f"heads cannot be trained on {target.reference}: its embedding or its states are of another kind"
+        hint = "train on one device in 16 or 32 bits, or with speculators or SpecForge (docs/training.md)"
+        raise ModelUnloadable(problem, hint)
 
 
 def layers_to_read(blocks: int) -> tuple[int, ...]:
@@ -147,11 +146,9 @@ def _gain(norm: Any, own: LlamaRMSNorm) -> torch.Tensor | None:
 
 def prepared(draft: HeadDraft, target: Model, ids: torch.Tensor | None) -> Eagle3:
     """The network of a head that was loaded in float32, to be trained further; with `ids`, over these: rows that it lacks
-    come from the target's LM head. Raises `ModelUnloadable` for heads of other kinds.
+    come from the target's LM head.
     """
-    network = draft.network
-    if not isinstance(network, Eagle3):
-        raise ModelUnloadable(f"{draft.reference} is no EAGLE-3 head", "give --init a head of EAGLE-3, or leave it out")
+    network = cast(Eagle3, draft.network)
     if ids is not None and network.lm_head is not None and (network.ids is None or not torch.equal(network.ids, ids)):
         known = torch.arange(network.vocabulary) if network.ids is None else network.ids.cpu()
         place = torch.searchsorted(known, ids.cpu()).clamp(max=len(known) - 1)

@@ -51,24 +51,14 @@ def logits_by_depth(network: Eagle3, batch: TextBatch, depths: int) -> Iterator[
 def losses(network: Eagle3, batch: TextBatch, law: TargetLaw, depths: int) -> list[torch.Tensor]:
     """For each depth the sum over its drafts of KL(p || q): p the target's law over the head's ids, q the head's."""
     sums = []
-    row, at = _positions(batch)
+    every = rows_of(batch, 1)  # deeper drafts are of some of these positions
     place = torch.full(batch.whole.shape, -1, device=batch.ids.device)
-    place[row, at] = torch.arange(len(row), device=batch.ids.device)
-    known = law(batch.last[row, at - 1])
+    place[every.row, every.at] = torch.arange(len(every.row), device=batch.ids.device)
+    known = law(batch.last[every.row, every.at - 1])
     for drafted, logits in logits_by_depth(network, batch, depths):
         p = known[place[drafted.row, drafted.at]]
         sums.append((p.exp() * (p - logits.float().log_softmax(-1))).sum())
     return sums
-
-
-def _positions(batch: TextBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """All positions of the continuations: the text and the place in it."""
-    found = [
-        (np.full(size - prompt, row), np.arange(prompt, size))
-        for row, (prompt, size) in enumerate(zip(batch.prompt.tolist(), batch.size.tolist(), strict=True))
-    ]
-    row, at = (torch.from_numpy(np.concatenate(parts)).to(batch.ids.device) for parts in zip(*found, strict=True))
-    return row, at
 
 
 @torch.no_grad()

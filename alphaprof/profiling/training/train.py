@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import resource
 from collections.abc import Mapping, Sequence
@@ -15,16 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from alphaprof.errors import (
-    DataEmpty,
-    HeadRecordUnreadable,
-    LogitsNotFinite,
-    OptionInvalid,
-    PartsOverlap,
-    RunExists,
-    RunMismatch,
-)
-from alphaprof.log.place import LocalPlace
+from alphaprof.config.options import Eagle3Draft
+from alphaprof.errors import DataEmpty, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
+from alphaprof.log.manifest import MANIFEST
+from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.split import PARTS, RANDOM, STOP, TEST, TIME, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
@@ -49,15 +42,14 @@ from alphaprof.log.training import (
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.drafts import load_draft, special_ids
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
-from alphaprof.profiling.run.pipeline import in_memory, set_threads
+from alphaprof.profiling.run.pipeline import in_memory, profile, set_threads
 from alphaprof.profiling.run.resume import as_measured
 from alphaprof.profiling.run.shards import Progress
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import new_head, prepared, require_trainable, trained_parameters
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
-from alphaprof.profiling.training.testing import tested
-from alphaprof.profiling.training.trainer import Saying, Schedule, Trainer, TrainingState, remove_checkpoints
+from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
 from alphaprof.profiling.training.vocabulary import Vocabulary, chosen_vocabulary, outside, vocabulary_digest
 from alphaprof.version import __version__
 
@@ -68,9 +60,10 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 HEAD = "head"  # the draft in the run that tests it
-PASSES = 10  # over the training texts, where neither steps nor minutes are given
+PASSES = 10  # over the training texts, unless steps are given
 SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve: heads of each size, each of another order
 LEAST = 8  # independent units to train on, of a curve
+HELD_OUT = ("data", "continuation")  # what the run of the texts decides, whatever the profile says
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,6 @@ class TrainingOptions:
     """What `alphaprof train` can be asked for; see `alphaprof train --help`."""
 
     steps: int | None = None
-    minutes: float | None = None
     ttt: int = 3
     batch_tokens: int = 1536
     learning_rate: float = 2e-3
@@ -87,18 +79,6 @@ class TrainingOptions:
     seed: int = 0
     split_seed: int = 0
     split: SplitBy = RANDOM
-
-    def __post_init__(self) -> None:
-        """Raises `OptionInvalid` for numbers that are none."""
-        for name in ("minutes", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise OptionInvalid(f"--{name.replace('_', '-')} is {value}", "give a number above 0")
-        if self.split == TIME and self.split_seed:
-            raise OptionInvalid("--split time draws nothing by --split-seed", "leave one of them out")
-        wanted = self.draft_vocab
-        if wanted is not None and not (0 < wanted < 1 or (1 <= wanted < math.inf and wanted == int(wanted))):
-            raise OptionInvalid(f"--draft-vocab is {wanted:g}", "give a number of ids, or a share of the tokens below 1")
 
 
 @dataclass(frozen=True)
@@ -113,15 +93,8 @@ class Workshop:
     tokenizer: PreTrainedTokenizerBase
     texts: list[RunText]
     split: Split
-    progress: Saying
+    progress: Progress
     features: dict[tuple[int, ...], dict[str, Features]] = field(default_factory=dict)
-
-    @property
-    def described(self) -> TrainingTarget:
-        """The target, as a record has it."""
-        config = self.target.network.config.get_text_config()
-        sizes = config.hidden_size, config.num_hidden_layers, self.target.vocabulary
-        return TrainingTarget(self.target.reference, self.target.digest, *sizes)
 
 
 def train(
@@ -130,7 +103,7 @@ def train(
     """Trains a head on the texts of a run into the folder `out`, and tests it in a run there. Raises the errors of
     `errors.py`.
     """
-    require_free(out, resume)
+    require_free(out, TRAINING, resume)
     (record,) = _heads(options, run, {out: ("1", 0)}, asked, progress, resume)
     results = tested(options, run, {HEAD: out}, record, out / TESTED, progress)
     LocalPlace(out).put(CARD, card(record, results, HEAD, out).encode())
@@ -143,7 +116,7 @@ def train_curve(
     """Trains heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
     below `out`, tests them in one run, and writes curve.yaml, which lists them. Raises the errors of `errors.py`.
     """
-    _require_curve(out, resume)
+    require_free(out, CURVE, resume)
     sizes = {f"{size.replace('/', '-')}-{order}": (size, order) for size, orders in SIZES.items() for order in range(orders)}
     place = LocalPlace(out)
     place.make()
@@ -172,10 +145,7 @@ def _heads(
     independent units to train on.
     """
     with in_memory():
-        shop = opened(options, run, asked, progress)
-        if (count := len({shop.split.groups[unit] for unit in shop.split.units[TRAIN]})) < least:
-            hint = "profile more prompts, or train one head: leave --curve out"
-            raise DataEmpty(f"a curve needs {least} independent units to train on, and {run} has {count}", hint)
+        shop = opened(options, run, asked, progress, least)
         records = []
         for number, (folder, (size, order)) in enumerate(folders.items(), 1):
             if len(folders) > 1:
@@ -184,54 +154,39 @@ def _heads(
         return records
 
 
-def train_any(
-    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool, curve: bool
-) -> list[TrainingRecord]:
-    """Trains one head, or those of a curve."""
-    if curve:
-        return train_curve(options, run, out, asked, progress, resume)
-    return [train(options, run, out, asked, progress, resume)]
-
-
 def done(records: Sequence[TrainingRecord], out: Path) -> str:
     """What was trained, and what to do next, in a line."""
     if len(records) > 1:
         return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
     (record,) = records
-    best = next((look.agreement for look in record.progress if look.step == record.best_step), ())
-    right = " ".join(f"{share:.3f}" for share in best)
-    told = f"{out}: {record.steps} steps, the best was {record.best_step}: right on stop documents by depth {right}"
+    told = f"{out}: {record.steps} steps, the best on stop documents was {record.best_step}"
     return f"{told}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
 
 
-def require_free(out: Path, resume: bool) -> None:
-    """Raise `RunExists` where a folder holds something else than a training, or one that is not to be gone on with."""
-    place = LocalPlace(out)
-    place.require_writable()
-    if not out.is_dir():
-        return
-    names = [name for name in os.listdir(out) if not name.startswith(".")]
-    if not names:
-        return
-    if TRAINING not in names:
-        raise RunExists(f"{out} exists and holds no training", "choose a new directory for --out")
-    record = read_training(out)
-    if not resume:
-        what = "a trained head" if record.status == "complete" else "a training that was interrupted"
-        hint = (
-            "choose another --out" if record.status == "complete" else "add --resume to finish it, or choose another --out"
-        )
-        raise RunExists(f"{out} holds {what}", hint)
-
-
-def _require_curve(out: Path, resume: bool) -> None:
-    place = LocalPlace(out)
-    place.require_writable()
+def require_free(out: Path, kind: str, resume: bool) -> None:
+    """Raise `RunExists` if a folder holds anything but a training to resume; `kind`: the file that every such folder has."""
+    LocalPlace(out).require_writable()
     names = [name for name in os.listdir(out) if not name.startswith(".")] if out.is_dir() else []
-    if names and CURVE not in names:
-        raise RunExists(f"{out} exists and holds no curve", "choose a new directory for --out")
-    if names and not resume:
-        raise RunExists(f"{out} holds a curve", "add --resume to finish it, or choose another --out")
+    if names and (kind not in names or not resume):
+        what = f"a {kind}" if kind in names else f"files, and no {kind}"
+        raise RunExists(f"{out} holds {what}", "choose a new directory for --out; --resume finishes a training")
+
+
+def tested(
+    options: ProfileOptions, source: str, heads: Mapping[str, Path], record: TrainingRecord, out: Path, progress: Progress
+) -> Run:
+    """Profile heads, by the names of their drafts, on the stop and test documents of the run `source` that they were trained
+    from, with the other options of a profile. The run lies in `out`; one that is there is finished. Raises the errors of
+    `errors.py`.
+    """
+    texts = Run.open(source).manifest.config
+    drafts = {name: Eagle3Draft(kind="eagle3", model=str(folder.absolute())) for name, folder in heads.items()}
+    tree = options.model_dump(mode="json") | {name: texts[name] for name in HELD_OUT}
+    decision = options.decision.model_copy(update={"draft": "auto"})
+    asked = type(options).model_validate(tree).model_copy(update={"drafts": drafts, "decision": decision})
+    resume = place_of(out).has(MANIFEST)
+    units = frozenset((*record.units.stop, *record.units.test))
+    return profile(asked, out, progress, resume, None if resume else Path(source), units=units)
 
 
 def _curve(names: Sequence[str]) -> str:
@@ -240,9 +195,10 @@ def _curve(names: Sequence[str]) -> str:
     return f"# Heads of growing size. alphaprof curve reads this file.\nrun: ./{TESTED}\nheads:\n{heads}\n"
 
 
-def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Saying) -> Workshop:
+def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Progress, least: int) -> Workshop:
     """Loads the target and the texts, and splits these. Raises `RunMismatch` for a run that is not complete or has another
-    target, `DataEmpty` where a part has no text that a head can be trained or tested on.
+    target, `DataEmpty` if a part has no text that a head can be trained or tested on, or fewer than `least` groups are to
+    train on.
     """
     run = Run.open(run_name)
     if run.manifest.status != "complete":
@@ -259,17 +215,15 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     parts = split(own, asked.split_seed, by=asked.split)
     for note in parts.notes:
         progress.say(note)
-    if empty := [part for part in PARTS if not parts.units[part]]:
-        count = sum(map(len, parts.units.values()))
-        needs = "a domain needs three that are no near-copies of each other"
-        needs = "a split by time needs those of three different times" if asked.split == TIME else needs
+    groups = {part: len({parts.groups[unit] for unit in parts.units[part]}) for part in PARTS}
+    if groups[TRAIN] < least or not all(groups.values()):
+        needs = "of three different times" if asked.split == TIME else "that are not near-copies of each other"
         raise DataEmpty(
-            f"{run_name} has {count} independent units, and no part for {' and '.join(empty)} can be made of them",
-            f"profile more prompts: {needs}",
+            f"{run_name} has too few independent units: {', '.join(f'{count} to {part}' for part, count in groups.items())}",
+            f"profile more prompts: a head needs at least three {needs}, a curve {LEAST} to train on",
         )
-    set_threads(
-        run.manifest.environment["torch_threads"] if options.execution.threads == "auto" else options.execution.threads
-    )
+    threads = options.execution.threads
+    set_threads(run.manifest.environment["torch_threads"] if threads == "auto" else threads)
     options = as_measured(options, run.manifest)
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
@@ -286,45 +240,35 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
 
 def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> TrainingRecord:
     """One head: on a share of the training units in one order."""
-    require_free(out, resume)
-    units = shop.split.nested(fraction_of(size), order)
-    parts = {part: shop.split.of(shop.texts, part) for part in PARTS} | {
-        TRAIN: [t for t in shop.texts if t.unit in set(units)]
-    }
+    units = set(shop.split.nested(fraction_of(size), order))
+    parts = {part: shop.split.of(shop.texts, part) for part in PARTS}
+    parts[TRAIN] = [text for text in parts[TRAIN] if text.unit in units]
     network, ids = _beginning(shop, order)
-    settings, identity = _identity(shop, network, size, order, parts)
-    place = LocalPlace(out)
-    begun = _begun(place, settings, identity, shop)
+    schedule, place = _schedule(shop, order), LocalPlace(out)
+    record = _record(shop, parts, network, ids, schedule, size, order)
+    begun = _begun(place, record)
     if begun is not None and begun.status == "complete":
         shop.progress.say(f"{out} is complete already")
-        remove_checkpoints(place)
+        place.remove(CHECKPOINT)
         return begun
     place.make()
     place.remove_temporary()
-    record = _record(shop, parts, units, ids, size, order, settings, identity, network)
     place.put(TRAINING, record.to_json().encode())
     features = _features(shop, network.layers, out)
     train_on, stop_on = features[TRAIN].part(parts[TRAIN]), features[STOP]
-    schedule = _schedule(shop, order)
-    tensor = None if ids is None else torch.from_numpy(ids)
-    law = TargetLaw(shop.target, tensor)
-    trainer = Trainer(network, law, train_on, stop_on, schedule, place, identity, _autocast(shop.target))
+    law = TargetLaw(shop.target, None if ids is None else torch.from_numpy(ids))
+    trainer = Trainer(network, law, train_on, stop_on, schedule, place, _autocast(shop.target))
     if resume and trainer.resume():
         shop.progress.say(f"resuming after step {trainer.state.step}")
-
-    def advanced(state: TrainingState) -> None:
-        place.put(TRAINING, _so_far(record, state, (train_on, stop_on)).to_json().encode())
-
     try:
-        state = trainer.run(shop.progress, advanced)
+        state = trainer.run(shop.progress)
     except LogitsNotFinite:
         _write_head(place, network, shop)
         raise
     _write_head(place, network, shop)
-    record = replace(_so_far(record, state, (train_on, stop_on)), status="complete")
-    record = replace(record, bytes=replace(record.bytes, peak_memory=peak_memory(shop.target.device)))
+    record = _finished(record, state, (train_on, stop_on), shop.target.device)
     place.put(TRAINING, record.to_json().encode())
-    remove_checkpoints(place)
+    place.remove(CHECKPOINT)
     return record
 
 
@@ -344,8 +288,6 @@ def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
         ids = chosen_vocabulary(texts, asked.draft_vocab, always, target.vocabulary)
     if asked.init is None:
         return new_head(target, torch.from_numpy(ids), asked.seed + order), ids
-    from alphaprof.config.options import Eagle3Draft
-
     where = str(Path(asked.init).absolute()) if os.path.exists(asked.init) else asked.init  # else on the hub
     given = Eagle3Draft(kind="eagle3", model=where, dtype="float32")
     draft: Any = load_draft("init", given, shop.options, target, shop.tokenizer)
@@ -368,11 +310,9 @@ def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
     return None if seen is None else sorted(seen)
 
 
-def _identity(
-    shop: Workshop, network: Eagle3, size: str, order: int, parts: dict[str, list[RunText]]
-) -> tuple[dict[str, Any], str]:
-    """All settings that fix the result, and the digest over these, the texts of the parts and the first weights."""
-    target, schedule = shop.target, _schedule(shop, order)
+def _settings(shop: Workshop, network: Eagle3, schedule: Schedule, size: str, order: int) -> dict[str, Any]:
+    """All settings that fix the result."""
+    target = shop.target
     settings = {
         **asdict(shop.asked),
         "steps": schedule.steps,
@@ -392,6 +332,11 @@ def _identity(
         settings[BEGINS] = {part: time.isoformat() for part, time in shop.split.begins.items()}
     if shop.asked.init is not None:
         settings[LEARNT] = _learnt_before(shop, Path(shop.asked.init))
+    return settings
+
+
+def _identity(settings: dict[str, Any], parts: dict[str, list[RunText]], network: Eagle3) -> str:
+    """The digest over the settings, the texts of the parts and the first weights."""
     total = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for part in PARTS:
         for text in parts[part]:
@@ -400,47 +345,46 @@ def _identity(
     for name, weight in sorted(network.state_dict().items()):
         total.update(f"{name} {list(weight.shape)}".encode())
         total.update(weight.detach().cpu().contiguous().numpy().tobytes())
-    return settings, total.hexdigest()
+    return total.hexdigest()
 
 
-def _begun(place: LocalPlace, settings: dict[str, Any], identity: str, shop: Workshop) -> TrainingRecord | None:
-    """The record of the training in a folder. Raises `RunMismatch` where that is another one."""
-    try:
-        record = read_training(place.path)
-    except HeadRecordUnreadable:
-        if place.has(TRAINING):
-            raise
+def _begun(place: LocalPlace, record: TrainingRecord) -> TrainingRecord | None:
+    """The record of the training in a folder. Raises `RunMismatch` if it is not the one that `record` begins."""
+    if not place.has(TRAINING):
         return None
-    if record.identity != identity:
-        changed = sorted(name for name in settings if record.settings.get(name) != settings[name])
+    begun = read_training(place.path)
+    if begun.identity != record.identity:
+        changed = sorted(name for name, value in record.settings.items() if begun.settings.get(name) != value)
         what = f"{', '.join(changed)} changed" if changed else "other texts, or another head to begin with"
         hint = "resume with the options and the run of the first call, or choose another --out"
         raise RunMismatch(f"{place.shown} is another training ({what})", hint)
-    return record
+    return begun
 
 
 def _record(
     shop: Workshop,
     parts: dict[str, list[RunText]],
-    units: Sequence[str],
+    network: Eagle3,
     ids: Vocabulary | None,
+    schedule: Schedule,
     size: str,
     order: int,
-    settings: dict[str, Any],
-    identity: str,
-    network: Eagle3,
 ) -> TrainingRecord:
     """The record of a training that begins."""
-    texts, held_out = parts[TRAIN], parts[TEST]
+    texts, held_out, target = parts[TRAIN], parts[TEST], shop.target
     missed = sum(outside(ids, text) for text in held_out) / max(1, sum(len(text.ids) - 1 for text in held_out))
-    every = np.arange(shop.target.vocabulary) if ids is None else ids
+    every = np.arange(target.vocabulary) if ids is None else ids
+    config = target.network.config.get_text_config()
+    sizes = config.hidden_size, config.num_hidden_layers, target.vocabulary
+    units = tuple(sorted({text.unit for text in texts}))
+    settings = _settings(shop, network, schedule, size, order)
     return TrainingRecord(
         alphaprof=__version__,
         status="running",
         run=TrainingRun(shop.run_name, texts_digest(shop.run.manifest)),
-        target=shop.described,
+        target=TrainingTarget(target.reference, target.digest, *sizes),
         settings=settings,
-        identity=identity,
+        identity=_identity(settings, parts, network),
         size=TrainingSize(
             fraction=size,
             order=order,
@@ -449,7 +393,7 @@ def _record(
             tokens=sum(len(text.ids) for text in texts),
             prompt_tokens=sum(len(text.prompt) for text in texts),
         ),
-        units=PartUnits(tuple(units), shop.split.units[STOP], shop.split.units[TEST]),
+        units=PartUnits(units, shop.split.units[STOP], shop.split.units[TEST]),
         vocabulary=DraftVocabulary(len(every), vocabulary_digest(every), 1 - missed),
         floor=missed,
         progress=(),
@@ -458,14 +402,17 @@ def _record(
         seconds=TrainingSeconds(0.0, 0.0, 0.0, 0.0),
         bytes=TrainingBytes(0, 0),
         parameters=sum(weight.numel() for weight in trained_parameters(network).values()),
-        device=torch.cuda.get_device_name(shop.target.device) if shop.target.device.type == "cuda" else "cpu",
+        device=torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu",
     )
 
 
-def _so_far(record: TrainingRecord, state: TrainingState, features: Sequence[Features]) -> TrainingRecord:
-    """The record with what a state says, and what `features` of the training and the stop part took."""
+def _finished(
+    record: TrainingRecord, state: TrainingState, features: Sequence[Features], device: torch.device
+) -> TrainingRecord:
+    """The record of a training that has ended, and of what `features` of the training and the stop part took."""
     return replace(
         record,
+        status="complete",
         progress=tuple(state.progress),
         best_step=state.best_step,
         steps=state.step,
@@ -475,7 +422,7 @@ def _so_far(record: TrainingRecord, state: TrainingState, features: Sequence[Fea
             state.seconds["testing"],
             sum(each.cpu for each in features) + state.seconds["cpu"],
         ),
-        bytes=TrainingBytes(sum(each.bytes for each in features if each.where == "disk"), peak_memory(None)),
+        bytes=TrainingBytes(sum(each.bytes for each in features if each.on_disk), peak_memory(device)),
     )
 
 
@@ -487,8 +434,8 @@ def _features(shop: Workshop, layers: tuple[int, ...], out: Path) -> dict[str, F
     for part in (TRAIN, STOP):
         texts = shop.split.of(shop.texts, part)
         made[part] = features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
-        where = {"memory": "in memory", "disk": f"on disk, in {out}", "nowhere": "too large for memory and disk: made anew"}
-        shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where[features.where]}")
+        where = f"on disk, in {out}" if features.on_disk else "in memory"
+        shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where}")
         shop.progress.start("states of the target", len(texts), "documents")
         features.fill(shop.progress.advance)
     return made
@@ -498,10 +445,8 @@ def _schedule(shop: Workshop, order: int) -> Schedule:
     """The same for each size of a curve: what a small one cannot learn in as many steps, it lacks the texts for."""
     asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
     steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
-    if asked.minutes is not None and asked.steps is None:
-        steps *= 10  # the clock ends it
     padded = shop.options.batch_tokens
-    return Schedule(steps, asked.minutes, asked.ttt, asked.batch_tokens, padded, asked.learning_rate, asked.seed + order)
+    return Schedule(steps, asked.ttt, asked.batch_tokens, padded, asked.learning_rate, asked.seed + order)
 
 
 def _autocast(target: Model) -> torch.dtype | None:
@@ -509,8 +454,8 @@ def _autocast(target: Model) -> torch.dtype | None:
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
 
 
-def peak_memory(device: torch.device | None) -> int:
+def peak_memory(device: torch.device) -> int:
     """Bytes: of the process so far, or what was allocated on a GPU."""
-    if device is not None and device.type == "cuda":
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

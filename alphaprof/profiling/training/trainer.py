@@ -5,27 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from alphaprof.errors import HeadRecordUnreadable, LogitsNotFinite, RunMismatch
+from alphaprof.errors import HeadRecordUnreadable, LogitsNotFinite, cut
+from alphaprof.log.manifest import typed
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.training import TrainingProgress
 from alphaprof.profiling.heads.eagle import Eagle3
+from alphaprof.profiling.run.shards import Progress
 from alphaprof.profiling.texts.continuations import batches
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import trained_parameters
 from alphaprof.profiling.training.objective import DECAY, drafts, losses, right
 
-CHECKPOINT = re.compile(r"checkpoint/state-(\d+)\.safetensors")
+CHECKPOINT = "training.checkpoint"  # safetensors; the last one, until the training is complete
 LOOKS = 20  # times that a training looks at the stop part, and writes a checkpoint
 PATIENCE = 0.5  # of the steps so far: without anything better in these a training ends, in its second half
 WARM_UP = 0.1  # of the steps
@@ -33,29 +34,14 @@ BETAS, CLIP = (0.9, 0.95), 1.0
 Flags = np.ndarray[Any, Any]
 
 
-class Saying(Protocol):
-    """The part of `Progress` that a training uses."""
-
-    def say(self, message: str) -> None:
-        """Say in a line what happens now."""
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        """A new stage begins."""
-
-    def advance(self, steps: float, positions: int = 0) -> None:
-        """Part of the stage is done."""
-
-
 @dataclass(frozen=True)
 class Schedule:
-    """How a training goes. `steps`: how many updates at most; `minutes`: after which it ends (None: none), by the clock,
-    which the learning rate then follows too; `ttt`: drafts of a round that are trained; `batch_tokens`: tokens of
-    continuations in a step; `padded_tokens`: padded tokens that are run at a time, gradients of several such batches being
-    added up; `seed`: of the order of documents.
+    """How a training goes. `steps`: how many updates at most; `ttt`: drafts of a round that are trained; `batch_tokens`:
+    tokens of continuations in a step; `padded_tokens`: padded tokens that are run at a time, gradients of several such
+    batches being added up; `seed`: of the order of documents.
     """
 
     steps: int
-    minutes: float | None
     ttt: int
     batch_tokens: int
     padded_tokens: int
@@ -79,7 +65,7 @@ class TrainingState:
 
 
 class Trainer:
-    """A training in a folder. `identity`: what it fixes itself by; a checkpoint of another one is refused."""
+    """A training in a folder, which has its checkpoint."""
 
     def __init__(
         self,
@@ -89,21 +75,20 @@ class Trainer:
         stop: Features,
         schedule: Schedule,
         place: LocalPlace,
-        identity: str,
         autocast: torch.dtype | None,
     ) -> None:
         self.network, self.law, self.train, self.stop, self.schedule = network, law, train, stop, schedule
-        self.place, self.identity, self.autocast = place, identity, autocast
+        self.place, self.autocast = place, autocast
         self.weights = trained_parameters(network)
         for name, weight in network.named_parameters():
             weight.requires_grad_(name in self.weights)
         self.optimizer = torch.optim.AdamW(self.weights.values(), schedule.learning_rate, BETAS, weight_decay=0.0)
         self.state = TrainingState()
 
-    def run(self, progress: Saying, looked: Callable[[TrainingState], None] = lambda _: None) -> TrainingState:
-        """Trains from where the state is to the end, and returns it with the best weights in the network. `looked`: called
-        after each checkpoint. Raises `LogitsNotFinite` where the loss is none; the network then holds the best weights so
-        far, and the last checkpoint stays.
+    def run(self, progress: Progress) -> TrainingState:
+        """Trains from where the state is to the end, and returns it with the best weights in the network. Raises
+        `LogitsNotFinite` where the loss is none; the network then holds the best weights so far, and the last checkpoint
+        stays.
         """
         schedule, state = self.schedule, self.state
         progress.start("training", schedule.steps, "steps")
@@ -116,36 +101,28 @@ class Trainer:
         sums, counts = np.zeros(schedule.ttt), np.zeros(schedule.ttt)
         try:
             while not self._ended():
-                began, cpu, before = time.monotonic(), time.process_time(), self._share()
+                began, cpu = time.monotonic(), time.process_time()
                 added, drafted = self.update(next(chosen))
                 sums, counts = sums + added, counts + drafted
                 state.step += 1
                 state.seconds["training"] += time.monotonic() - began
                 state.seconds["cpu"] += time.process_time() - cpu
                 progress.advance(1, int(drafted[0]))
-                if self._is_due(before) or self._ended():
+                if state.step % max(1, schedule.steps // LOOKS) == 0 or self._ended():
                     self._look(progress, (sums / np.maximum(counts, 1)).tolist())
                     sums, counts = np.zeros(schedule.ttt), np.zeros(schedule.ttt)
-                    looked(state)
         finally:
             self._restore(state.best)
         return state
 
-    def _is_due(self, before: float) -> bool:
-        """Whether a look is due after a step; `before`: the share of the training before it. The clock has its own looks."""
-        timed = self.schedule.minutes is not None and int(LOOKS * before) < int(LOOKS * self._share())
-        return timed or self.state.step % max(1, self.schedule.steps // LOOKS) == 0
-
     def _ended(self) -> bool:
-        """Whether the steps or the minutes are over, or nothing has become better for long."""
+        """Whether the steps are over, or nothing has become better for long."""
         stale = self.state.best_step < PATIENCE * self.state.step
         return self._share() >= 1.0 or (self._share() >= 0.5 and stale)
 
     def _share(self) -> float:
         """How far the training is, 0 to 1."""
-        done = self.state.step / self.schedule.steps
-        limit = self.schedule.minutes
-        return done if limit is None else min(1.0, max(done, self.state.seconds["training"] / (60 * limit)))
+        return self.state.step / self.schedule.steps
 
     def update(self, chosen: Sequence[int]) -> tuple[Flags, Flags]:
         """One update; by depth [depths], the sum of the loss and the number of drafts."""
@@ -186,7 +163,7 @@ class Trainer:
             return contextlib.nullcontext()
         return torch.autocast(self.network.device.type, self.autocast)
 
-    def _look(self, progress: Saying, loss: list[float]) -> None:
+    def _look(self, progress: Progress, loss: list[float]) -> None:
         """Tests on the stop part, keeps the weights where they are the best so far, and writes a checkpoint."""
         state, schedule = self.state, self.schedule
         began, cpu = time.monotonic(), time.process_time()
@@ -204,9 +181,6 @@ class Trainer:
         told = f"step {state.step} of {schedule.steps}: "
         told += f"loss by depth {' '.join(f'{each:.2f}' for each in loss)}; " if loss else ""
         told += f"right on stop documents {' '.join(f'{each:.3f}' for each in shares)}"
-        if state.step:
-            left = spent * (1 / max(self._share(), 1e-9) - 1)
-            told += f"; about {left:.0f} s left"
         progress.say(told)
 
     @torch.no_grad()
@@ -220,7 +194,7 @@ class Trainer:
         return agree, starts, prefix
 
     def save(self) -> None:
-        """Writes a checkpoint, and removes those before it. Raises `DiskFull`."""
+        """Writes a checkpoint over the one before it. Raises `DiskFull`."""
         state = self.state
         tensors = {f"weights.{name}": weight.detach().cpu().contiguous() for name, weight in self.weights.items()}
         tensors |= {f"best.{name}": weight for name, weight in state.best.items()}
@@ -228,41 +202,28 @@ class Trainer:
             for moment, value in self.optimizer.state.get(weight, {}).items():
                 tensors[f"{moment}.{name}"] = value.detach().cpu().contiguous().clone()
         facts = {key: value for key, value in asdict(replace(state, best={})).items() if key != "best"}
-        meta = {"identity": self.identity, "state": json.dumps(facts)}
-        name = f"checkpoint/state-{state.step}.safetensors"
-        self.place.put(name, save(tensors, metadata=meta))
-        remove_checkpoints(self.place, keep=name)
+        self.place.put(CHECKPOINT, save(tensors, metadata={"state": json.dumps(facts)}))
 
     def resume(self) -> bool:
-        """Goes on from the last checkpoint in the folder; False where there is none. Raises `HeadRecordUnreadable` where it
-        is damaged, `RunMismatch` where it is of another training.
-        """
-        names = checkpoints(self.place)
-        if not names:
+        """Goes on from the checkpoint in the folder; False if there is none. Raises `HeadRecordUnreadable`."""
+        if not self.place.has(CHECKPOINT):
             return False
-        path = self.place.path / names[-1]
+        path = self.place.path / CHECKPOINT
         try:
             with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
+                facts = json.loads((file.metadata() or {})["state"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
-            facts = json.loads(meta["state"])
-            facts["progress"] = [TrainingProgress(**_tuples(each)) for each in facts["progress"]]
+            facts["progress"] = list(typed(facts["progress"], tuple[TrainingProgress, ...], "progress"))
             state = TrainingState(**facts)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-            raise HeadRecordUnreadable(f"{path} cannot be read: {reason}", "delete it: --resume begins again") from None
-        if meta.get("identity") != self.identity:
-            raise RunMismatch(f"{path} is of another training", "train into another --out")
+            hint = "delete it: --resume begins again"
+            raise HeadRecordUnreadable(f"{path} cannot be read: {cut(str(error), 100)}", hint) from None
         state.best = {name: tensors[f"best.{name}"] for name in self.weights if f"best.{name}" in tensors}
         self._restore({name: tensors[f"weights.{name}"] for name in self.weights})
         for name, weight in self.weights.items():
-            moments = {moment: tensors.get(f"{moment}.{name}") for moment in ("step", "exp_avg", "exp_avg_sq")}
-            if moments["step"] is not None:
-                self.optimizer.state[weight] = {
-                    moment: value if moment == "step" else value.to(weight.device)
-                    for moment, value in moments.items()
-                    if value is not None
-                }
+            if f"step.{name}" in tensors:
+                moments = {moment: tensors[f"{moment}.{name}"].to(weight.device) for moment in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[weight] = {"step": tensors[f"step.{name}"], **moments}
         self.state = state
         return True
 
@@ -285,23 +246,3 @@ def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[lis
                 yield step
                 step, tokens = [], 0
         number += 1
-
-
-def checkpoints(place: LocalPlace) -> list[str]:
-    """The checkpoints in a folder, by their steps."""
-    names = [name for name in place.names("checkpoint") if CHECKPOINT.fullmatch(name)]
-    return sorted(names, key=lambda name: int(name.removeprefix("checkpoint/state-").split(".")[0]))
-
-
-def remove_checkpoints(place: LocalPlace, keep: str | None = None) -> None:
-    """Removes the checkpoints in a folder but for one, and no other file; the folder where it is empty then."""
-    for name in checkpoints(place):
-        if name != keep:
-            place.remove(name)
-    if keep is None:
-        with contextlib.suppress(OSError):
-            (place.path / "checkpoint").rmdir()
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -10,13 +10,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from alphaprof.errors import ModelUnloadable, OptionInvalid
+from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared, require_trainable
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
-from alphaprof.profiling.training.train import TrainingOptions
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.eagle import config, converted, loaded, target, tensors, written
@@ -121,19 +120,6 @@ def test_targets_whose_states_cannot_be_read_are_refused() -> None:
     with pytest.raises(ModelUnloadable, match="has no `layers`"):
         require_trainable(model)
     require_trainable(target(1))
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        *({"minutes": 0.0}, {"minutes": float("inf")}, {"learning_rate": float("nan")}, {"learning_rate": 0.0}),
-        *({"draft_vocab": 0.0}, {"draft_vocab": 1.5}, {"draft_vocab": float("nan")}),
-    ],
-    ids=str,
-)
-def test_numbers_that_are_none_are_refused(odd: dict[str, float]) -> None:
-    with pytest.raises(OptionInvalid, match="--"):
-        TrainingOptions(**odd)  # type: ignore[arg-type]
 
 
 def test_the_card_says_what_was_measured_and_nothing_breaks_out_of_it(tmp_path: Path) -> None:

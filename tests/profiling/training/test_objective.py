@@ -133,15 +133,12 @@ def test_the_law_is_that_of_the_full_logits(setting: Setting) -> None:
     assert torch.allclose(setting.law(rows), full, atol=1e-5)
 
 
-@pytest.mark.parametrize("where", ["disk", "nowhere"])
 def test_states_are_the_same_wherever_they_are_kept(
-    setting: Setting, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("alphaprof.profiling.training.features.IN_MEMORY", 0.0)
-    if where == "nowhere":
-        monkeypatch.setattr("alphaprof.profiling.training.features.ON_DISK", 0.0)
     features = Features(setting.model, setting.network.layers, setting.texts, tmp_path, 64)
-    assert features.where == where
+    assert features.on_disk
     features.fill(lambda _: None)
     assert list(tmp_path.iterdir()) == []
     batch = features.batch([2, 1])

@@ -15,16 +15,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphaprof.config.load import load_profile
 from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import (
-    AlphaprofError,
     DataEmpty,
     DiskFull,
     HeadRecordUnreadable,
     LogitsNotFinite,
-    ModelUnloadable,
-    NoPositionLog,
     OptionInvalid,
     PartsOverlap,
     RunExists,
@@ -39,12 +35,11 @@ from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.load import trained_of
 from alphaprof.profiling.models.drafts import load_draft
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
-from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training import train as training
 from alphaprof.profiling.training.features import Features
 from alphaprof.profiling.training.objective import logits_by_depth
-from alphaprof.profiling.training.train import TrainingOptions, train, train_curve
-from alphaprof.profiling.training.trainer import Trainer, steps_of
+from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, steps_of
 from alphaprof.rules import parse_rule
 from alphaprof.totals.decoded import decoded_totals
 from alphaprof.totals.pool import DocumentTotals
@@ -100,10 +95,8 @@ def test_the_folder_of_a_head_holds_what_engines_and_readers_need(head: Path, ca
         *("README.md", "config.json", "model.safetensors", "tested", "training.json"),
     ]
     described, weights = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
-    assert described["speculators_model_type"] == "eagle3"
     assert described["norm_before_residual"] is False
     assert described["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
-    assert described["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
     offsets, flags = weights["d2t"], weights["t2d"]
     ids = torch.arange(len(offsets)) + offsets
     assert flags.nonzero().flatten().tolist() == ids.tolist()
@@ -190,21 +183,6 @@ def test_real_decoding_has_the_rounds_of_replay(head: Path, case: Case, target: 
     assert total > 120
 
 
-def test_rounds_of_a_profile_are_those_of_the_run_that_tested_it(head: Path, case: Case, tmp_path: Path) -> None:
-    """The trained head as a draft of the next profile, on the same prompts."""
-    tree = yaml.safe_load(case.profile.read_text()) | {"drafts": {"own": {"kind": "eagle3", "model": str(head)}}}
-    profile = case.profile.parent / "next.yaml"
-    profile.write_text(yaml.safe_dump(tree))
-    run = pipeline.profile(load_profile(profile, []), tmp_path / "next", Silent())
-    size, table = read_training(head).size, run.documents()
-    assert run.manifest.drafts["own"].trained == Trained(size.units, size.tokens, None)
-    totals, _ = decoded_totals(run, "own", table, run.manifest.config)
-    units = list(map(unit_of, table["cluster"].to_pylist(), table["prompt_hash"].to_pylist()))
-    for unit, tested in results(head).items():
-        for name in ("accepted", "rounds_1", "rounds_2", "rounds_3"):
-            assert totals[name][units.index(unit)] == tested[name][0]
-
-
 def test_sampled_texts_are_tested_by_the_rule_that_the_decision_asks_for(sampled: Case, tmp_path: Path) -> None:
     out = trained(sampled, tmp_path / "head")
     run = Run.open(out / TESTED)
@@ -241,7 +219,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
         monkeypatch.setattr(owner, name, wrapped)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_a_training_that_was_killed_goes_on_to_the_same_weights_and_record(
     case: Case, head: Path, tmp_path: Path, seed: int
 ) -> None:
@@ -272,23 +250,10 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights_and_record(
     assert ours.best_step == theirs.best_step
 
 
-def test_only_checkpoints_are_removed_from_a_folder(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "head"
-    with pytest.MonkeyPatch.context() as patch:
-        killed_at(patch, 30)
-        with pytest.raises(Killed):
-            trained(case, out)
-    for name in ("mine.safetensors", "state-3.safetensors.bak", "state-x.safetensors"):
-        (out / "checkpoint" / name).write_text("mine")
-    trained(case, out, resume=True)
-    names = ["mine.safetensors", "state-3.safetensors.bak", "state-x.safetensors"]
-    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == names
-
-
 def test_changed_options_and_texts_are_another_training(
     case: Case, head: Path, made: Callable[..., Case], tmp_path: Path
 ) -> None:
-    for changes in ({"steps": 13}, {"batch_tokens": 61}, {"ttt": 2}, {"seed": 1}, {"draft_vocab": 90}, {"split_seed": 1}):
+    for changes in ({"steps": 13}, {"ttt": 2}, {"split_seed": 1}):
         with pytest.raises(RunMismatch, match=next(iter(changes))):
             trained(case, head, resume=True, **changes)
     with pytest.raises(RunMismatch, match="other texts"):
@@ -297,19 +262,13 @@ def test_changed_options_and_texts_are_another_training(
 
 
 def test_what_lies_in_the_folder_is_never_overwritten(case: Case, head: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunExists, match="holds a trained head"):
+    with pytest.raises(RunExists, match=r"holds a training\.json"):
         trained(case, head)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(RunExists, match="holds no training"):
+        with pytest.raises(RunExists, match="holds files, and no"):
             trained(case, tmp_path / "other", resume=resume)
-    with pytest.MonkeyPatch.context() as patch:
-        killed_at(patch, 20)
-        with pytest.raises(Killed):
-            trained(case, tmp_path / "begun")
-    with pytest.raises(RunExists, match="interrupted"):
-        trained(case, tmp_path / "begun")
 
 
 def test_a_loss_that_is_none_keeps_the_best_weights(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,12 +282,10 @@ def test_a_loss_that_is_none_keeps_the_best_weights(case: Case, tmp_path: Path, 
     monkeypatch.setattr(training.TargetLaw, "__call__", poisoned)
     with pytest.raises(LogitsNotFinite, match="not finite") as caught:
         trained(case, out)
-    best = read_training(out).best_step
-    assert f"step {best}" in caught.value.hint
     assert str(out) in caught.value.hint
     assert all(weight.isfinite().all() for weight in load_file(out / "model.safetensors").values())
     monkeypatch.undo()
-    assert list((out / "checkpoint").iterdir())
+    assert (out / CHECKPOINT).is_file()
     trained(case, tmp_path / "next", init=str(out), steps=2)
 
 
@@ -358,7 +315,7 @@ def test_a_damaged_checkpoint_is_named(case: Case, tmp_path: Path) -> None:
         killed_at(patch, 30)
         with pytest.raises(Killed):
             trained(case, out)
-    (path,) = (out / "checkpoint").glob("state-*.safetensors")
+    path = out / CHECKPOINT
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(HeadRecordUnreadable, match=path.name):
         trained(case, out, resume=True)
@@ -398,9 +355,7 @@ def test_a_split_by_time_needs_times(case: Case, made: Callable[..., Case], tmp_
     error, hint = told.splitlines()
     assert error == "error: a split by time needs the time of each text, and 30 of 30 have none in this run"
     assert "data.time" in hint
-    with pytest.raises(OptionInvalid, match="--split-seed"):
-        trained(case, tmp_path / "b", split="time", split_seed=1)
-    with pytest.raises(DataEmpty, match="no part for stop and test") as caught:
+    with pytest.raises(DataEmpty, match="0 to stop, 0 to test") as caught:
         trained(made(9, times=["2026-03-01"] * 4 + ["2026-03-02"] * 5), tmp_path / "c", split="time")
     assert "three different times" in caught.value.hint
     assert not list(tmp_path.iterdir())
@@ -425,7 +380,7 @@ def test_a_head_that_has_learnt_the_test_texts_is_refused(case: Case, head: Path
     shutil.copytree(head, other)
     (other / TRAINING).unlink()
     out = trained(case, tmp_path / "b", init=str(other), split_seed=1, steps=2)
-    assert "may have seen texts of the test part" in (out / "README.md").read_text()
+    assert "may have seen test texts" in (out / "README.md").read_text()
 
 
 def test_what_a_head_learnt_before_goes_with_the_heads_that_begin_with_it(case: Case, head: Path, tmp_path: Path) -> None:
@@ -438,23 +393,15 @@ def test_what_a_head_learnt_before_goes_with_the_heads_that_begin_with_it(case: 
         trained(case, tmp_path / "third", init=str(second), split_seed=1)
     write_training(second, dataclasses.replace(record, settings=record.settings | {"learnt": None}))
     out = trained(case, tmp_path / "unknown", init=str(second), steps=1)
-    assert "may have seen texts of the test part" in (out / "README.md").read_text()
-
-
-def test_a_head_that_does_not_fit_is_refused(case: Case, head: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(head, other)
-    described = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(described | {"target_hidden_size": 48}))
-    with pytest.raises(ModelUnloadable, match="reads states of 48 numbers"):
-        trained(case, tmp_path / "a", init=str(other))
-    with pytest.raises(AlphaprofError, match="nowhere"):
-        trained(case, tmp_path / "b", init=str(tmp_path / "nowhere"))
+    assert "may have seen test texts" in (out / "README.md").read_text()
 
 
 def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: Path) -> None:
-    with pytest.raises(DataEmpty, match="no part for"):
+    with pytest.raises(DataEmpty, match="0 to stop"):
         trained(made(2), tmp_path / "a")
+    corpus = made(40, continuation={"kind": "text", "prompt_tokens": 4, "max_new_tokens": 20})
+    with pytest.raises(DataEmpty, match="was written by the target"):
+        trained(corpus, tmp_path / "a")
     with pytest.raises(DataEmpty, match="longer than the 16 depths"):
         trained(made(6, continuation={"kind": "greedy", "max_new_tokens": 8}), tmp_path / "a", ttt=16)
     with pytest.raises(OptionInvalid, match="no room"):
@@ -465,78 +412,26 @@ def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: P
     assert not (tmp_path / "a").exists()
 
 
-def test_texts_that_the_target_did_not_write_are_left_out(made: Callable[..., Case], tiny: Path, tmp_path: Path) -> None:
-    """A plain corpus teaches a head nothing that the target would say."""
-    corpus = made(40, continuation={"kind": "text", "prompt_tokens": 4, "max_new_tokens": 20})
-    with pytest.raises(DataEmpty, match="was written by the target"):
-        trained(corpus, tmp_path / "a")
-
-
-def test_minutes_end_a_training(case: Case, tmp_path: Path) -> None:
-    record = read_training(trained(case, tmp_path / "head", steps=100_000, minutes=0.01))
-    assert 0 < record.steps < 100_000
-    assert record.seconds.training >= 0.3  # half of them, from where on a training ends that becomes no better
-    assert len(record.progress) > 3  # looks go by the clock where steps are too many
-
-
-def test_an_unfinished_run_and_one_without_texts_are_refused(case: Case, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_unfinished_run_is_refused(case: Case, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(case.run, copy)
     run = Run.open(copy)
     run.write_manifest(dataclasses.replace(run.manifest, status="running"))
     with pytest.raises(RunMismatch, match="is not complete"):
         train(case.options, str(copy), tmp_path / "a", ASKED, Silent())
-    monkeypatch.setattr(Run, "imported", property(lambda self: True))
-    with pytest.raises(NoPositionLog):
-        train(case.options, str(case.run), tmp_path / "a", ASKED, Silent())
-
-
-def test_a_curve_has_heads_of_nested_sizes_with_one_vocabulary(case: Case, tmp_path: Path) -> None:
-    out = tmp_path / "curve"
-    train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent())
-    listed = yaml.safe_load((out / CURVE).read_text())
-    assert Run.open(out / listed["run"]).manifest.reused == str(case.run)
-    folders = [out / each["head"] for each in listed["heads"]]
-    assert len(folders) == 10
-    records = [read_training(folder) for folder in folders]
-    by_size = {(record.size.fraction, record.size.order): set(record.units.train) for record in records}
-    for order in range(3):
-        assert by_size["1/8", order] < by_size["1/4", order] < by_size["1/2", order] < by_size["1", 0]
-    assert len({record.vocabulary.digest for record in records}) == 1
-    assert len({(record.units.stop, record.units.test, record.settings["steps"], record.floor) for record in records}) == 1
-    assert len({frozenset(units) for units in by_size.values()}) == 10
-    with pytest.raises(RunExists, match="holds a curve"):
-        train_curve(case.options, str(case.run), out, ASKED, Silent())
-    sizes = [record.size for record in records]
-    assert [trained_of(folder) for folder in folders] == [Trained(size.units, size.tokens, str(out)) for size in sizes]
-    before = {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
-    (out / CURVE).write_text(beside := (out / CURVE).read_text() + "beside: {published: {head: ./published}}\n")
-    train_curve(case.options, str(case.run), out, dataclasses.replace(ASKED, steps=2), Silent(), resume=True)
-    assert before == {folder: (folder / "model.safetensors").stat().st_mtime_ns for folder in folders}
-    assert (out / CURVE).read_text() == beside
 
 
 def test_a_head_that_no_curve_lists_or_whose_record_cannot_be_read_has_none(head: Path, tmp_path: Path) -> None:
     """Neither keeps a head from being profiled."""
     size, folder = read_training(head).size, tmp_path / "heads" / "mine"
     shutil.copytree(head, folder)
-    other = tmp_path / "heads" / "other"
-    for content in ("run: a\nheads: [{draft: other, head: ./heads/other}]", "{", "a: 1"):
+    for content in ("run: a\nheads: [{draft: other, head: ./heads/other}]", "{"):
         (tmp_path / CURVE).write_text(content)
         assert trained_of(folder) == Trained(size.units, size.tokens, None)
-    (tmp_path / CURVE).write_text(
-        "run: a\nheads: [{draft: other, units: 3}]\nbeside: {tuned: {draft: mine, head: ./heads/../heads/mine}}"
-    )
-    assert trained_of(folder) == Trained(size.units, size.tokens, None)  # it stands beside the curve
     (tmp_path / CURVE).write_text("run: a\nheads: [{draft: mine, head: ./heads/../heads/mine}]")
     assert trained_of(folder) == Trained(size.units, size.tokens, str(tmp_path))
     (folder / TRAINING).write_text("{}")
-    assert (trained_of(folder), trained_of(other), trained_of(Path("org/name"))) == (None, None, None)
-
-
-def test_a_curve_of_too_few_units_is_refused(made: Callable[..., Case], tmp_path: Path) -> None:
-    with pytest.raises(DataEmpty, match="a curve needs 8 independent units"):
-        train_curve((few := made(7)).options, str(few.run), tmp_path / "curve", ASKED, Silent())
+    assert (trained_of(folder), trained_of(Path("org/name"))) == (None, None)
 
 
 def test_the_command_trains_and_says_what_is_next(case: Case, tmp_path: Path, console_script: Runner) -> None:
