@@ -18,6 +18,7 @@ from alphaprof.log.schema import LogRules, violations
 from alphaprof.profiling.decoding.drafters import Choice, Proposal
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
 from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
@@ -38,10 +39,9 @@ DRAWN = Processing(1.3, 0, 0.97)
 RULES = ("strict", "one_hot", "lossless")
 
 
-class Chain(nn.Module):
+class Chain(HeadNetwork):
     """A head without attention: state k = tanh(A [embedding of x_(i+k), state k - 1]), state 0 = B features."""
 
-    most = config = None
     vocabulary = TOKENS
 
     def __init__(self, embedding: nn.Module, layers: tuple[int, ...], ids: list[int] | None) -> None:
@@ -55,8 +55,6 @@ class Chain(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.3)
         self.requires_grad_(False)
-
-    device, dtype = torch.device("cpu"), torch.float32
 
     def step(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.next(torch.cat([self.embed[0](token), state], -1)))
@@ -326,7 +324,7 @@ def test_on_a_gpu_nothing_waits_before_the_columns_cross(
     known = draft._known  # what a run knows before it scores
     there = DraftModel("target", copy.deepcopy(target().network).to("meta"), "model", "t")
     network = draft.network.to("meta")  # type: ignore[attr-defined]
-    network.embed, network.device = [there.network.get_input_embeddings()], torch.device("meta")
+    network.embed = [there.network.get_input_embeddings()]
     network.ids = torch.tensor(REDUCED)
     scorer = Scorer(there, [draft], TOKENS, extras=Extras.of(RULES, certificates=False))
     scorer.ids = [torch.empty(len(known), dtype=torch.long, device="meta")]

@@ -19,9 +19,9 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
+from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.teacher_forced import FINAL
 from alphaprof.rules import GAMMA_LIMIT
 
 if TYPE_CHECKING:
@@ -39,14 +39,10 @@ VLLM = re.compile(
 )
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(HeadNetwork):
     """Heads with `blocks` residual blocks each. `ids`: see `HeadNetwork`; `shared`: all have one LM head; `scale`: what its
     logits are multiplied by.
     """
-
-    layers: tuple[int, ...] = (FINAL,)
-    config = None
-    ids: torch.Tensor | None
 
     def __init__(
         self,
@@ -60,7 +56,7 @@ class MedusaHeads(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.most: int | None = heads
+        self.most = heads
         self.vocabulary, self.scale = vocabulary, scale
         self.register_buffer("ids", ids)
         self.blocks = nn.ModuleList(
@@ -68,16 +64,6 @@ class MedusaHeads(nn.Module):
         )
         rows = vocabulary if ids is None else len(ids)
         self.lm_heads = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(1 if shared else heads))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the heads are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the heads."""
-        return next(self.parameters()).dtype
 
     def at(self, depth: int, features: torch.Tensor) -> torch.Tensor:
         """The state [..., hidden] at a depth of features [..., hidden]: x + SiLU(W x + b) for each block."""

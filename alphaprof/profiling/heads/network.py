@@ -7,12 +7,15 @@ token x_(b+k), and what fixes a round is that these are the text's own tokens as
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from alphaprof.costs.roofline import ModelShape
+from alphaprof.profiling.models.teacher_forced import FINAL
 
 
 class HeadCache(Protocol):
@@ -30,46 +33,44 @@ class HeadCache(Protocol):
         """
 
 
-class HeadNetwork(Protocol):
-    """A draft head, a module of torch with its own tensors. `layers`: the target's states that are its features, in this
-    order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number); `ids` [logits]: the
-    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has.
+class HeadNetwork(nn.Module, ABC):
+    """A draft head, whose parameters are its own tensors: none of the target's. `layers`: the target's states that are its
+    features, in this order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number);
+    `ids` [logits]: the target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has;
+    `config`: of its decoder layers, as transformers has it (None: it has none).
     """
 
-    layers: tuple[int, ...]
-    most: int | None
+    layers: tuple[int, ...] = (FINAL,)
+    most: int | None = None
+    config: Any = None
     ids: torch.Tensor | None
     vocabulary: int
 
     @property
-    def config(self) -> Any:
-        """Of its decoder layers, as transformers has it; None: it has none."""
-
-    @property
     def device(self) -> torch.device:
         """Where its tensors are."""
+        return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its tensors."""
+        return next(self.parameters()).dtype
 
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Its own parameters: none of the target's."""
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Its own tensors by name."""
-
+    @abstractmethod
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """Yields for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the bases from `first` on, in
         texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where base + depth lies beyond
         the text they mean nothing, and are finite.
         """
 
+    @abstractmethod
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Logits [n, logits] of states [n, hidden] at a depth."""
 
+    @abstractmethod
     def shape(self) -> ModelShape | None:
         """What decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""
 
+    @abstractmethod
     def cache(self) -> HeadCache:
         """An empty cache."""
