@@ -232,7 +232,7 @@ def _call(plan: Plan, way: DecodingMode, document: Document) -> Decoded:
         taken = seconds(plan.target.device, write)
     nothing = np.zeros(0, dtype=np.int64)
     ids = written[0][0, prompt.shape[1] :].cpu().numpy()
-    return Decoded(ids, nothing, nothing, 0.0, taken, 0.0, 0.0, 0.0, 0.0, None)
+    return Decoded(ids, nothing, nothing, 0.0, taken, 0.0, 0.0, 0.0, None)
 
 
 def _collected(
