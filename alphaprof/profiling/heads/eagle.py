@@ -16,8 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.attention import by_round, causal
-from alphaprof.profiling.heads.network import HeadNetwork
-from alphaprof.profiling.heads.shape import head_shape
+from alphaprof.profiling.heads.network import HeadNetwork, head_shape
 from alphaprof.profiling.models.teacher_forced import FINAL
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"

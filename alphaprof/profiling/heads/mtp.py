@@ -22,8 +22,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.profiling.heads.network import HeadNetwork
-from alphaprof.profiling.heads.shape import head_shape
+from alphaprof.profiling.heads.network import HeadNetwork, head_shape
 
 ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
 
