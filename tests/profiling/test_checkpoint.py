@@ -20,7 +20,6 @@ from alphaprof.profiling.models.load import load_model, load_tokenizer
 from tests.tiny import llama
 
 INDEX = "model.safetensors.index.json"
-DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def split(model: Path, **names: str) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "part.safetensors") | names}))
 
 
-@pytest.mark.parametrize("content", [b'{"eos_token_id": 256', b"", b"[1]", b"\xff\xfe\x00", DEEP.encode(), b"9" * 5000])
+@pytest.mark.parametrize("content", [b'{"eos_token_id": 256', b"[1]", b"\xff\xfe\x00"])
 @pytest.mark.parametrize("name", ["config.json", INDEX])
 def test_a_damaged_description_is_named(model: Path, name: str, content: bytes) -> None:
     if name == INDEX:
@@ -67,38 +66,19 @@ def test_a_damaged_description_is_named(model: Path, name: str, content: bytes) 
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("content", [b'{"a": 1', b"[1]", b"null", b"\xff\xfe\x00", DEEP.encode()])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_is_refused(model: Path, name: str, content: bytes) -> None:
-    (model / name).write_bytes(content)
+def test_a_damaged_tokenizer_is_refused(model: Path, name: str) -> None:
+    (model / name).write_bytes(b'{"a": 1')
     assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
 
 
-@pytest.mark.models
-@pytest.mark.parametrize(("name", "value"), [("model_max_length", "x"), ("extra_special_tokens", ["<user>", ""])])
-def test_settings_of_a_tokenizer_that_no_text_survives_are_refused(model: Path, name: str, value: Any) -> None:
-    edit(model / "tokenizer_config.json", **{name: value})
-    assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
-
-
-@pytest.mark.parametrize(
-    ("shard", "problem"),
-    [
-        ("pytorch_model-00001.bin", "names weights that are not safetensors: 'pytorch_model-00001.bin'"),
-        ("../part.safetensors", "names weights outside its folder"),
-        ("/etc/part.safetensors", "names weights outside its folder"),
-        (7, "names weights that are not safetensors"),
-    ],
-)
-def test_an_index_that_names_a_pickle_or_a_path_outside_is_refused(model: Path, shard: Any, problem: str) -> None:
-    split(model, **{"lm_head.weight": shard})
-    assert problem in refusal(model).message
-
-
-@pytest.mark.parametrize("name", ["../part.safetensors", "adapter.bin", 5])
-def test_a_config_that_names_other_weights_is_held_to_the_same(model: Path, name: Any) -> None:
-    edit(model / "config.json", transformers_weights=name)
+@pytest.mark.parametrize("shard", ["pytorch_model-00001.bin", "../part.safetensors", "/etc/part.safetensors"])
+def test_an_index_or_config_that_names_a_pickle_or_a_path_outside_is_refused(model: Path, shard: str) -> None:
+    edit(model / "config.json", transformers_weights=shard)
     assert "config.json names weights" in refusal(model).message
+    edit(model / "config.json", transformers_weights=None)
+    split(model, **{"lm_head.weight": shard})
+    assert "names weights" in refusal(model).message
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
@@ -125,22 +105,11 @@ def test_a_pickle_in_the_cache_of_the_hub_says_nothing_about_the_model(model: Pa
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("layers", [2, 0, -1])
-def test_weights_that_a_config_does_not_use_are_an_error(model: Path, layers: int) -> None:
-    edit(model / "config.json", num_hidden_layers=layers)
-    message = refusal(model, load).message
-    assert "holds weights that its config does not use: model.layers." in message
-    assert f"and {9 * (4 - max(layers, 0)) - 3} more" in message
-
-
-@pytest.mark.models
-@pytest.mark.parametrize(
-    "name",
-    ["model.layers.0.self_attn.q_proj.bias", "lm_head.bias", "model.norm2.weight", "extra", "model.layers.4.eh_proj.weight"],
-)
-def test_a_weight_without_a_place_is_an_error(model: Path, name: str) -> None:
-    add(model, name)
-    assert f"does not use: {name}" in refusal(model, load).message
+def test_weights_that_a_config_does_not_use_are_an_error(model: Path) -> None:
+    add(model, "model.layers.0.self_attn.q_proj.bias")
+    assert "does not use: model.layers.0.self_attn.q_proj.bias" in refusal(model, load).message
+    edit(model / "config.json", num_hidden_layers=2)
+    assert "holds weights that its config does not use: model.layers." in refusal(model, load).message
 
 
 # What published checkpoints carry beside their text: LLaVA, Llama 4, MiMo, TRL, Medusa, and masks of old versions.
