@@ -20,14 +20,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from alphaprof.config.load import validate
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import AlphaprofError, ModelUnloadable, ProfileInvalid, VocabularyMismatch, shown
+from alphaprof.errors import AlphaprofError, ModelUnloadable, VocabularyMismatch
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Reading
 from alphaprof.profiling.heads.files import files_of
-from alphaprof.profiling.heads.formats import FLAGS, eagle3_format
-from alphaprof.profiling.heads.readings import reading_as
+from alphaprof.profiling.heads.formats import eagle3_format
+from alphaprof.profiling.heads.readings import is_guessed, reading_as
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
 from tests import tiny
@@ -102,7 +101,6 @@ def test_the_same_head_in_other_layouts_gives_the_same_states(tmp_path: Path, mo
     assert first.network.layers == other.network.layers == (2, 3, 4)
     assert torch.equal(states(first, FEATURES), states(other, FEATURES))
     assert (first.reading["layout"], other.reading["layout"]) == ("speculators", layout)
-    assert ("engines guess" in other.reading["target states"]) == (layout == "SafeAILab")
 
 
 def test_older_names_of_norms_and_layers_are_read(tmp_path: Path, model: Model) -> None:
@@ -146,7 +144,6 @@ def test_the_targets_lm_head_stands_in_for_one_that_is_missing(tmp_path: Path, m
     normed = own.network.norm(rows)  # type: ignore[attr-defined]
     torch.testing.assert_close(shared.network.logits(rows, 1), model.network.lm_head(normed))
     assert own.facts().parameters == (shared.facts().parameters or 0) + VOCABULARY * HIDDEN
-    assert shared.reading["LM head"].startswith("the target's")
 
 
 def test_a_head_in_several_files_is_one(tmp_path: Path, model: Model) -> None:
@@ -162,33 +159,16 @@ def test_a_head_in_several_files_is_one(tmp_path: Path, model: Model) -> None:
 # Layout, settings in config.json, target, and which states are read as the files mean it, for vLLM and for SGLang.
 SPECULATORS, SPECFORGE, SAFEAILAB, VLLM = "speculators", "SpecForge", "SafeAILab", "vLLM"
 GUESS, TWELVE = (2, 6, 9), {"num_hidden_layers": 12, "model_type": "llama"}
+DEEPSEEK, GPT_OSS = (TWELVE | {"model_type": kind} for kind in ("deepseek_v3", "gpt_oss"))
 STATES = [
-    (SPECULATORS, {IDS: [1, 3, 5]}, TWELVE, (1, 3, 5), (1, 3, 5), (2, 4, 6)),
-    (SPECULATORS, {IDS: [2, 6, 9]}, TWELVE, (2, 6, 9), (2, 6, 9), (3, 7, 10)),
     (SPECULATORS, {IDS: [9, 2, 6]}, TWELVE, (9, 2, 6), (2, 6, 9), (3, 7, 10)),
     (SPECULATORS, {}, TWELVE, GUESS, GUESS, GUESS),
     (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
-    (SPECFORGE, {"eagle_config": {IDS: [2, 6, 9]}}, TWELVE, (3, 7, 10), (2, 6, 9), (3, 7, 10)),
-    (
-        SPECFORGE,
-        {"eagle_config": {IDS: [2, 6, 9]}},
-        TWELVE | {"model_type": "deepseek_v3"},
-        (3, 7, 10),
-        (2, 6, 9),
-        (2, 6, 9),
-    ),
-    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE | {"model_type": "deepseek_v3"}, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
-    (
-        SPECFORGE,
-        {"eagle_config": {IDS: [8, 10, 12]}},
-        TWELVE | {"model_type": "gpt_oss"},
-        (8, 10, 12),
-        (8, 10, 12),
-        (8, 10, 12),
-    ),
-    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE | {"model_type": "gpt_oss"}, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
+    (SPECFORGE, {"eagle_config": {IDS: [2, 6, 9]}}, DEEPSEEK, (3, 7, 10), (2, 6, 9), (2, 6, 9)),
+    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, DEEPSEEK, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
+    (SPECFORGE, {"eagle_config": {IDS: [8, 10, 12]}}, GPT_OSS, (8, 10, 12), (8, 10, 12), (8, 10, 12)),
+    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, GPT_OSS, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
     (SPECFORGE, {IDS: [1, 5, 8]}, TWELVE, (2, 6, 9), (1, 5, 8), GUESS),
-    (SPECFORGE, {}, TWELVE, GUESS, GUESS, GUESS),
     (SAFEAILAB, {}, TWELVE, GUESS, GUESS, GUESS),
     (VLLM, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE, (1, 5, 8), (1, 5, 8), (2, 6, 9)),
 ]
@@ -214,12 +194,8 @@ def test_states_are_read_as_the_files_mean_it_or_as_an_engine_takes_them(
 ) -> None:
     head = described_as(layout, tmp_path, changes)
     made = [reading_as(serve_as, head, SimpleNamespace(**of)) for serve_as in ("checkpoint", "vllm", "sglang")]
-    assert [reading.layers for reading, _ in made] == [checkpoint, vllm, sglang]
-    for reading, words in made:
-        assert words["target states"].startswith(f"after {', '.join(map(str, reading.layers))} layers: ")
-        given = re.search(r"_ids \[.*?\] (are|count)", words["target states"])
-        assert (given is None) == ("engines guess" in words["target states"])
-    assert ("engines guess" in made[0][1]["target states"]) == (not changes)
+    assert [reading.layers for reading in made] == [checkpoint, vllm, sglang]
+    assert is_guessed(head) == (not changes)
 
 
 # Layout, settings, and where the residual is taken as the files mean it, for vLLM and for SGLang: after the norm?
@@ -236,10 +212,7 @@ RESIDUALS = [
 def test_the_residual_is_where_each_reader_takes_it(tmp_path: Path, layout: str, changes: Any, expected: Any) -> None:
     head = described_as(layout, tmp_path, changes)
     made = [reading_as(serve_as, head, SimpleNamespace(**TWELVE)) for serve_as in ("checkpoint", "vllm", "sglang")]
-    assert tuple(reading.norm_before_residual for reading, _ in made) == expected
-    assert [words["residual"].split(":")[0] for _, words in made] == [
-        f"{'after' if after else 'before'} the norm" for after in expected
-    ]
+    assert tuple(reading.norm_before_residual for reading in made) == expected
 
 
 def test_a_norm_before_fc_that_the_config_does_not_name_is_left_out_by_engines(tmp_path: Path, model: Model) -> None:
@@ -256,7 +229,6 @@ def test_a_norm_before_fc_that_the_config_does_not_name_is_left_out_by_engines(t
     assert torch.equal(states(drafts["checkpoint"], FEATURES), states(named, FEATURES))
     for serve_as in ("vllm", "sglang"):
         assert torch.equal(states(drafts[serve_as], FEATURES), states(plain, FEATURES))
-        assert drafts[serve_as].reading["norm before fc"].startswith("left out")
     flat["eagle_config"]["norm_before_fc"] = True
     nested = loaded(written(tmp_path / "nested", flat, moved), model, serve_as="sglang")
     assert torch.equal(states(nested, FEATURES), states(named, FEATURES))
@@ -297,8 +269,7 @@ def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
     draft = loaded(written(tmp_path, described, tensors(described)), target(num_hidden_layers=8))
     assert draft.network.layers == (2, 4, 5)
     assert draft.engines == ("vLLM", "SGLang")
-    (doubt,) = draft.doubts
-    assert "after 2, 4, 5 layers is what engines guess" in doubt["message"]
+    assert len(draft.doubts) == 1
 
 
 def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
@@ -307,14 +278,6 @@ def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
     assert (draft.depths, draft.context, draft.ranks_by_depth, draft.method) == (4, 128, False, "eagle3")
     draft = loaded(folder, model, gammas=(1, 4), depths=6, ranks_by_depth=True)
     assert (draft.depths, draft.ranks_by_depth, draft.facts().reduced_vocabulary) == (6, True, True)
-    tree = {
-        "target": {"model": "x"},
-        "drafts": {"head": {"kind": "eagle3", "model": "y", "depths": 3}},
-        "data": [{"domain": "text", "path": "text.jsonl", "prompt": "text"}],
-        "gammas": [4],
-    }
-    with pytest.raises(ProfileInvalid, match=r"drafts\.head\.depths 3 lies below the largest of gammas, 4"):
-        validate(tree, "profile")
 
 
 # Bad input: what is done to config and tensors, and words of the error.
@@ -352,178 +315,70 @@ def flat(**changes: Any) -> Change:
 
 def as_eagle1(described: dict[str, Any], weights: Tensors) -> None:
     flat(architectures=["LlamaForCausalLM"])(described, weights)
-    for name in ("lm_head.weight", "norm.weight", "d2t", "t2d"):
+    for name in ("lm_head.weight", "norm.weight", "midlayer.hidden_norm.weight", "d2t", "t2d"):
         weights.pop(name)
     weights.update({name.replace("midlayer.", "layers.0."): weights.pop(name) for name in list(weights)})
 
 
 BAD = {
-    "another width": (top(target_hidden_size=48), "it reads states of 48 numbers, and the target tiny has 32"),
-    "another vocabulary": (layer(vocab_size=9), "d2t and t2d name different tokens of 9 (t2d is [7])"),
-    "another vocabulary, no t2d": (
+    "another width": (top(target_hidden_size=48), "for states of 48 numbers and 7 ids, and tiny has 32 and 7"),
+    "another vocabulary": (
         lambda described, weights: (layer(vocab_size=9)(described, weights), weights.pop("t2d")),
-        "it is for a vocabulary of 9 ids, and the target tiny has 7",
+        "for states of 32 numbers and 9 ids, and tiny has 32 and 7",
     ),
-    "more layers than the target has": (
-        top(**{IDS: [1, 3, 7]}),
-        "it reads states after 1, 3, 7 layers, and the target has 6 layers",
-    ),
-    "another number of states": (
-        top(**{IDS: [1, 3]}),
-        "its fc reads 3 states of 32 numbers, and its config.json names 2 (after 1, 3 of the target's 6 layers)",
-    ),
-    "a state twice": (top(**{IDS: [1, 3, 3]}), "it reads a state twice (after 1, 3, 3 layers)"),
+    "more layers than the target has": (top(**{IDS: [1, 3, 7]}), "3 states, and its config.json means those after 1, 3, 7"),
+    "another number of states": (top(**{IDS: [1, 3]}), "3 states, and its config.json means those after 1, 3 of 6 layers"),
+    "a state twice": (top(**{IDS: [1, 3, 3]}), "3 states, and its config.json means those after 1, 3, 3"),
     "ids that are none": (top(**{IDS: [1, "3", 5]}), f"{IDS} in its config.json is a list"),
-    "negative ids": (top(**{IDS: [-1, 3, 5]}), f"{IDS} in its config.json is a list"),
     "another architecture": (
         top(speculators_config={"verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "org/name"}}),
         "it is for a target of architecture Qwen3ForCausalLM, and tiny is a LlamaForCausalLM",
     ),
-    "a missing tensor": (without("norm.weight"), "its files lack norm.weight"),
     "many missing tensors": (
         lambda described, weights: [weights.pop(name) for name in list(weights) if "mlp" in name or "norm" in name],
         "its files lack layers.0.hidden_norm.weight, layers.0.input_layernorm.weight, "
         "layers.0.mlp.down_proj.weight and 4 more",
-    ),
-    "an unused tensor": (
-        weight("fc.extra", torch.zeros(2)),
-        "its files hold tensors that its config does not use: fc.extra",
     ),
     "norms of Qwen3 in a Llama": (
         weight("layers.0.self_attn.q_norm.weight", torch.ones(8)),
         "does not use: layers.0.self_attn.q_norm.weight",
     ),
     "a norm before fc that is not there": (top(norm_before_fc=True), "its files lack input_norm.weight"),
-    "a tensor of another shape": (
-        weight("lm_head.weight", torch.zeros(6, HIDDEN)),
-        "lm_head.weight is [6, 32], and its config and the target say [5, 32]",
-    ),
+    "a tensor of another shape": (weight("lm_head.weight", torch.zeros(6, HIDDEN)), "lm_head.weight [6, 32] for [5, 32]"),
+    "more layers than the files": (layer(num_hidden_layers=2), "its files lack layers.1.input_layernorm.weight"),
     "NaN": (weight("norm.weight", torch.full((HIDDEN,), torch.nan)), "norm.weight has NaN or infinite weights in float32"),
-    "infinity": (
-        weight("fc.weight", torch.full((HIDDEN, 3 * HIDDEN), torch.inf)),
-        "fc.weight has NaN or infinite weights in float32",
-    ),
-    "fp8": (
-        weight("fc.weight", torch.zeros(HIDDEN, 3 * HIDDEN).to(torch.float8_e4m3fn)),
-        "fc.weight holds F8_E4M3: quantised heads cannot be measured",
-    ),
-    "whole numbers": (
-        weight("fc.weight", torch.zeros(HIDDEN, 3 * HIDDEN, dtype=torch.int8)),
-        "fc.weight holds I8: quantised heads cannot be measured",
-    ),
-    "a quantisation": (
-        top(quantization_config={"quant_method": "gptq"}),
-        "quantised heads cannot be measured (quantization_config: 'gptq')",
-    ),
-    "a quantised layer": (
-        layer(quantization_config={"quant_method": "fp8"}),
-        "quantised heads cannot be measured (quantization_config: 'fp8')",
-    ),
-    "latent attention": (flat(architectures=["Eagle3DeepseekV2ForCausalLM"], kv_lora_rank=16), "latent attention (MLA)"),
-    "latent attention by its tensors": (
-        weight("layers.0.self_attn.kv_a_proj_with_mqa.weight", torch.zeros(2, 2)),
-        "latent attention (MLA)",
-    ),
-    "an unknown architecture": (
-        flat(architectures=["GlmForCausalLM"]),
-        "its architecture, GlmForCausalLM with model_type 'llama', is no EAGLE-3 head that is known",
-    ),
-    "an unknown type": (flat(model_type="llama4_text"), "with model_type 'llama4_text', is no EAGLE-3 head that is known"),
-    "layers of another type": (
-        layer(model_type="qwen3_next"),
-        "its layers are those of 'qwen3_next', not of llama or qwen3",
-    ),
-    "EAGLE-1": (as_eagle1, "its tensors are those of EAGLE-1 or EAGLE-2: no norm and no LM head"),
-    "an MTP speculator": (top(speculators_model_type="mtp"), "it is a speculator of type 'mtp', not eagle3"),
+    "fp8": (weight("fc.weight", torch.zeros(HIDDEN, 3 * HIDDEN).to(torch.float8_e4m3fn)), "fc.weight (F8_E4M3)"),
+    "a quantised layer": (layer(quantization_config={"quant_method": "fp8"}), "quantised heads cannot be measured"),
+    "latent attention": (flat(architectures=["Eagle3DeepseekV2ForCausalLM"], kv_lora_rank=16), "of an unknown kind"),
+    "an unknown type": (flat(model_type="llama4_text"), "an unknown kind: LlamaForCausalLMEagle3 with layers of 'llama4_"),
+    "layers of another type": (layer(model_type="qwen3_next"), "an unknown kind: eagle3 with layers of 'qwen3_next'"),
+    "EAGLE-1": (as_eagle1, "its tensors are those of EAGLE-1 or EAGLE-2"),
+    "an MTP speculator": (top(speculators_model_type="mtp"), "of an unknown kind: mtp"),
     "P-EAGLE": (top(speculators_model_type="peagle"), "peagle drafts a block of tokens in parallel"),
-    "P-EAGLE by its tensors": (
-        weight("mask_hidden", torch.zeros(1, 1, 96)),
-        "P-EAGLE drafts a block of tokens in parallel",
-    ),
-    "DFlash": (flat(architectures=["DFlashDraftModel"]), "DFlashDraftModel drafts a block of tokens in parallel"),
-    "DSpark": (top(speculators_model_type="dspark"), "dspark drafts a block of tokens in parallel"),
-    "d2t too large": (
-        weight("d2t", torch.tensor([0, 1, 1, 2, 9])),
-        "d2t leads to ids from 0 to 13, and the vocabulary has 7",
-    ),
-    "d2t that holds ids": (
-        lambda described, weights: (weight("d2t", torch.tensor([0, 2, 3, 5, 6]))(described, weights), weights.pop("t2d")),
-        "d2t leads to ids from 0 to 10, and the vocabulary has 7",
-    ),
-    "d2t twice": (weight("d2t", torch.tensor([0, 1, 0, 2, 2])), "d2t leads to id 2 more than once"),
-    "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "d2t and t2d name different tokens"),
-    "d2t of another size": (top(draft_vocab_size=6), "d2t is [5] of I64, and draft_vocab_size in its config.json is 6"),
+    "P-EAGLE by its tensors": (weight("mask_hidden", torch.zeros(1, 1, 96)), "drafts a block of tokens in parallel"),
+    "d2t that holds ids": (weight("d2t", torch.tensor([0, 2, 3, 5, 6])), "do not name 5 different tokens"),
+    "d2t twice": (weight("d2t", torch.tensor([0, 1, 0, 2, 2])), "do not name 5 different tokens"),
+    "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "do not name 5 different tokens"),
+    "d2t of another size": (top(draft_vocab_size=6), "do not name 6 different tokens"),
     "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, and its files lack d2t"),
-    "a size that is missing": (layer(hidden_size=None), "hidden_size in its config.json is None"),
-    "a size that is no number": (layer(intermediate_size="40"), "intermediate_size in its config.json is '40'"),
-    "an absurd size": (layer(intermediate_size=2**40), "intermediate_size in its config.json is 1099511627776"),
-    "a large size": (
-        layer(intermediate_size=2**30),
-        "layers.0.mlp.gate_proj.weight is [40, 32], and its config and the target say [1073741824, 32]",
-    ),
-    "absurdly many layers": (
-        layer(num_hidden_layers=2**30),
-        "num_hidden_layers in its config.json is 1073741824, and its files hold 1 layers",
-    ),
-    "heads that do not divide": (layer(num_key_value_heads=3), "3 key-value heads do not divide its 4 attention heads"),
-    "sliding windows": (layer(layer_types=["sliding_attention"]), "sliding windows"),
+    "a size that is missing": (layer(num_attention_heads=None), "its config.json lacks num_attention_heads"),
+    "a size that is no number": (layer(intermediate_size="40"), "'intermediate_size' expected int, got str (value: '40')"),
+    "sliding windows": (layer(layer_types=["sliding_attention"]), "its config.json has sliding windows"),
     "positions that depend on the length": (
         layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-        "its positions are of type 'dynamic', which depends on how long a text is",
+        "its config.json has positions of type 'dynamic'",
     ),
-    "unknown positions": (layer(rope_scaling={"rope_type": "spiral", "factor": 2.0}), "'spiral'"),
-    "part of the positions": (layer(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
-    "an unknown activation": (layer(hidden_act="gleam"), "gleam"),
-    "a limit that is no number": (
-        layer(max_position_embeddings="long"),
-        "max_position_embeddings in its config.json is 'long'",
-    ),
-    "types of layers that are no list": (layer(layer_types=-1), "layer_types in its config.json is -1, not a list"),
-    "scaling that is no number": (
-        layer(rope_scaling={"rope_type": "linear", "factor": "x"}),
-        "positions in its config.json (rope_theta, rope_scaling, rope_parameters): ",
-    ),
-    "scaling that is NaN": (layer(rope_scaling={"rope_type": "linear", "factor": math.nan}), "its rotations are not finite"),
-    "a nested rope_theta": (
-        layer(rope_parameters={"rope_type": "default", "rope_theta": "abc"}),
-        "rope_theta in its config.json is 'abc', not a finite number above 0",
-    ),
-    "layers that are no object": (top(transformer_layer_config=3), "its layers are those of None"),
+    "part of the positions": (layer(partial_rotary_factor=0.5), "its config.json has partial_rotary_factor"),
+    "an unknown activation": (layer(hidden_act="gleam"), "its config.json has hidden_act 'gleam'"),
+    "a base that is no number": (layer(rope_theta="abc"), "its config.json: "),
+    "scaling that is NaN": (layer(rope_scaling={"rope_type": "linear", "factor": math.nan}), "rotations are not finite"),
+    "layers that are no object": (top(transformer_layer_config=3), "is not an object"),
+    "a flag that is text": (flat(eagle_config={"norm_output": "false"}), "norm_output in its config.json is 'false', not"),
 }
-
-
-SETTINGS = [
-    *(
-        (layer, name, value)
-        for name in ("rope_theta", "rms_norm_eps")
-        for value in ("abc", math.nan, math.inf, 0, -1.0, True)
-    ),
-    *((top, "target_hidden_size", value) for value in ("abc", [1], {"a": 1}, math.nan, 0, False, 32.0)),
-    *((top, name, value) for name in FLAGS for value in ("false", 1, [])),
-    *((layer, name, "false") for name in ("attention_bias", "mlp_bias")),
-]
-
-
-@pytest.mark.parametrize(("place", "name", "value"), SETTINGS)
-def test_a_setting_of_another_kind_is_refused(
-    tmp_path: Path, model: Model, place: Callable[..., Change], name: str, value: object
-) -> None:
-    """By name; where it stands in `eagle_config` too."""
-    described = config()
-    weights = tensors(described)
-    place(**{name: value})(described, weights)
-    with pytest.raises(ModelUnloadable, match=re.escape(f"{name} in its config.json is {shown(value)}, not ")):
-        loaded(written(tmp_path / "own", described, weights), model)
-    described = config()
-    if place is top:
-        flat(eagle_config={name: value})(described, weights := tensors(described))
-        with pytest.raises(ModelUnloadable, match=f"{name} in its config.json is "):
-            loaded(written(tmp_path / "nested", described, weights), model)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_files_that_are_refused(tmp_path: Path, model: Model, name: str) -> None:
-    """Two lines: what is wrong, with both sides, and what to do."""
     change, words = BAD[name]
     described = config()
     weights = tensors(described)
@@ -548,13 +403,6 @@ def test_a_pickle_is_refused_with_the_lines_that_convert_it(tmp_path: Path, mode
     code = caught.value.hint.partition("run python: ")[2]
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
     assert torch.equal(states(loaded(folder, model), FEATURES), expected)
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").rename(folder / "head.pt")
-    with pytest.raises(ModelUnloadable, match=r"pickles only \(head.pt\)"):
-        loaded(folder, model)
-    (folder / "head.pt").unlink()
-    with pytest.raises(ModelUnloadable, match="holds no safetensors"):
-        loaded(folder, model)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path, model: Model) -> None:
@@ -570,8 +418,6 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, model: Model) -> 
     (folder / "config.json").unlink()
     with pytest.raises(ModelUnloadable, match=r"has no config.json"):
         loaded(folder, model)
-    with pytest.raises(ModelUnloadable, match="does not exist"):
-        loaded(tmp_path / "nowhere", model)
 
 
 def test_a_target_that_cannot_feed_a_head_is_refused(tmp_path: Path) -> None:
@@ -582,9 +428,7 @@ def test_a_target_that_cannot_feed_a_head_is_refused(tmp_path: Path) -> None:
         loaded(folder, odd)
     absent = target()
     absent.network.model.embed_tokens = torch.nn.Embedding(VOCABULARY, HIDDEN, device="meta")
-    with pytest.raises(
-        ModelUnloadable, match=r"it needs the target's embed_tokens.weight, which is quantised, or lies on no"
-    ):
+    with pytest.raises(ModelUnloadable, match=r"it needs the target's embed_tokens.weight"):
         loaded(folder, absent)
 
 
@@ -690,17 +534,14 @@ def test_heads_of_eagle_1_draft_as_one_that_recomputes(tmp_path: Path, model: Mo
 
 EAGLE1_BAD: dict[str, tuple[Change, str]] = {
     "EAGLE-3": (weight("layers.0.hidden_norm.weight", torch.ones(HIDDEN)), "its tensors are those of EAGLE-3"),
-    "an unknown architecture": (top(architectures=["Qwen2ForCausalLM"]), "Qwen2ForCausalLM with model_type 'llama', is no"),
-    "a speculator": (top(speculators_model_type="eagle"), "eagle, LlamaForCausalLM with model_type 'llama', is no EAGLE-1"),
+    "an unknown architecture": (top(architectures=["Qwen2ForCausalLM"]), "an unknown kind: Qwen2ForCausalLM"),
     "P-EAGLE": (top(architectures=["PEagleDraftModel"]), "PEagleDraftModel drafts a block of tokens in parallel"),
-    "another width": (top(hidden_size=24), "it reads states of 24 numbers, and the target tiny has 32"),
-    "another vocabulary": (top(vocab_size=9), "it is for a vocabulary of 9 ids, and the target tiny has 7"),
+    "another vocabulary": (top(vocab_size=9), "for states of 32 numbers and 9 ids, and tiny has 32 and 7"),
     "a missing tensor": (without("fc.weight"), "its files lack fc.weight"),
     "a norm that no EAGLE-1 has": (
         weight("layers.0.input_layernorm.weight", torch.ones(HIDDEN)),
         "does not use: layers.0.input_layernorm.weight",
     ),
-    "NaN": (weight("fc.bias", torch.full((HIDDEN,), torch.nan)), "fc.bias has NaN or infinite weights"),
 }
 
 

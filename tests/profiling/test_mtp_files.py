@@ -64,13 +64,11 @@ def test_a_checkpoint_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 def test_one_module_is_reused_and_several_need_a_choice(tmp_path: Path) -> None:
     one = checkpoint(tmp_path / "one", 1)
     assert load(one, tmp_path / "one", gammas=(7,)).network.most is None
-    with pytest.raises(ModelUnloadable, match="has 1 depths, and 2 are asked for") as caught:
+    with pytest.raises(ModelUnloadable, match="has 1 depths, and 2 are asked for"):
         load(one, tmp_path / "one", reuse=False)
-    assert "reuse: true has any number" in caught.value.hint
     three = checkpoint(tmp_path / "three", 3)
-    with pytest.raises(ModelUnloadable, match="has 3 MTP modules, and engines use them in two ways: set reuse") as caught:
+    with pytest.raises(ModelUnloadable, match="has 3 MTP modules, and engines use them in two ways: set reuse"):
         load(three, tmp_path / "three")
-    assert all(word in caught.value.hint for word in ("vLLM", "SGLang", "use_mtp"))
     assert load(three, tmp_path / "three", reuse=True).reading["use of modules"] == "the first module at every depth"
     assert load(three, tmp_path / "three", reuse=False, depths=3).depths == 3
 
@@ -81,7 +79,6 @@ def test_states_fed_back_before_the_norm_are_an_alternative(tmp_path: Path) -> N
     draft = load(served, tmp_path)
     (other,) = draft.alternatives
     assert (other.changed, other.depth, other.engines) == ("states fed back before the norm", 2, ("vLLM",))
-    assert "GLM-4.5" in other.setting
     own, theirs = ({each.data_ptr() for each in way.network.own.state_dict().values()} for way in (draft, other))  # type: ignore[attr-defined]
     assert own == theirs
     ids = torch.arange(12)[None] * 5 % 7
@@ -104,23 +101,17 @@ def test_states_fed_back_before_the_norm_are_an_alternative(tmp_path: Path) -> N
 PLACE = f"model.layers.{TARGET_LAYERS}"
 CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "none": (lambda tensors: tensors.clear(), "holds no MTP modules"),
-    "missing": (lambda tensors: tensors.pop(f"{PLACE}.hnorm.weight"), "lacks weights of MTP modules: layers.0.hnorm.weight"),
-    "expert": (
-        lambda tensors: tensors.pop(f"{PLACE}.mlp.experts.2.up_proj.weight"),
-        "weights of MTP modules: .*gate_up_proj",
-    ),
-    "unused": (lambda tensors: tensors.update({f"{PLACE}.extra.weight": torch.ones(3)}), "holds unused .*extra.weight"),
+    "missing": (lambda tensors: tensors.pop(f"{PLACE}.hnorm.weight"), "lack weights of MTP modules: layers.0.hnorm.weight"),
+    "expert": (lambda tensors: tensors.pop(f"{PLACE}.mlp.experts.2.up_proj.weight"), "MTP modules: .*gate_up_proj"),
+    "unused": (lambda tensors: tensors.update({f"{PLACE}.extra.weight": torch.ones(3)}), "hold unused .*extra.weight"),
     "misshapen": (
         lambda tensors: tensors.update({f"{PLACE}.eh_proj.weight": torch.ones(32, 32)}),
-        r"other shapes .*eh_proj.weight \[32, 32\] for \[32, 64\]",
+        r"other shapes.* \[32, 32\] for \[32, 64\]",
     ),
-    "nan": (
-        lambda tensors: tensors[f"{PLACE}.enorm.weight"].fill_(float("nan")),
-        "enorm.weight of the MTP modules holds NaN",
-    ),
+    "nan": (lambda tensors: tensors[f"{PLACE}.enorm.weight"].fill_(float("nan")), "hold NaN .*enorm.weight"),
     "quantised": (
         lambda tensors: tensors.update({f"{PLACE}.eh_proj.weight": torch.ones(32, 64, dtype=torch.int8)}),
-        "eh_proj.weight holds I8",
+        r"eh_proj.weight \(I8\)",
     ),
     "another head": (
         lambda tensors: tensors.update({f"{PLACE}.shared_head.head.weight": torch.ones(7, 32)}),
@@ -140,20 +131,15 @@ def test_a_checkpoint_that_is_not_whole_is_refused(change: str, tmp_path: Path) 
 def test_config_and_checkpoint_hold_the_same_number_of_modules(tmp_path: Path) -> None:
     served = checkpoint(tmp_path, 2)
     served.network.config.num_mtp_layers = 3
-    with pytest.raises(ModelUnloadable, match="num_nextn_predict_layers is 3, and the checkpoint holds 2 MTP modules"):
+    with pytest.raises(ModelUnloadable, match="other MTP modules than the 2"):
         load(served, tmp_path)
 
 
-OTHERS = {"mimo_v2_flash": "MiMo-V2", "minimax_m3_vl": "MiniMax-M3", "deepseek_v4": "DeepSeek-V4", "gemma4_text": "Gemma 4"}
-
-
-@pytest.mark.parametrize(("kind", "words"), OTHERS.items())
-def test_modules_of_other_kinds_are_refused_by_name(kind: str, words: str) -> None:
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type=kind))
+def test_modules_of_other_kinds_are_refused_by_name() -> None:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="deepseek_v4"))
     network: Any = SimpleNamespace(config=config, modules=tuple)
-    with pytest.raises(ModelUnloadable, match=words) as caught:
+    with pytest.raises(ModelUnloadable, match="MTP modules of deepseek_v4"):
         load(Model("target", network, "model", "x"), "x")
-    assert "alphaprof import" in caught.value.hint
 
 
 def test_an_architecture_that_transformers_has_no_modules_of_is_refused(tmp_path: Path) -> None:
@@ -168,8 +154,6 @@ def test_an_architecture_that_transformers_has_no_modules_of_is_refused(tmp_path
 
 def test_where_modules_cannot_be_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = checkpoint(tmp_path, 1)
-    with pytest.raises(ModelUnloadable, match=r"of \.gguf files are not read"):
-        load(served, "/models/target.gguf")
     with monkeypatch.context() as patch:
         patch.delattr(modeling_layers, "MtpModel")
         with pytest.raises(ModelUnloadable, match=r"transformers \d+\.\d+.* cannot run MTP modules"):

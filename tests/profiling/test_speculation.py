@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 import pytest
 import torch
 import transformers
-import yaml
 from transformers import GenerationConfig
 
-from alphaprof.config.load import load_profile
-from alphaprof.config.options import TargetOptions
-from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable
-from alphaprof.log.schema import depth_names
-from alphaprof.log.store import Run
+from alphaprof.errors import ModelUnloadable, RuleNotDecodable
 from alphaprof.profiling.decoding import speculative
 from alphaprof.profiling.decoding.drafters import Cached, Choice, Chooser, ModelDrafter
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
-from alphaprof.profiling.models.drafts import Draft, DraftModel, PromptLookup, layer_skip, load_drafts
-from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.drafts import Draft, DraftModel, PromptLookup, layer_skip
+from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.rules import GAMMA_LIMIT, parse_rule
-from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals
+from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, run_lengths, steps
 from tests.profiling.test_architectures import CONFIGS, network
 from tests.profiling.test_scoring import PretendedGpu
@@ -43,7 +32,7 @@ from tests.tiny import llama, noisy
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 EOS, IDS = 256, 260
 NEW_TOKENS = 36
-GAMMAS = (1, 2, 3, 4, 5, 6)
+GAMMAS = (1, 2, 6)
 STRICT = parse_rule("strict")
 SAMPLED = Processing(1.2, 0, 0.95)
 
@@ -439,7 +428,7 @@ def test_times_are_those_of_the_passes_they_are_named_for(monkeypatch: pytest.Mo
         monkeypatch.setattr(model.network, "forward", slow)
     prompt = documents()[1].prompt
     found = Speculation(ours, draft, STRICT, 3).decode(prompt, NEW_TOKENS)
-    assert (found.prefill_s, found.prefill_cpu_s) == (11, 22)
+    assert found.prefill_s == 11
     assert (found.draft_s, found.verify_s) == (found.drafted.sum(), 10 * len(found.drafted))
     assert (found.decode_s, found.decode_cpu_s) == (found.draft_s + found.verify_s, 2 * found.decode_s)
     plain = Plain(ours).decode(prompt, NEW_TOKENS)
@@ -456,38 +445,11 @@ def test_a_text_of_one_token_has_no_rounds() -> None:
     assert (found.draft_s, found.verify_s) == (0, 0)
 
 
-@pytest.mark.parametrize("rule", ["tree_2", "multi_draft_2"])
-@pytest.mark.parametrize("choice", [Choice(), Choice(SAMPLED)], ids=["greedy", "sampled"])
-def test_rules_of_trees_are_refused(rule: str, choice: Choice) -> None:
-    with pytest.raises(RuleNotDecodable, match="drafts trees") as caught:
-        Speculation(target(), close(), parse_rule(rule), 3, choice)
-    assert isinstance(caught.value, AlphaprofError)
-    assert isinstance(caught.value, ValueError)
-    assert "strict" in caught.value.hint
-
-
-def test_a_rule_is_refused_on_text_that_it_does_not_belong_to() -> None:
-    for rule, choice in (("strict", Choice(SAMPLED)), ("lossless", Choice()), ("one_hot", Choice())):
-        with pytest.raises(RuleNotDecodable, match=f"{rule} belongs to") as caught:
+def test_rules_that_cannot_decode_a_text_are_refused() -> None:
+    wrong = [("tree_2", Choice()), ("multi_draft_2", Choice(SAMPLED)), ("strict", Choice(SAMPLED)), ("lossless", Choice())]
+    for rule, choice in wrong:
+        with pytest.raises(RuleNotDecodable, match=f"the rule {rule}"):
             Speculation(target(), close(), parse_rule(rule), 3, choice)
-        assert "greedy" in caught.value.hint
-
-
-def test_what_is_no_round_or_no_prompt_is_refused() -> None:
-    for gamma in (0, -1, GAMMA_LIMIT + 1):
-        with pytest.raises(ValueError, match="gamma"):
-            Speculation(target(), close(), STRICT, gamma)
-    engine = Speculation(target(), close(), STRICT, 2)
-    for prompt, limit in (
-        (np.zeros((2, 3), dtype=np.int32), 4),  # a batch
-        (np.zeros((1, 3), dtype=np.int32), 4),
-        (np.zeros(0, dtype=np.int32), 4),
-        (np.zeros(3, dtype=np.int32), 0),
-    ):
-        with pytest.raises(ValueError, match="one prompt"):
-            engine.decode(prompt, limit)
-    with pytest.raises(ValueError, match="do not fit"):
-        engine.decode(np.zeros(500, dtype=np.int32), 13)
 
 
 @pytest.mark.filterwarnings("ignore")  # about kernels that are not installed
@@ -515,68 +477,11 @@ def test_a_model_that_keeps_its_state_elsewhere_is_refused_altogether() -> None:
         Plain(DraftModel("rwkv", net, "model", "r")).decode(documents()[0].prompt, 4)
 
 
-@pytest.mark.slow
-def test_the_log_of_a_run_predicts_its_decoding(tiny: Path, tmp_path: Path) -> None:
-    """From profile file to totals, and every document decoded: rounds, drafted and accepted tokens, greedy and sampled."""
-    lines = [json.dumps({"text": text}) for text in ("the fox", "a dog", "jumps and jumps")]
-    (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    drawn = {"kind": "sampled", "temperature": 1.1, "top_p": 0.9, "max_new_tokens": 20, "seed": 5}
-    tree = {
-        "target": {"model": str(tiny / "target"), "dtype": "float32"},
-        "drafts": {
-            "close": {"kind": "model", "model": str(tiny / "draft")},
-            "skip": {"kind": "layer_skip", "drop_layers": [2]},
-            "wide": {"kind": "model", "model": str(tiny / "wide")},
-            "brief": {"kind": "model", "model": str(tiny / "short")},
-            "ngram": {"kind": "prompt_lookup", "max_ngram": 2},
-        },
-        "data": [
-            {"domain": "greedy", "path": "data.jsonl", "prompt": "{text}", "limit": 3},
-            {"domain": "drawn", "path": "data.jsonl", "prompt": "{text}", "limit": 2, "continuation": drawn},
-        ],
-        "continuation": {"kind": "greedy", "max_new_tokens": 24},
-        "gammas": [1, 4],
-        "costs": {"context": 16, "repeats": 3},
-    }
-    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(tree))
-    options = load_profile(tmp_path / "profile.yaml", [])
-    run = pipeline.profile(options, tmp_path / "run", Silent())
-    model = load_model("target", options.target, "float32")
-    drafts = load_drafts(options, model, load_tokenizer(TargetOptions(model=str(tiny / "target"))))
-    accepted = {draft.name: 0.0 for draft in drafts}
-    for draft in drafts:
-        for row in run.continuations(0).to_pylist():
-            accepted[draft.name] += decoded_like(run, model, draft, row)
-    assert min(accepted[name] for name in ("close", "skip", "wide", "brief")) > 0
-
-
 class Silent:
     """A progress that says nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
-
-
-def decoded_like(run: Run, model: Model, draft: Draft, row: dict[str, Any]) -> float:
-    """Decode a document of a run, and hold text and counts against the log. Returns how many drafts were accepted."""
-    settings = {name: row[name] for name in ("temperature", "top_k", "top_p", "min_p")}
-    sampled = settings["temperature"] is not None
-    rule = "one_hot" if sampled else "strict"
-    choice = Choice(Processing(**settings), row["seed"], width=IDS) if sampled else Choice(width=IDS)
-    totals = read_totals(run, draft.name, TotalsRequest(run.rules, run.gammas))
-    chosen = pc.and_(pc.equal(totals["document"], row["document"]), pc.equal(totals["rule"].cast("string"), rule))
-    (expected,) = totals.filter(chosen).to_pylist()
-    prompt = np.array(row["prompt_ids"], dtype=np.int32)
-    accepted = 0.0
-    for gamma in run.gammas:
-        engine = Speculation(model, draft, parse_rule(rule), gamma, choice)
-        found = engine.decode(prompt, row["max_new_tokens"], source_row=row["source_row"])
-        assert found.ids.tolist() == row["continuation_ids"]
-        assert len(found.drafted) == expected[f"rounds_{gamma}"]
-        assert found.drafted.sum() == expected[f"drafted_{gamma}"]
-        assert found.accepted.sum() == sum(expected[name] for name in depth_names("accepted", gamma))
-        accepted += found.accepted.sum()
-    return accepted
 
 
 @pytest.mark.parametrize("processing", [None, Processing(0.7, 20, 0.9)], ids=str)

@@ -140,20 +140,18 @@ class Chooser:
     ) -> None:
         self.processing = choice.processing or PLAIN
         self.draft_processing = self.processing.for_draft(choice.draft_processing)
-        self._numbers: torch.Tensor | None = None
-        if choice.processing is not None:
+        self._is_drawn = choice.processing is not None
+        if self._is_drawn:
             streams = [uniforms(choice.seed, prompt, source_row, places, stream) for stream in (OWN, DRAFTED, KEPT)]
             self._numbers = torch.from_numpy(np.stack(streams)).to(device)
 
     def numbers(self, stream: int, at: int, count: int) -> torch.Tensor:
-        """Random numbers [count] in [0, 1) of the places from `at` on."""
-        if self._numbers is None:
-            raise ValueError("greedy text has no random numbers")
+        """Random numbers [count] in [0, 1) of the places from `at` on; greedy text has none."""
         return self._numbers[stream, at : at + count]
 
     def own(self, rows: torch.Tensor, at: int) -> torch.Tensor:
         """The target's own tokens [n] at the places from `at` on, from its logits [n, V] there."""
-        if self._numbers is None:
+        if not self._is_drawn:
             return rows.argmax(1)  # the first index of the maximum
         return draw(weights_of(rows, self.processing), self.numbers(OWN, at, len(rows)))
 

@@ -18,7 +18,7 @@ from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
-from alphaprof.rules import GAMMA_LIMIT, GREEDY, SAMPLED, BoundRule
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 
 if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
@@ -33,8 +33,8 @@ class Decoded:
     """A continuation and what it took.
 
     `ids` [tokens], EOS included; `drafted`, `accepted` [rounds], as `replay.walk` counts them (plain decoding: rounds that
-    draft nothing). Wall and CPU seconds: of the prefill, up to the first token and with the draft's share of it, and of
-    everything after it; `draft_s` and `verify_s` are parts of `decode_s`, and what is left of it is bookkeeping. `regret`
+    draft nothing). Seconds by the wall clock of the prefill, up to the first token and with the draft's share of it, and, by
+    wall and CPU, of everything after it; `draft_s` and `verify_s` are parts of `decode_s`, the rest is bookkeeping. `regret`
     [tokens] where asked for: log p_(1) - log p(y) of each token y under the target's plain softmax, in nats.
     """
 
@@ -43,7 +43,6 @@ class Decoded:
     accepted: Ints
     prefill_s: float
     decode_s: float
-    prefill_cpu_s: float
     decode_cpu_s: float
     draft_s: float
     verify_s: float
@@ -75,16 +74,14 @@ class Speculation:
     choice: Choice = GREEDILY
 
     def __post_init__(self) -> None:
-        if not 1 <= self.gamma <= GAMMA_LIMIT:
-            raise ValueError(f"gamma must be from 1 to {GAMMA_LIMIT}, not {self.gamma}")
         require_decodable(self.rule, GREEDY if self.choice.processing is None else SAMPLED)
 
     def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
         """Continue one prompt [tokens] up to EOS or `max_new_tokens`.
 
         What is drawn depends on the seed, the prompt and `source_row`. `regret` takes time and belongs in no timed run.
-        Raises `ModelUnloadable` for a model whose cache cannot be cut back, and `ValueError` for what is no prompt of token
-        ids that fits the target's context together with its continuation.
+        Raises `ModelUnloadable` for a model whose cache cannot be cut back, and `ValueError` if prompt and continuation do
+        not fit the target's context.
         """
         return _decode(self, _Text(self.target, prompt, max_new_tokens), source_row, regret)
 
@@ -93,26 +90,22 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     """Raise `RuleNotDecodable` for rules of trees, for those that need whole distributions, and where the rule does not
     belong to text of this policy.
     """
-    hint = "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one"
+    problem = ""
     if not rule.rule.timed:
-        raise RuleNotDecodable(f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here", hint)
-    if rule.rule.logged:
-        raise RuleNotDecodable(
-            f"the rule {rule.id} needs whole distributions, and its verification is not implemented", hint
-        )
-    if policy not in rule.rule.policies:
-        raise RuleNotDecodable(
-            f"the rule {rule.id} belongs to {' or '.join(rule.rule.policies)} text, and this is {policy}",
-            "strict goes with greedy text, lossless and one_hot with sampled text, lossy rules with both",
-        )
+        problem = "drafts trees, and only chains of tokens can be decoded here"
+    elif rule.rule.logged:
+        problem = "needs whole distributions, and its verification is not implemented"
+    elif policy not in rule.rule.policies:
+        problem = f"belongs to {' or '.join(rule.rule.policies)} text, and this is {policy}"
+    if problem:
+        hint = "choose strict on greedy text, lossless or one_hot on sampled text, or a lossy rule on either"
+        raise RuleNotDecodable(f"the rule {rule.id} {problem}", hint)
 
 
 class _Text:
     """A text that is being written: `ids` are prompt and continuation."""
 
     def __init__(self, target: Model, prompt: Ids, limit: int) -> None:
-        if prompt.ndim != 1 or len(prompt) == 0 or limit < 1:
-            raise ValueError(f"needs one prompt [tokens] and a token to write, not {prompt.shape} and {limit}")
         if target.context is not None and len(prompt) + limit > target.context:
             raise ValueError(f"{len(prompt)} + {limit} tokens do not fit the target's context of {target.context}")
         self.prompt = prompt
@@ -144,7 +137,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
         verify = verifier(how.rule, chooser)
     target = Cached(how.target, width, () if drafter is None else drafter.reads)
     clock = _DecodingClock(device)
-    start, start_cpu = clock.read()
+    start, _ = clock.read()
     if drafter is not None:
         drafter.start(text.ids)
     rows = target.prefill(text.ids, rewinds=drafter is not None)
@@ -169,7 +162,6 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
         accepted=counts[:, 1],
         prefill_s=ready - start,
         decode_s=end - ready,
-        prefill_cpu_s=ready_cpu - start_cpu,
         decode_cpu_s=end_cpu - ready_cpu,
         draft_s=draft_s,
         verify_s=verify_s,

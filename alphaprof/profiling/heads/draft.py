@@ -152,6 +152,17 @@ class HeadDraft:
         return head_prefills(self.name, self.network, self.target, np.resize(text, max(known) + 1), known)
 
 
+def depths_of(called: str, wanted: int | None, gammas: Sequence[int], most: int | None) -> int:
+    """The depths that are measured: those that are wanted, else the largest of `gammas`. Raises `ModelUnloadable` if the
+    head has fewer: `most`, None for any number. `called`: what messages call the head.
+    """
+    depths = max(gammas) if wanted is None else wanted
+    if most is not None and max(depths, *gammas) > most:
+        hint = f"gammas and depths of {most} or less; an MTP module with reuse: true has any number"
+        raise ModelUnloadable(f"{called} has {most} depths, and {max(depths, *gammas)} are asked for", hint)
+    return depths
+
+
 class HeadPass:
     """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden]."""
 

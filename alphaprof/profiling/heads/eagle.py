@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.attention import by_round, causal
-from alphaprof.profiling.heads.shape import head_shape
+from alphaprof.profiling.heads.network import HeadNetwork, head_shape
 from alphaprof.profiling.models.teacher_forced import FINAL
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -83,15 +84,13 @@ class HeadLayer(nn.Module):
         return after
 
 
-class EagleHead(nn.Module):
+class EagleHead(HeadNetwork):
     """What EAGLE heads share: all depths in one pass, and a cache. `config`: of transformers, with the shape of the layers;
     `ids`: see `HeadNetwork`; `target`: the target's weights [ids, hidden] by name that the head has none of its own for.
     A subclass says what enters the layers and what becomes of their output.
     """
 
-    most: int | None = None
     entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
-    ids: torch.Tensor | None
     blocks: nn.ModuleList
     lm_head: nn.Linear | None
 
@@ -106,33 +105,19 @@ class EagleHead(nn.Module):
         with torch.device("cpu"):
             self.rotary = LlamaRotaryEmbedding(config)
 
-    @property
-    def device(self) -> torch.device:
-        """Where its tensors are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its tensors."""
-        return next(self.parameters()).dtype
-
     def with_reading(self, reading: Reading) -> Self:
         """The same tensors, read in another way."""
         twin = copy.copy(self)
         twin.reading, twin.layers = reading, reading.layers
         return twin
 
+    @abstractmethod
     def entry(self, features: torch.Tensor) -> torch.Tensor:
         """What depth 1 reads [batch, n, hidden] in place of an own state, of features [batch, n, features]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
         """States [batch, n, hidden] at a depth, of embedded tokens and the states at the depth before it."""
-        raise NotImplementedError
-
-    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [n, logits] of states [n, hidden], the same at every depth."""
-        raise NotImplementedError
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""

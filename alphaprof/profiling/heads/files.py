@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,15 +43,11 @@ class HeadFiles:
         """An error about them."""
         return ModelUnloadable(f"{self.name}: {problem}", hint)
 
-    def require_values(self, settings: Mapping[str, Any], flags: Iterable[str] = (), numbers: Iterable[str] = ()) -> None:
-        """Raise `ModelUnloadable` unless flags in settings are true or false, and numbers finite and above 0; a null or none
-        at all is no fault.
-        """
-        for names, kinds, words in ((flags, (bool,), "true or false"), (numbers, (int, float), "a finite number above 0")):
-            for name in names:
-                value = settings.get(name)
-                if value is not None and (type(value) not in kinds or not (kinds == (bool,) or 0 < value < math.inf)):
-                    raise self.refused(f"{name} in its config.json is {shown(value)}, not {words}", COMPLETE)
+    def require_flags(self, settings: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Raise `ModelUnloadable` unless settings of these names are true, false, null or missing."""
+        for name in names:
+            if settings.get(name) not in (None, True, False):
+                raise self.refused(f"{name} in its config.json is {shown(settings[name])}, not true or false", COMPLETE)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor on the CPU, as it is stored."""
@@ -64,17 +59,31 @@ class HeadFiles:
         """Raise `ModelUnloadable` unless the wanted tensors are there, in these shapes and not quantised, and no others
         beside the ignored ones.
         """
-        if missing := wanted.keys() - self.tensors.keys():
-            raise self.refused(f"its files lack {first_three(missing)}", COMPLETE)
-        if unused := self.tensors.keys() - wanted.keys() - set(ignored):
-            raise self.refused(f"its files hold tensors that its config does not use: {first_three(unused)}", COMPLETE)
-        for name, shape in wanted.items():
-            stored = self.tensors[name]
-            if stored.dtype not in FLOATS:
-                raise self.refused(f"{name} holds {stored.dtype}: quantised heads cannot be measured", QUANTISED)
-            if stored.shape != tuple(shape):
-                expected = f"{name} is {list(stored.shape)}, and its config and the target say {list(shape)}"
-                raise self.refused(expected, COMPLETE)
+        both = wanted.keys() & self.tensors.keys()
+        self.require_none(self.quantised(both), QUANTISED)
+        faults = {
+            "lack": wanted.keys() - both,
+            "hold tensors that its config does not use:": self.tensors.keys() - wanted.keys() - set(ignored),
+            "hold other shapes than its config and the target say:": {
+                f"{name} {list(self.tensors[name].shape)} for {list(wanted[name])}"
+                for name in both
+                if self.tensors[name].shape != wanted[name]
+            },
+        }
+        self.require_none(faults, COMPLETE)
+
+    def require_none(self, faults: Mapping[str, Collection[str]], hint: str) -> None:
+        """Raise `ModelUnloadable` for the first of these faults that has names of tensors."""
+        for words, names in faults.items():
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                raise self.refused(f"its files {words} {', '.join(sorted(names)[:3])}{more}", hint)
+
+    def quantised(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """The fault of those of these tensors that are not of floats, with their dtypes."""
+        dtypes = {name: self.tensors[name].dtype for name in names}
+        odd = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in FLOATS]
+        return {"are quantised, which cannot be measured:": odd}
 
     def loaded(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A tensor of weights in a dtype. Raises `ModelUnloadable` for NaN and infinite numbers."""
@@ -95,22 +104,20 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
         require_model(options, f"draft {name}")
     if not (folder / CONFIG).is_file():
         raise ModelUnloadable(f"{called} has no {CONFIG}", "give a folder or a hub id with config.json and safetensors")
-    config = json.loads((folder / CONFIG).read_bytes())  # a JSON object, as `require_model` has seen
+    config = json.loads((folder / CONFIG).read_bytes())
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         found = f"holds its weights as pickles only ({pickles[0]})" if pickles else "holds no safetensors"
         raise ModelUnloadable(f"{called} {found}, and reading a pickle can run code", f"where you trust it: {CONVERSION}")
-    files = HeadFiles(called, config, _stored(paths, called))
-    for group in (config, *(value for value in config.values() if isinstance(value, dict))):
-        for key in ("quantization_config", "compression_config"):
-            if group.get(key):
-                method = group[key].get("quant_method") if isinstance(group[key], dict) else group[key]
-                raise files.refused(f"quantised heads cannot be measured ({key}: {shown(method)})", QUANTISED)
+    files = HeadFiles(called, config, stored(paths, called))
+    groups = (config, *(value for value in config.values() if isinstance(value, dict)))
+    if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
+        raise files.refused("quantised heads cannot be measured (quantization_config in its config.json)", QUANTISED)
     return files
 
 
-def _stored(paths: list[Path], called: str) -> dict[str, Stored]:
+def stored(paths: Iterable[Path], called: str) -> dict[str, Stored]:
     """What safetensors files hold, by name."""
     tensors: dict[str, Stored] = {}
     for path in paths:
@@ -126,8 +133,3 @@ def _stored(paths: list[Path], called: str) -> dict[str, Stored]:
             message = f"{called}: {path.name} cannot be read: {first_line(error)}"
             raise ModelUnloadable(message, "download the head again") from None
     return tensors
-
-
-def first_three(names: Collection[str]) -> str:
-    """The first of some names in their order, and how many more there are."""
-    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -14,12 +14,11 @@ from alphaprof.config.options import ModelOptions
 from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, ProfileInvalid
 from alphaprof.log.manifest import Trained
 from alphaprof.log.training import TRAINING, read_training
-from alphaprof.profiling.heads.depths import depths_of
-from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.draft import HeadDraft, depths_of
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.formats import IGNORED, EagleFormat, eagle1_format, eagle3_format
-from alphaprof.profiling.heads.readings import alternatives, doubts_of, engines_of, reading_as, searched
+from alphaprof.profiling.heads.readings import alternatives, doubts_of, engines_of, reading_as, searched, words_of
 from alphaprof.profiling.models.drafts import check_vocabulary
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
@@ -28,7 +27,7 @@ from alphaprof.profiling.models.load import Model, load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from alphaprof.config.options import Eagle1Draft, Eagle3Draft
+    from alphaprof.config.options import Eagle1Draft, Eagle3Draft, HeadFileOptions
     from alphaprof.config.profile import ProfileOptions
 
 Head = TypeVar("Head", bound=EagleHead)
@@ -39,15 +38,11 @@ def load_eagle3(
     name: str, draft: Eagle3Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """A loader of `load_draft`."""
-    head = eagle3_format(files_of(name, draft.own_model))
-    require_layers(target, head.files.refused)
-    _require_fit(head, target)
+    head = _head(name, draft, target, eagle3_format)
     _require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
-    reading, words = reading_as(draft.serve_as, head, config)
-    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name])
-    words["layers"] = _described(head)
-    words["embedding"], words["LM head"] = _whose(network.embed_tokens), _whose(network.lm_head)
+    reading = reading_as(draft.serve_as, head, config)
+    network = _eagle3(head, reading, target, DTYPES[draft.dtype or target.dtype_name])
     return HeadDraft(
         name=name,
         network=network,
@@ -55,11 +50,11 @@ def load_eagle3(
         kind=draft.kind,
         reference=draft.model,
         method="eagle3",
-        algorithm="EAGLE3",
         depths=depths_of(head.files.name, draft.depths, options.gammas, network.most),
-        context=head.context,
         ranks_by_depth=draft.ranks_by_depth,
-        reading=words,
+        algorithm="EAGLE3",
+        context=head.context,
+        reading=words_of(draft.serve_as, head, reading) | _described(head, network),
         engines=engines_of(reading, head, config),
         alternatives=alternatives(network, head, config),
         fallbacks=searched(network, config),
@@ -90,7 +85,7 @@ def _curve_of(folder: Path) -> str | None:
     return str(out) if folder.resolve() in listed else None
 
 
-def eagle3_network(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:
+def _eagle3(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:
     """The network of a head on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
     shapes, quantised or not finite.
     """
@@ -115,13 +110,12 @@ def load_eagle1(
     name: str, draft: Eagle1Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """A loader of `load_draft`."""
-    head = eagle1_format(files_of(name, draft.own_model))
-    require_layers(target, head.files.refused)
-    _require_fit(head, target)
+    head = _head(name, draft, target, eagle1_format)
     shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
     with torch.device("meta"):
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
+    words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
     return HeadDraft(
         name=name,
         network=network,
@@ -129,32 +123,25 @@ def load_eagle1(
         kind=draft.kind,
         reference=draft.model,
         method="eagle",
-        algorithm="EAGLE",
         depths=depths_of(head.files.name, draft.depths, options.gammas, network.most),
-        context=head.context,
         ranks_by_depth=draft.ranks_by_depth,
-        reading={
-            "layout": head.layout,
-            "layers": _described(head),
-            "target states": "after the final norm",
-            "fed back": "the state of its last layer",
-            "embedding": _whose(network.embed_tokens),
-            "LM head": "the target's",
-        },
+        algorithm="EAGLE",
+        context=head.context,
+        reading=words | _described(head, network),
     )
 
 
-def _whose(module: nn.Module | None) -> str:
-    return "its own" if module is not None else "the target's: its files hold none"
-
-
-def _described(head: EagleFormat) -> str:
-    """What of its layers its tensors do not show."""
+def _described(head: EagleFormat, network: EagleHead) -> dict[str, str]:
+    """What of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
     layers = head.layers
     heads = f"{layers.num_attention_heads} heads of {layers.head_dim}, {layers.num_key_value_heads} of them with keys"
     rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
     count = f"{layers.num_hidden_layers} of {layers.model_type}"
-    return f"{count}: {heads}; {layers.hidden_act}; norms {layers.rms_norm_eps:g}; {rope}"
+    return {
+        "layers": f"{count}: {heads}; {layers.hidden_act}; norms {layers.rms_norm_eps:g}; {rope}",
+        "embedding": "the target's" if network.embed_tokens is None else "its own",
+        "LM head": "the target's" if network.lm_head is None else "its own",
+    }
 
 
 def _filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dtype: torch.dtype) -> Head:
@@ -180,12 +167,10 @@ def _shared(head: EagleFormat, target: Model, keys: set[str]) -> dict[str, torch
         if key not in keys:
             continue
         weight: Any = getattr(module, "weight", None)
-        if weight is None or weight.is_meta or not weight.is_floating_point():
-            problem = f"it needs the target's {key}, which is quantised, or lies on no device"
+        is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
+        if not is_usable or weight.shape[1] != head.layers.hidden_size:
+            problem = f"it needs the target's {key}, which is quantised, lies on no device or has another width"
             raise head.files.refused(problem, COMPLETE)
-        if weight.shape[1] != head.layers.hidden_size:
-            widths = f"which has {weight.shape[1]} columns, not {head.layers.hidden_size}"
-            raise head.files.refused(f"it needs the target's {key}, {widths}", COMPLETE)
         shared[key] = weight
     return shared
 
@@ -197,33 +182,29 @@ def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]
         raise refused(problem, "heads are measured on targets that are plain decoders")
 
 
-def _require_fit(head: EagleFormat, target: Model) -> None:
-    """Raise `ModelUnloadable` for a head of a target with another width or vocabulary."""
+def _head(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], EagleFormat]) -> EagleFormat:
+    """What the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or vocabulary."""
+    head = read(files_of(name, draft.own_model))
+    require_layers(target, head.files.refused)
     config = target.network.config.get_text_config()
-    pairs = (
-        ("reads states of {} numbers", head.width, config.hidden_size),
-        ("is for a vocabulary of {} ids", head.layers.vocab_size, target.vocabulary),
-    )
-    for words, theirs, ours in pairs:
-        if theirs != ours:
-            problem = f"it {words.format(theirs)}, and the target {target.reference} has {ours}"
-            raise head.files.refused(problem, OTHER_TARGET)
+    theirs, ours = (head.width, head.layers.vocab_size), (config.hidden_size, target.vocabulary)
+    if theirs != ours:
+        problem = "it is for states of {} numbers and {} ids".format(*theirs)
+        problem += ", and {} has {} and {}".format(target.reference, *ours)
+        raise head.files.refused(problem, OTHER_TARGET)
+    return head
 
 
 def _require_verifier(files: HeadFiles, target: Model, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise for a head that names a target of another architecture, or one whose tokenizer is here and is another."""
-    config = files.config.get("speculators_config")
-    verifier = config.get("verifier") if isinstance(config, dict) else None
-    if not isinstance(verifier, dict):
-        return
-    named, ours = verifier.get("architectures"), type(target.network).__name__
-    theirs = [str(each) for each in named] if isinstance(named, list) else []
+    verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
+    theirs, ours = verifier.get("architectures") or [], type(target.network).__name__
     # A target with parts for images names another class than its decoder has.
     if theirs and ours not in theirs and all(each.endswith("ForCausalLM") for each in theirs):
         problem = f"it is for a target of architecture {', '.join(theirs)}, and {target.reference} is a {ours}"
         raise files.refused(problem, OTHER_TARGET)
     reference = verifier.get("name_or_path")
-    if not isinstance(reference, str) or not reference or "\0" in reference or reference == target.reference:
+    if not reference or reference == target.reference:
         return
     options = ModelOptions(model=reference)
     folder = folder_of(options)

@@ -16,13 +16,11 @@ from torch.nn import functional
 
 from alphaprof.config.options import MedusaDraft
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.profiling.heads.depths import depths_of
-from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.draft import HeadDraft, depths_of
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
+from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.teacher_forced import FINAL
-from alphaprof.rules import GAMMA_LIMIT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,23 +28,20 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 MAP = "token_map"  # of a reduced vocabulary
-HEADS, BLOCKS = ("medusa_num_heads", "num_heads"), ("medusa_num_layers",)
 PREFIX = re.compile(r"^medusa_heads?\.")
-# Names of heads by number and layer: FasterDecoding's, whose layer after the blocks is the LM head, and vLLM's.
-THEIRS = re.compile(r"^(?P<head>\d+)\.(?P<layer>\d+)\.(?P<part>linear\.weight|linear\.bias|weight)$")
-VLLM = re.compile(
-    r"^(?:blocks\.(?P<head>\d+)\.layers\.(?P<layer>\d+)\.(?P<part>weight|bias)|lm_heads\.(?P<lm>\d+)\.weight)$"
-)
+# What tensors are called here, of FasterDecoding's names (its layer after the blocks is the LM head) and of vLLM's.
+RENAMED = {
+    r"^(\d+)\.(\d+)\.linear\.": r"blocks.\1.\2.",
+    r"^(\d+)\.\d+\.weight$": r"lm_heads.\1.weight",
+    r"^blocks\.(\d+)\.layers\.": r"blocks.\1.",
+    r"^lm_head\.weight$": "lm_heads.0.weight",
+}
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(HeadNetwork):
     """Heads with `blocks` residual blocks each. `ids`: see `HeadNetwork`; `shared`: all have one LM head; `scale`: what its
     logits are multiplied by.
     """
-
-    layers: tuple[int, ...] = (FINAL,)
-    config = None
-    ids: torch.Tensor | None
 
     def __init__(
         self,
@@ -60,7 +55,7 @@ class MedusaHeads(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.most: int | None = heads
+        self.most = heads
         self.vocabulary, self.scale = vocabulary, scale
         self.register_buffer("ids", ids)
         self.blocks = nn.ModuleList(
@@ -68,16 +63,6 @@ class MedusaHeads(nn.Module):
         )
         rows = vocabulary if ids is None else len(ids)
         self.lm_heads = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(1 if shared else heads))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the heads are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the heads."""
-        return next(self.parameters()).dtype
 
     def at(self, depth: int, features: torch.Tensor) -> torch.Tensor:
         """The state [..., hidden] at a depth of features [..., hidden]: x + SiLU(W x + b) for each block."""
@@ -146,12 +131,12 @@ def load_medusa(
 ) -> HeadDraft:
     """A loader of `load_draft`."""
     files = files_of(name, draft.own_model)
-    names, layout = _names(files)
+    names = _names(files)
     network = _network(files, names, target, DTYPES[draft.dtype or target.dtype_name])
-    promised = _promised(files, HEADS)
+    is_theirs = any(PREFIX.sub("", stored)[0].isdigit() for stored in names.values())
     reading = {
-        "layout": layout,
-        "heads": str(network.most) + (f"; its config.json says {promised}" if promised not in (None, network.most) else ""),
+        "layout": "FasterDecoding's" if is_theirs else "vLLM's",
+        "heads": str(network.most),
         "LM heads": "one for all heads" if len(network.lm_heads) < len(network.blocks) else "one for each head",
     }
     if network.scale != 1.0:
@@ -170,18 +155,37 @@ def load_medusa(
     )
 
 
+def _names(files: HeadFiles) -> dict[str, str]:
+    """The stored name of each tensor, by its name in `MedusaHeads`. Raises `ModelUnloadable` if two have the same."""
+    names: dict[str, str] = {}
+    for stored in files.tensors:
+        name = PREFIX.sub("", stored)
+        for pattern, ours in RENAMED.items():
+            name = re.sub(pattern, ours, name)
+        if name in names:
+            raise files.refused(f"its files hold {name} twice: {names[name]} and {stored}", COMPLETE)
+        names[name] = stored
+    return names
+
+
 def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torch.dtype) -> MedusaHeads:
     """The heads on the target's device; `names`: see `_names`. Raises `ModelUnloadable` for tensors that are missing,
-    unused, of other shapes, quantised or not finite.
+    unused, of other shapes, quantised or not finite, and for fewer heads or other blocks than the config says. Some
+    published configs speak of fewer heads.
     """
-    _require_counts(files, names)
-    files.require_values(files.config, flags=["original_lm_head"], numbers=["logit_scale"])
-    hidden, kept = int(target.network.config.get_text_config().hidden_size), _token_map(files, target)
-    ids, order = (None, None) if kept is None else kept.sort()
+    files.require_flags(files.config, ["original_lm_head"])
+    heads, blocks = (
+        1 + max((int(name.split(".")[part]) for name in names if name.startswith("blocks.")), default=-1) for part in (1, 2)
+    )
+    promised = files.config.get("medusa_num_heads") or files.config.get("num_heads") or heads
+    if promised > heads or (files.config.get("medusa_num_layers") or blocks) != blocks:
+        raise files.refused(f"its files hold {heads} heads of {blocks} blocks, and its config.json says otherwise", COMPLETE)
+    hidden = int(target.network.config.get_text_config().hidden_size)
+    ids, rows = (None, None) if MAP not in names else _token_map(files, names[MAP], target).sort()
     with torch.device("meta"):
         network = MedusaHeads(
-            _most(names, 1),
-            _most(names, 2),
+            heads,
+            blocks,
             hidden,
             target.vocabulary,
             ids,
@@ -190,85 +194,22 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
             scale=float(files.config.get("logit_scale") or 1.0),
         )
     shapes = {key: tuple(weight.shape) for key, weight in network.state_dict().items() if key != "ids"}
-    heads = [key for key in shapes if key.startswith("lm_heads.")]
-    rows = order
-    if ids is not None and not _is_cut(files, names, len(ids)):
+    lm_heads = [key for key in shapes if key.startswith("lm_heads.")]
+    first = names.get("lm_heads.0.weight")
+    if ids is not None and first is not None and files.tensors[first].shape[0] != len(ids):
         rows = ids  # the map takes rows out of whole LM heads
-        shapes |= dict.fromkeys(heads, (target.vocabulary, hidden))
-    files.require({names.get(key, key): shape for key, shape in shapes.items()}, _maps(files))
+        shapes |= dict.fromkeys(lm_heads, (target.vocabulary, hidden))
+    files.require({names.get(key, key): shape for key, shape in shapes.items()}, [names.get(MAP, MAP)])
     weights = {key: files.loaded(names[key], dtype) for key in shapes}
     if ids is not None:
-        weights |= {key: weights[key][rows] for key in heads} | {"ids": ids}
+        weights |= {key: weights[key][rows] for key in lm_heads} | {"ids": ids}
     network.load_state_dict(weights, assign=True)
     return network.to(target.device).eval().requires_grad_(False)
 
 
-def _require_counts(files: HeadFiles, names: dict[str, str]) -> None:
-    """Raises `ModelUnloadable` where the config speaks of more heads, or another number of blocks, than the files hold. Some
-    published configs speak of fewer heads.
-    """
-    for keys, held, most in ((HEADS, _most(names, 1), GAMMA_LIMIT), (BLOCKS, _most(names, 2), 0)):
-        promised = _promised(files, keys)
-        if promised is not None and not promised <= held <= promised + most:
-            raise files.refused(f"its config.json says {keys[0]} {promised}, and its files hold {held}", COMPLETE)
-
-
-def _is_cut(files: HeadFiles, names: dict[str, str], rows: int) -> bool:
-    """Whether the LM heads have the rows of the reduced vocabulary alone."""
-    name = names.get("lm_heads.0.weight")
-    return name is not None and files.tensors[name].shape[0] == rows
-
-
-def _names(files: HeadFiles) -> tuple[dict[str, str], str]:
-    """The stored name of each tensor of `MedusaHeads`, by its name there, and the layout."""
-    bare = {PREFIX.sub("", stored): stored for stored in files.tensors}
-    theirs = {stored: match for stored in bare if (match := THEIRS.match(stored)) is not None}
-    if theirs:
-        named = {_own_name(match): bare[stored] for stored, match in theirs.items()}
-        if len(named) < len(theirs):
-            raise files.refused("its files hold a head with two LM heads", COMPLETE)
-        return named, "FasterDecoding's"
-    names: dict[str, str] = {}
-    for stored in bare:
-        if (match := VLLM.match(stored)) is not None:
-            block = f"blocks.{match['head']}.{match['layer']}.{match['part']}"
-            names[block if match["lm"] is None else f"lm_heads.{match['lm']}.weight"] = bare[stored]
-    if not names:
-        raise files.refused("its files hold no Medusa heads", "give heads in the layout of FasterDecoding or of vLLM")
-    if "lm_head.weight" in bare:
-        names["lm_heads.0.weight"] = bare["lm_head.weight"]
-    return names, "vLLM's"
-
-
-def _own_name(match: re.Match[str]) -> str:
-    """The name in `MedusaHeads` of a tensor in FasterDecoding's layout."""
-    if match["part"] == "weight":
-        return f"lm_heads.{match['head']}.weight"
-    return f"blocks.{match['head']}.{match['layer']}.{match['part'].removeprefix('linear.')}"
-
-
-def _most(names: dict[str, str], part: int) -> int:
-    """How many heads (`part` 1), or blocks of a head (2), names of blocks count."""
-    return 1 + max((int(name.split(".")[part]) for name in names if name.startswith("blocks.")), default=-1)
-
-
-def _promised(files: HeadFiles, keys: tuple[str, ...]) -> int | None:
-    """The number that the config has under the first of these keys."""
-    values = (files.config.get(key) for key in keys)
-    return next((value for value in values if type(value) is int), None)
-
-
-def _maps(files: HeadFiles) -> list[str]:
-    """The stored name of the map of a reduced vocabulary, in a list; empty where there is none."""
-    return [stored for stored in files.tensors if PREFIX.sub("", stored) == MAP]
-
-
-def _token_map(files: HeadFiles, target: Model) -> torch.Tensor | None:
-    """The target's ids of a reduced vocabulary; None where it is whole."""
-    if not (maps := _maps(files)):
-        return None
-    stored = maps[0]
-    kept = files.tensor(stored).long()
-    if kept.dim() != 1 or len(set(kept.tolist())) != len(kept) or not bool(((kept >= 0) & (kept < target.vocabulary)).all()):
+def _token_map(files: HeadFiles, stored: str, target: Model) -> torch.Tensor:
+    """The target's ids of a reduced vocabulary."""
+    kept = files.tensor(stored).long().flatten()
+    if len(set(kept.tolist())) != len(kept) or not bool(((kept >= 0) & (kept < target.vocabulary)).all()):
         raise files.refused(f"{stored} does not hold different ids of the target, 0 to {target.vocabulary - 1}", COMPLETE)
     return kept

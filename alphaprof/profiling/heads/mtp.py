@@ -22,24 +22,22 @@ from torch import nn
 from torch.nn.functional import pad
 
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.profiling.heads.shape import head_shape
-from alphaprof.profiling.models.teacher_forced import FINAL
+from alphaprof.profiling.heads.network import HeadNetwork, head_shape
 
 ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
 
 
-class _Modules(nn.Module):
+class _Modules(HeadNetwork):
     """What both kinds share: the first `count` modules of a transformers MtpModel, which has embeddings and LM head of the
     target.
     """
 
-    layers: tuple[int, ...] = (FINAL,)
-    most: int | None = None
-    ids: torch.Tensor | None = None
+    ids = None
 
     def __init__(self, mtp: Any, vocabulary: int, count: int) -> None:
         super().__init__()
         self.vocabulary = vocabulary
+        self.config = mtp.config.get_text_config()
         self.own = nn.ModuleList(mtp.layers[:count])
         self.count = count
         if mtp.use_shared_post_norm:
@@ -50,21 +48,6 @@ class _Modules(nn.Module):
     def mtp(self) -> Any:
         """The MtpModel."""
         return self._whole[0]
-
-    @property
-    def config(self) -> Any:
-        """Of the decoder layer in each."""
-        return self.mtp.config.get_text_config()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the modules are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the modules."""
-        return next(self.parameters()).dtype
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Logits [n, vocabulary] by the target's LM head; the states come out of the module's own final norm."""
@@ -110,7 +93,7 @@ class ChainedModules(_Modules):
 
     def __init__(self, mtp: Any, vocabulary: int) -> None:
         super().__init__(mtp, vocabulary, len(mtp.layers))
-        self.most: int | None = self.count
+        self.most = self.count
 
     @torch.inference_mode()
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:

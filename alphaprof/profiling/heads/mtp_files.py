@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import modeling_layers
 
 from alphaprof.config.options import MtpDraft
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.heads.depths import depths_of
-from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.files import FLOATS, first_three
+from alphaprof.profiling.heads.draft import Alternative, HeadDraft, depths_of
+from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.models.checkpoint import INDEX, WEIGHTS
 from alphaprof.profiling.models.hub import first_line, folder_of
@@ -44,17 +44,16 @@ MIMO_NAMES = {
 # Copies of the target's own embeddings and LM head, beside the modules.
 COPIES = {"embed_tokens.weight": "get_input_embeddings", "head.weight": "get_output_embeddings"}
 # Targets whose modules do not work as these do, by the beginning of their model type.
-OTHER_KINDS = {
-    "mimo_v2": "MTP modules of MiMo-V2",
-    "minimax_m3": "MTP modules of MiniMax-M3",
-    "deepseek_v4": "MTP stages of DeepSeek-V4",
-    "gemma4": "assistants of Gemma 4",
-}
+OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
 FED_BEFORE = "take an engine that feeds back like this: vLLM 0.32 does for GLM-4.5"  # no config.json says it
 IMPORT = "serve it with an engine and import what that counts (alphaprof import)"
+REUSE = (
+    "reuse: false is a chain, one module a depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true is "
+    "the first module at every depth (vLLM's model runner V1). SGLang loads DeepSeek's modules where there is one alone"
+)
 PUBLISHED = "give the target as it was published, whole: conversions and quantisers often leave out or change MTP modules"
 
 
@@ -62,37 +61,36 @@ def load_mtp(
     name: str, draft: MtpDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """A loader of `load_draft`: the modules of the target's own checkpoint."""
-    called = f"draft {name}"
-    _require_kind(called, target)
     config = target.network.config.get_text_config()
-    layout, places = _found(called, target, _folder(called, options, target))
-    count = _count(called, layout, places, config)
-    reuse, why = _reuse(called, draft.reuse, count, target.reference)
-    depths = depths_of(called, draft.depths, options.gammas, None if reuse else count, "reuse: true has any number")
-    mtp = _loaded(called, target, layout, count, places)
-    reading = {
-        "layout": layout,
-        "modules": str(count),
-        "use of modules": why,
-        "fed back": "the state after the module's final norm",
-    }
+    _require_kind(name, config.model_type, target)
+    layout, files = _found(name, target, folder_of(options.target))
+    count = _count(files, layout, config)
+    if draft.reuse is None and count > 1:
+        problem = f"{target.reference} has {count} MTP modules, and engines use them in two ways: set reuse"
+        raise files.refused(problem, REUSE)
+    reuse = draft.reuse is not False
+    depths = depths_of(files.name, draft.depths, options.gammas, None if reuse else count)
+    mtp = _loaded(files, target, layout, count)
+    blind = config.model_type.startswith(BLIND) or layout == MIMO
     network: ReusedModule | ChainedModules
     alternatives: list[Alternative] = []
     if reuse:
-        if config.model_type == UNNORMED:
-            reading["fed back"] += " (vLLM 0.32 feeds back the one before it here; SGLang this one)"
-        blind = config.model_type.startswith(BLIND) or layout == MIMO
-        if blind:
-            reading["embedding at position 0"] = "zeros, as in vLLM"
-        window = _window(mtp.config)
-        network = ReusedModule(mtp, target.vocabulary, blind, window)
-        if mtp.layers[0].use_post_norm:
-            unnormed = ReusedModule(mtp, target.vocabulary, blind, window, normed=False)
-            engines = ("vLLM",) if config.model_type == UNNORMED else ()
-            alternatives.append(Alternative("states fed back before the norm", FED_BEFORE, unnormed, 2, engines))
+        network = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config))
     else:
         network = ChainedModules(mtp, target.vocabulary)
-    _require_running(called, network, target)
+    if reuse and mtp.layers[0].use_post_norm:
+        unnormed = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config), normed=False)
+        engines = ("vLLM",) if config.model_type == UNNORMED else ()
+        alternatives.append(Alternative("states fed back before the norm", FED_BEFORE, unnormed, 2, engines))
+    _require_running(files, network, target)
+    reading = {
+        "layout": layout,
+        "modules": str(count),
+        "use of modules": "the first module at every depth" if reuse else "a chain: one module a depth",
+        "fed back": "the state after the module's final norm",
+    }
+    if reuse and blind:
+        reading["embedding at position 0"] = "zeros, as in vLLM"
     return HeadDraft(
         name=name,
         network=network,
@@ -109,98 +107,65 @@ def load_mtp(
     )
 
 
-def _require_kind(called: str, target: Model) -> None:
-    """Raises `ModelUnloadable` for targets that have no such modules, and where transformers cannot run them."""
-    kind = target.network.config.get_text_config().model_type
-    for beginning, words in OTHER_KINDS.items():
-        if kind.startswith(beginning):
-            raise ModelUnloadable(f"{called}: {words} cannot be measured here", IMPORT)
-    if any(hasattr(module, "_hf_hook") for module in target.network.modules()):
+def _require_kind(name: str, kind: str, target: Model) -> None:
+    """Raise `ModelUnloadable` for a target that has no such modules, or that is spread over devices, and where transformers
+    cannot run them.
+    """
+    problem, hint = "", IMPORT
+    if kind.startswith(OTHER_KINDS):
+        problem = f"MTP modules of {kind} cannot be measured here"
+    elif any(hasattr(module, "_hf_hook") for module in target.network.modules()):
+        problem = "MTP modules cannot be measured on a target that device_map spreads"
         hint = "load the target on one device, without device_map"
-        raise ModelUnloadable(f"{called}: MTP modules cannot be measured on a target that device_map spreads", hint)
-    try:
-        from transformers.modeling_layers import MtpModel  # noqa: F401
-    except ImportError:
-        raise ModelUnloadable(
-            f"{called}: transformers {version('transformers')} cannot run MTP modules", "pip install 'transformers>=5.23'"
-        ) from None
+    elif not hasattr(modeling_layers, "MtpModel"):
+        problem = f"transformers {version('transformers')} cannot run MTP modules"
+        hint = "pip install 'transformers>=5.23'"
+    if problem:
+        raise ModelUnloadable(f"draft {name}: {problem}", hint)
 
 
-def _folder(called: str, options: ProfileOptions, target: Model) -> Path:
-    """Where the target's files are."""
-    if options.target.model.endswith(".gguf"):
-        message = f"{called}: MTP modules of .gguf files are not read"
-        raise ModelUnloadable(message, "give the target as safetensors, as it was published")
-    if (folder := folder_of(options.target)) is None:
-        raise ModelUnloadable(f"{called}: the files of {target.reference} are not here", "give the target as a local folder")
-    return folder
-
-
-def _found(called: str, target: Model, folder: Path) -> tuple[str, dict[str, Path]]:
-    """The layout of a checkpoint's modules, and the file of each of their tensors."""
-    from safetensors import safe_open
-
-    if (folder / INDEX).is_file():
-        named = json.loads((folder / INDEX).read_bytes())["weight_map"]
-        files = {name: folder / file for name, file in named.items()}
-    else:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            files = dict.fromkeys(file.keys(), folder / WEIGHTS)
+def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFiles]:
+    """The layout of a checkpoint's modules, and their tensors."""
+    found: dict[str, Stored] = {}
+    if folder is not None:  # None: a .gguf file, which holds no modules that transformers reads
+        index = folder / INDEX
+        names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else [WEIGHTS]
+        found = stored(sorted({folder / each for each in names}), f"draft {name}")
     last = target.network.config.get_text_config().num_hidden_layers
     for layout, place in PLACES.items():
-        matches = {name: match for name in files if (match := place.search(name)) is not None}
-        if layout == AFTER_LAST:
-            matches = {name: match for name, match in matches.items() if int(match[1]) >= last}
-        if matches:
-            return layout, {name: files[name] for name in matches}
-    raise ModelUnloadable(f"{called}: the checkpoint of {target.reference} holds no MTP modules", PUBLISHED)
+        matches = {key: match for key in found if (match := place.search(key)) is not None}
+        tensors = {key: found[key] for key, match in matches.items() if layout != AFTER_LAST or int(match[1]) >= last}
+        if tensors:
+            return layout, HeadFiles(f"draft {name}", {}, tensors)
+    raise ModelUnloadable(f"draft {name}: the checkpoint of {target.reference} holds no MTP modules", PUBLISHED)
 
 
-def _count(called: str, layout: str, places: dict[str, Path], config: Any) -> int:
+def _count(files: HeadFiles, layout: str, config: Any) -> int:
     """How many modules there are. Raises `ModelUnloadable` where the config says another number."""
-    first = config.num_hidden_layers if layout == AFTER_LAST else 0
-    matches = (PLACES[layout].search(name) for name in places)
-    numbers = sorted({int(match[1]) for match in matches if match is not None and match[1] is not None})
-    count = len(numbers)
-    if numbers != list(range(first, first + count)) or not count:
-        raise ModelUnloadable(f"{called}: the checkpoint holds parts of MTP modules: layers {numbers}", PUBLISHED)
-    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-        promised = getattr(config, key, None)
-        if promised is not None and promised != count:
-            raise ModelUnloadable(f"{called}: {key} is {promised}, and the checkpoint holds {count} MTP modules", PUBLISHED)
-    if count > 1 and any(".fc." in name for name in places):
-        raise ModelUnloadable(f"{called}: {count} MTP layers that share one projection cannot be measured here", IMPORT)
+    matches = (PLACES[layout].search(name) for name in files.tensors)
+    count = len({match[1] for match in matches if match is not None and match[1] is not None})
+    promised = [getattr(config, key, None) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")]
+    if not count or any(each not in (None, count) for each in promised):
+        raise files.refused(f"its config.json promises other MTP modules than the {count} in the checkpoint", PUBLISHED)
+    if count > 1 and any(".fc." in name for name in files.tensors):
+        raise files.refused(f"{count} MTP layers that share one projection cannot be measured here", IMPORT)
     return count
 
 
-def _reuse(called: str, reuse: bool | None, count: int, reference: str) -> tuple[bool, str]:
-    """Whether the first module serves every depth, and that choice in words."""
-    if count == 1 and reuse is None:
-        return True, "the one module at every depth"
-    if reuse is None:
-        raise ModelUnloadable(
-            f"{called}: {reference} has {count} MTP modules, and engines use them in two ways: set reuse",
-            "reuse: false is a chain, one module a depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); "
-            "reuse: true is the first module at every depth (vLLM's model runner V1). "
-            "SGLang loads DeepSeek's modules where there is one alone",
-        )
-    return reuse, "the first module at every depth" if reuse else "a chain: one module a depth"
-
-
-def _loaded(called: str, target: Model, layout: str, count: int, places: dict[str, Path]) -> Any:
-    """A MtpModel with the modules' weights, on the target's device and in its dtype."""
+def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
+    """A MtpModel with the modules' weights, on the target's device and in its dtype. Raises `ModelUnloadable` for weights
+    that modules lack or do not have, of another shape, quantised or not finite.
+    """
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
-    from transformers.modeling_layers import MtpModel
     from transformers.modeling_utils import LoadStateDictConfig
     from transformers.utils import ContextManagers
 
-    tensors = _tensors(called, target, places)
-    kind = target.network.config.get_text_config().model_type
+    tensors = _tensors(files, target)
     try:
         with without_advice(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar
             owner = _owner(target.network, layout, count)
-            with ContextManagers(MtpModel.get_init_context(target.dtype, False, False, None)):
-                mtp = MtpModel(owner, count)
+            with ContextManagers(modeling_layers.MtpModel.get_init_context(target.dtype, False, False, None)):
+                mtp = modeling_layers.MtpModel(owner, count)
             mapping = mtp.get_weight_conversions(owner)
             how = LoadStateDictConfig(weight_mapping=mapping, device_map={"": target.device}, dtype=target.dtype)
             named = {_renamed(name, layout, owner): tensor for name, tensor in tensors.items()}
@@ -208,39 +173,36 @@ def _loaded(called: str, target: Model, layout: str, count: int, places: dict[st
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        message = f"{called}: transformers {version('transformers')} has no MTP modules of {kind}"
-        raise ModelUnloadable(f"{message} ({first_line(error)[:200]})", IMPORT) from error
-    _require_complete(called, loaded)
-    for name, weight in mtp.layers.state_dict().items():
-        if weight.is_meta or not bool(weight.isfinite().all()):
-            raise ModelUnloadable(f"{called}: {name} of the MTP modules holds NaN or infinite numbers", PUBLISHED)
+        problem = f"transformers {version('transformers')} has no MTP modules of {target.network.config.model_type}"
+        raise files.refused(f"{problem} ({first_line(error)[:200]})", IMPORT) from error
+    weights = mtp.layers.state_dict()
+    faults = {
+        "lack weights of MTP modules:": {
+            name for name in loaded.missing_keys if not name.startswith(("embed_tokens.", "shared_head."))
+        },
+        "have weights of MTP modules with other shapes:": {
+            f"{name} {list(theirs)} for {list(ours)}" for name, theirs, ours in loaded.mismatched_keys
+        },
+        "hold unused weights of MTP modules:": set(loaded.unexpected_keys) | set(loaded.conversion_errors),
+        "hold NaN or infinite numbers:": {
+            name for name, weight in weights.items() if weight.is_meta or not bool(weight.isfinite().all())
+        },
+    }
+    files.require_none(faults, PUBLISHED)
     return mtp.eval().requires_grad_(False)
 
 
-def _tensors(called: str, target: Model, places: dict[str, Path]) -> dict[str, torch.Tensor]:
+def _tensors(files: HeadFiles, target: Model) -> dict[str, torch.Tensor]:
     """The modules' tensors by name, without the copies of the target's. Raises `ModelUnloadable` for quantised ones, and for
-    copies that are none.
+    copies that differ.
     """
-    from safetensors import safe_open
-
-    tensors = {}
-    for path in sorted(set(places.values())):
-        with safe_open(path, framework="pt") as file:
-            for name in sorted(name for name, place in places.items() if place == path):
-                dtype = file.get_slice(name).get_dtype()
-                if dtype not in FLOATS:
-                    message = f"{called}: {name} holds {dtype}, and quantised MTP modules cannot be measured"
-                    raise ModelUnloadable(
-                        message, "give the target in 16 or 32 bits; its engine drafts almost the same tokens"
-                    )
-                tensors[name] = file.get_tensor(name)
+    files.require_none(files.quantised(files.tensors), "give the target in 16 or 32 bits")
+    tensors = {name: files.tensor(name) for name in files.tensors}
     for name in [name for name in tensors if name.endswith(tuple(COPIES))]:
         owner = next(getattr(target.network, getter)() for end, getter in COPIES.items() if name.endswith(end))
-        own = owner.weight
-        if own.shape != tensors[name].shape or not torch.equal(own.cpu(), tensors.pop(name).to(own.dtype)):
-            raise ModelUnloadable(
-                f"{called}: {name} differs from the target's own, which modules are read with here", IMPORT
-            )
+        own, copied = owner.weight, tensors.pop(name)
+        if own.shape != copied.shape or not torch.equal(own.cpu(), copied.to(own.dtype)):
+            raise files.refused(f"{name} differs from the target's own, which modules are read with here", IMPORT)
     return tensors
 
 
@@ -270,21 +232,6 @@ def _renamed(name: str, layout: str, owner: Any) -> str:
     return f"model.layers.{owner.config.get_text_config().num_hidden_layers + int(number)}.{rest}"
 
 
-def _require_complete(called: str, loaded: Any) -> None:
-    """Raises `ModelUnloadable` for weights that modules lack, do not have, or have in another shape."""
-    missing = {name for name in loaded.missing_keys if not name.startswith(("embed_tokens.", "shared_head."))}
-    misshapen = {f"{name} {list(theirs)} for {list(ours)}" for name, theirs, ours in loaded.mismatched_keys}
-    faults = {
-        "lacks": missing,
-        "has with other shapes": misshapen,
-        "holds unused": set(loaded.unexpected_keys) | set(loaded.conversion_errors),
-    }
-    for what, names in faults.items():
-        if names:
-            message = f"{called}: the checkpoint {what} weights of MTP modules: {first_three(names)}"
-            raise ModelUnloadable(message, PUBLISHED)
-
-
 def _window(config: Any) -> int | None:
     """How many entries the first module sees by its layer type. Raises `ValueError` for what is no attention."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
@@ -292,12 +239,11 @@ def _window(config: Any) -> int | None:
 
 
 @torch.inference_mode()
-def _require_running(called: str, network: ReusedModule | ChainedModules, target: Model) -> None:
-    """Raises `ModelUnloadable` unless the modules work on two short texts, whole and step by step: some have attention
+def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, target: Model) -> None:
+    """Raise `ModelUnloadable` unless the modules work on two short texts, whole and step by step: some have attention
     without keys and values that could be kept.
     """
     kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    kind = target.network.config.get_text_config().model_type
     ids = (torch.arange(2 * 6, device=target.device).reshape(2, 6) * 7919 + 13) % target.vocabulary
     features = target.network.get_input_embeddings()(ids)
     reason = f"layers of {', '.join(sorted(kinds))}" if kinds else ""
@@ -311,10 +257,9 @@ def _require_running(called: str, network: ReusedModule | ChainedModules, target
         network.logits(states[-1], depths)
         if not all(each[:, 0].shape == state.shape for each, state in zip(whole, states, strict=True)):
             reason = reason or "states of another shape"
-    except (TypeError, AttributeError, RuntimeError, ValueError, KeyError, IndexError, NotImplementedError) as error:
+    except Exception as error:
         if is_out_of_memory(error):
             raise
         reason = reason or first_line(error)[:200]
     if reason:
-        message = f"{called}: the MTP modules of {kind} cannot be run depth by depth: {reason}"
-        raise ModelUnloadable(message, IMPORT)
+        raise files.refused(f"its MTP modules cannot be run depth by depth: {reason}", IMPORT)

@@ -7,12 +7,15 @@ token x_(b+k), and what fixes a round is that these are the text's own tokens as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.roofline import EXPERTS, ModelShape
+from alphaprof.profiling.models.teacher_forced import FINAL
 
 
 class HeadCache(Protocol):
@@ -30,46 +33,82 @@ class HeadCache(Protocol):
         """
 
 
-class HeadNetwork(Protocol):
-    """A draft head, a module of torch with its own tensors. `layers`: the target's states that are its features, in this
-    order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number); `ids` [logits]: the
-    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has.
+class HeadNetwork(nn.Module, ABC):
+    """A draft head, whose parameters are its own tensors: none of the target's. `layers`: the target's states that are its
+    features, in this order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number);
+    `ids` [logits]: the target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has;
+    `config`: of its decoder layers, as transformers has it (None: it has none).
     """
 
-    layers: tuple[int, ...]
-    most: int | None
+    layers: tuple[int, ...] = (FINAL,)
+    most: int | None = None
+    config: Any = None
     ids: torch.Tensor | None
     vocabulary: int
 
     @property
-    def config(self) -> Any:
-        """Of its decoder layers, as transformers has it; None: it has none."""
-
-    @property
     def device(self) -> torch.device:
         """Where its tensors are."""
+        return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its tensors."""
+        return next(self.parameters()).dtype
 
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Its own parameters: none of the target's."""
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Its own tensors by name."""
-
+    @abstractmethod
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """Yields for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the bases from `first` on, in
         texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where base + depth lies beyond
         the text they mean nothing, and are finite.
         """
 
+    @abstractmethod
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Logits [n, logits] of states [n, hidden] at a depth."""
 
+    @abstractmethod
     def shape(self) -> ModelShape | None:
         """What decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""
 
+    @abstractmethod
     def cache(self) -> HeadCache:
         """An empty cache."""
+
+
+def head_shape(
+    module: nn.Module, config: Any, logits: torch.Tensor, entering: Sequence[str] = (), elsewhere: Sequence[str] = ()
+) -> ModelShape | None:
+    """The shape of a head whose steps run decoder layers as `config` describes them; None for a latent KV cache.
+
+    `module`: its own parameters, all of which a step uses for every token, but for the modules of the names `elsewhere`
+    (embeddings, and those of the logits) and those that later steps of a round leave out, `entering`. `logits` [rows,
+    hidden]: the weight that its logits are computed by, whoever it belongs to. As of models, norms and biases do not count.
+    """
+    config = config.get_text_config()
+    if getattr(config, "kv_lora_rank", None):
+        return None
+    matrices = {name: weight.numel() for name, weight in module.named_parameters() if weight.dim() > 1}
+    used = {name: count for name, count in matrices.items() if name.partition(".")[0] not in elsewhere}
+    heads = config.num_attention_heads
+    experts = next((number for key in EXPERTS if (number := getattr(config, key, None))), 0)
+    mixed = sum(count for name, count in used.items() if ".experts." in name)
+    size = float(next(module.parameters()).element_size())
+    return ModelShape(
+        parameters=sum(used.values()) + logits.numel(),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=len(logits),
+        weight_bytes=size,
+        kv_bytes=size,
+        experts=experts if mixed else 0,
+        experts_per_token=config.num_experts_per_tok if mixed else 0,
+        expert_parameters=mixed / experts if mixed else 0.0,
+        tied=True,
+        first_parameters=sum(count for name, count in used.items() if name.partition(".")[0] in entering),
+        last_parameters=logits.numel(),
+        stored_parameters=sum(weight.numel() for weight in module.parameters()),
+    )

@@ -21,32 +21,41 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
 
 
-def reading_as(serve_as: str, head: EagleFormat, target: Any) -> tuple[Reading, dict[str, str]]:
-    """How `checkpoint`, `vllm` or `sglang` reads a head for a target (its config), and why, in words by what they are about.
-    Raises `ModelUnloadable` where its files cannot be read so.
+def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
+    """How `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` where its files
+    cannot be read so.
     """
-    layers, states_words = _states(serve_as, head, target)
-    settings, who = head.settings, ENGINES.get(serve_as, "speculators" if head.layout == SPECULATORS else "its trainer")
-    before, why = bool(settings.get("norm_before_residual")), "as norm_before_residual in config.json says"
-    if serve_as == "sglang":
-        before, why = False, "SGLang has no norm_before_residual"
-    elif settings.get("norm_before_residual") is None:
+    settings = head.settings
+    before = settings.get("norm_before_residual")
+    if before is None:  # vLLM takes true for files of speculators, all others false
         before = serve_as == "vllm" and head.layout == SPECULATORS
-        why = f"config.json has no norm_before_residual, which {who} takes for {str(before).lower()}"
-    is_set, is_there = bool(settings.get("norm_before_fc")), "input_norm.weight" in head.files.tensors
-    norm_before_fc = is_set or (serve_as == CHECKPOINT and is_there)
-    reading = Reading(layers, before, bool(settings.get("norm_output")), norm_before_fc)
+    meant = serve_as == CHECKPOINT and "input_norm.weight" in head.files.tensors  # engines go by the key alone
+    return Reading(
+        _states(serve_as, head, target),
+        bool(before) and serve_as != "sglang",  # which has no norm_before_residual
+        bool(settings.get("norm_output")),
+        bool(settings.get("norm_before_fc")) or meant,
+    )
+
+
+def words_of(serve_as: str, head: EagleFormat, reading: Reading) -> dict[str, str]:
+    """A reading in words, by what they are about."""
+    states = "after the final norm" if reading.layers == (FINAL,) else f"after {_listed(reading.layers)} layers"
     words = {
         "layout": head.layout,
         "serve_as": serve_as,
-        "target states": states_words,
-        "residual": f"{'after' if before else 'before'} the norm: {why}",
+        "target states": states + (": no ids in config.json, and engines guess these" if is_guessed(head) else ""),
+        "residual": f"{'after' if reading.norm_before_residual else 'before'} the norm",
         "fed back": f"the state {'after' if reading.norm_output else 'before'} the final norm",
     }
-    if is_set or is_there:
-        left_out = f"left out: config.json has no norm_before_fc, which {who} needs"
-        words["norm before fc"] = "yes" if norm_before_fc else left_out
-    return reading, words
+    if reading.norm_before_fc or "input_norm.weight" in head.files.tensors:
+        words["norm before fc"] = "yes" if reading.norm_before_fc else "left out: config.json has no norm_before_fc"
+    return words
+
+
+def is_guessed(head: EagleFormat) -> bool:
+    """Whether the files leave open which states of the target the head reads."""
+    return head.reads_inner_states and not (head.settings.get(IDS) or head.settings["nested_ids"])
 
 
 def usual_layers(blocks: int) -> tuple[int, int, int]:
@@ -54,58 +63,40 @@ def usual_layers(blocks: int) -> tuple[int, int, int]:
     return 2, blocks // 2, blocks - 3
 
 
-def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[tuple[int, ...], str]:
-    """The target's states that enter, and why, in words."""
+def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
+    """The target's states that enter. Raises `ModelUnloadable` for states that the target does not have, or that are not as
+    many as the head reads.
+    """
     if not head.reads_inner_states:
-        return (FINAL,), "after the final norm: use_aux_hidden_state is false"
+        return (FINAL,)
     blocks = target.num_hidden_layers
     top, nested = head.settings.get(IDS), head.settings["nested_ids"]
     given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
-    if not given:
-        layers = tuple(sorted(set(usual_layers(blocks))))
-        words = f"after {_listed(layers)} layers: {IDS} is not in config.json, and engines guess 2, n//2, n-3"
-    else:
-        layers, why = _explicit(serve_as, head, given, target)
-        words = f"after {_listed(layers)} layers: {IDS} {list(given)} {why}"
-    _require_states(head, layers, blocks)
-    return layers, words
-
-
-def _explicit(serve_as: str, head: EagleFormat, given: Any, target: Any) -> tuple[tuple[int, ...], str]:
-    """The numbers of layers that explicit ids mean, and why, in words."""
-    if not isinstance(given, list) or not all(type(layer) is int and layer >= 0 for layer in given):
+    if given and not (isinstance(given, list) and all(type(layer) is int and layer >= 0 for layer in given)):
         raise head.files.refused(f"{IDS} in its config.json is {shown(given)}", "write a list of layers, like [2, 16, 29]")
+    layers = _explicit(serve_as, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
+    fc = head.files.tensors.get("fc.weight")
+    reads = len(layers) if fc is None else fc.shape[-1] / head.width
+    if len(set(layers)) != reads or min(layers) < 0 or max(layers) > blocks:
+        raise head.files.refused(
+            f"it reads {reads:g} states, and its config.json means those after {_listed(layers)} of {blocks} layers",
+            f"give the head that belongs to this target, or correct {IDS} in its config.json",
+        )
+    return layers
+
+
+def _explicit(serve_as: str, head: EagleFormat, given: list[int], target: Any) -> tuple[int, ...]:
+    """The numbers of layers that explicit ids mean: they count layers passed, or are outputs of layers counted from 0."""
     blocks, later = target.num_hidden_layers, tuple(layer + 1 for layer in given)
     if serve_as == "vllm":
-        return tuple(sorted(given)), "count layers passed for vLLM"
+        return tuple(sorted(given))
     if serve_as == "sglang":
-        if target.model_type in FIRST_ID_TELLS and given[0] != 1:
-            return tuple(sorted(given)), f"count layers passed for SGLang: the first is not 1 ({target.model_type})"
-        if target.model_type == "gpt_oss" and max(given) == blocks:
-            return tuple(sorted(given)), "count layers passed for SGLang: the last one is the number of layers (gpt_oss)"
-        return tuple(sorted(later)), "are outputs of layers counted from 0 for SGLang"
-    if head.layout != SPECFORGE:
-        return tuple(given), f"count layers passed ({head.layout})"
-    if max(given) == blocks:
-        return tuple(given), f"count layers passed: an output of layer {blocks} does not exist"
-    return later, f"are outputs of layers counted from 0 ({head.layout})"
-
-
-def _require_states(head: EagleFormat, layers: tuple[int, ...], blocks: int) -> None:
-    """Raise `ModelUnloadable` for states that the target does not have, or that are not as many as the head reads."""
-    hint = f"give the head that belongs to this target, or correct {IDS} in its config.json"
-    if min(layers) < 0 or max(layers) > blocks:
-        problem = f"it reads states after {_listed(layers)} layers, and the target has {blocks} layers"
-        raise head.files.refused(problem, hint)
-    stored = head.files.tensors.get("fc.weight")
-    if len(set(layers)) != len(layers):
-        raise head.files.refused(f"it reads a state twice (after {_listed(layers)} layers)", hint)
-    if stored is not None and len(stored.shape) == 2 and stored.shape[1] != len(layers) * head.width:
-        problem = (
-            f"its fc reads {stored.shape[1] / head.width:g} states of {head.width} numbers, and its config.json names "
-            f"{len(layers)} (after {_listed(layers)} of the target's {blocks} layers)"
+        passed = (target.model_type in FIRST_ID_TELLS and given[0] != 1) or (
+            target.model_type == "gpt_oss" and max(given) == blocks
         )
-        raise head.files.refused(problem, hint)
+        return tuple(sorted(given if passed else later))
+    # An output of layer `blocks` does not exist.
+    return tuple(given) if head.layout != SPECFORGE or max(given) == blocks else later
 
 
 def _listed(layers: tuple[int, ...]) -> str:
@@ -150,7 +141,7 @@ def _served(head: EagleFormat, target: Any) -> dict[str, Reading]:
     served = {}
     for serve_as, engine in ENGINES.items():
         with contextlib.suppress(ModelUnloadable):
-            served[engine] = reading_as(serve_as, head, target)[0]
+            served[engine] = reading_as(serve_as, head, target)
     return served
 
 
@@ -176,7 +167,7 @@ def searched(network: Eagle3, target: Any) -> list[Alternative]:
 
 def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
     """A warning about the files of draft `name` where they leave open which states it reads."""
-    if not head.reads_inner_states or head.settings.get(IDS) or head.settings["nested_ids"]:
+    if not is_guessed(head):
         return ()
     message = (
         f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers "
@@ -188,11 +179,10 @@ def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str,
 def _setting(measured: Reading, reading: Reading, target: Any) -> str:
     """What to do so that engines read the files like this."""
     settings = []
-    if reading.layers != measured.layers:
-        earlier = [layer - 1 for layer in reading.layers]
-        sglang = f" ({earlier} for SGLang)" if min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS else ""
-        settings.append(f"{IDS}: {list(reading.layers)}{sglang}")
-    names = ("norm_before_residual", "norm_output", "norm_before_fc")
-    changed = [name for name in names if getattr(reading, name) != getattr(measured, name)]
-    keys = ", ".join([*settings, *(f"{name}: {str(getattr(reading, name)).lower()}" for name in changed)])
-    return f"set {keys} in its config.json"
+    for key, value in vars(reading).items():
+        if value != getattr(measured, key):
+            settings.append(f"{key}: {str(value).lower()}" if key != "layers" else f"{IDS}: {list(value)}")
+    earlier = [layer - 1 for layer in reading.layers]
+    if reading.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
+        settings[0] += f" ({earlier} for SGLang)"
+    return f"set {', '.join(settings)} in its config.json"

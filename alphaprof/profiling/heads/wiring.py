@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -66,86 +66,81 @@ def sample(loaded: Loaded) -> list[Continuation]:
 
 def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> tuple[Trials, Warnings]:
     """What a head's readings get accepted, the measured one first, and warnings where another one is better or none good."""
-    readings = _Readings(loaded, texts)
     depths = range(1, min(2, draft.network.most or 2) + 1)
-    own = list(readings.agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths]))
-    if not own[0] or not _size(own[0]):
+    own = _agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths], texts, loaded)
+    if not _size(own[0]):
         return (), ()  # a head that is not finite, or texts without a position: the run says so
+
+    def trials(ways: Sequence[Alternative]) -> list[tuple[Alternative, Trial]]:
+        known = [way for way in ways if way.depth <= len(own) and _size(own[way.depth - 1])]
+        rows = zip(known, _agreements(draft, known, texts, loaded) if known else [], strict=True)
+        return [(way, _trial(way, row, own[way.depth - 1])) for way, row in rows if _size(row)]
+
     base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
-    tried = list(_trials(own, draft.alternatives, readings.agreements(draft, draft.alternatives)))
+    tried = trials(draft.alternatives)
     warnings = [_better(draft, trial, way) for way, trial in tried if _wins(trial)]
     if base.acceptance < POOR and base.positions >= FEW:
-        searched = list(_trials(own, draft.fallbacks, readings.agreements(draft, draft.fallbacks)))
-        if searched:
+        if searched := trials(draft.fallbacks):
             way, best = max(searched, key=lambda pair: pair[1].acceptance)
             tried.append((way, best))
             if _wins(best) and best.acceptance >= POOR:
                 warnings.append(_better(draft, best, way))
         if max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)]) < POOR:
-            warnings.append(_hopeless(draft, base, len(draft.alternatives) + len(draft.fallbacks)))
+            message = f"no reading of draft {draft.name} works: as it is read, it drafts {base.acceptance:.3f} of "
+            message += f"{base.positions} tokens right at depth 1"
+            remedy = "check that this head was trained on this target, with these layers, and on text like this"
+            warnings.append(note("wiring", doubt=message, remedy=remedy))
     return (base, *(trial for _, trial in tried)), tuple(warnings)
 
 
-class _Readings:
-    """Readings of a head on some texts."""
-
-    def __init__(self, loaded: Loaded, texts: Sequence[Continuation]) -> None:
-        self._loaded, self._texts = loaded, texts
-
-    def agreements(self, draft: HeadDraft, ways: Sequence[Alternative]) -> Iterator[list[np.ndarray]]:
-        """Yields for each way whether its draft at the way's depth is the token, [proposed positions] of each text; nothing
-        for a way whose logits are not finite.
-        """
-        for start in range(0, len(ways), AT_ONCE):
-            some = ways[start : start + AT_ONCE]
-            try:
-                yield from self._together(draft, some)
-            except LogitsNotFinite:
-                for way in some:
-                    try:
-                        yield from self._together(draft, [way])
-                    except LogitsNotFinite:
-                        yield []
-
-    def _together(self, draft: HeadDraft, ways: Sequence[Alternative]) -> list[list[np.ndarray]]:
-        twins = [
-            dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
-            for place, way in enumerate(ways)
-        ]
-        scorer = Scorer(self._loaded.target, twins, self._loaded.scorer.width)
-        agrees: list[list[np.ndarray]] = [[] for _ in ways]
-        for batch in scoring_batches(self._texts, self._loaded.options.batch_tokens):
-            columns = scorer.score(batch)
-            stops = np.cumsum([len(item.ids) for item in batch])[:-1]
-            for place, way in enumerate(ways):
-                agrees[place] += np.split(_agrees(columns[str(place)], way.depth), stops)
-        return [[row[row >= 0] for row in rows] for rows in agrees]
-
-
-def _agrees(columns: dict[str, np.ndarray], depth: int) -> np.ndarray:
-    """1, 0, or -1 where no round has a draft at the depth, [positions]."""
-    if depth > 1:
-        return columns[f"agrees_{depth}"]
-    return np.where(columns["proposed"] > 0, columns["draft_top"] == columns["token"], -1)
-
-
-def _trials(
-    own: Sequence[list[np.ndarray]], ways: Sequence[Alternative], agreements: Iterator[list[np.ndarray]]
-) -> Iterator[tuple[Alternative, Trial]]:
-    """Yields what each way got that has logits and positions. Its standard error is the larger one of positions and of texts
-    as units, and at least that of a single position.
+def _agreements(
+    draft: HeadDraft, ways: Sequence[Alternative], texts: Sequence[Continuation], loaded: Loaded
+) -> list[list[np.ndarray]]:
+    """For each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for one
+    whose logits are not finite.
     """
-    for way, rows in zip(ways, agreements, strict=True):
-        if way.depth > len(own) or not own[way.depth - 1] or not rows or not _size(rows):
-            continue
-        ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, own[way.depth - 1], strict=True)]
-        every = np.concatenate(ahead)
-        gain, size = float(every.mean()), len(every)
-        by_text = np.array([each.sum() - gain * len(each) for each in ahead])
-        texts = max(len(ahead) - 1, 1)
-        of_texts = float((by_text**2).sum() * len(ahead) / texts) ** 0.5 / size
-        error = max(float(every.std()) / size**0.5, of_texts, 1 / size)
-        yield way, Trial(way.changed, way.depth, _mean(rows), gain, error, size, way.engines)
+    if len(ways) <= AT_ONCE:
+        try:
+            return _together(draft, ways, texts, loaded)
+        except LogitsNotFinite:
+            if len(ways) == 1:
+                return [[]]
+    half = len(ways) // 2
+    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, texts, loaded)]
+
+
+def _together(
+    draft: HeadDraft, ways: Sequence[Alternative], texts: Sequence[Continuation], loaded: Loaded
+) -> list[list[np.ndarray]]:
+    """As `_agreements`, by one pass of the target. Raises `LogitsNotFinite` if one of them has such logits."""
+    twins = [
+        dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
+        for place, way in enumerate(ways)
+    ]
+    scorer = Scorer(loaded.target, twins, loaded.scorer.width)
+    found: list[list[np.ndarray]] = [[] for _ in ways]
+    for batch in scoring_batches(texts, loaded.options.batch_tokens):
+        scored = scorer.score(batch)
+        stops = np.cumsum([len(item.ids) for item in batch])[:-1]
+        for twin, rows in zip(twins, found, strict=True):
+            columns = scored[twin.name]
+            first = np.where(columns["proposed"] > 0, columns["draft_top"] == columns["token"], -1)
+            agrees = columns[f"agrees_{twin.depths}"] if twin.depths > 1 else first  # -1 where a round has no such draft
+            rows += [row[row >= 0] for row in np.split(agrees, stops)]
+    return found
+
+
+def _trial(way: Alternative, rows: list[np.ndarray], own: list[np.ndarray]) -> Trial:
+    """What a reading got, beside the measured one. Its standard error is the larger one of positions and of texts as units,
+    and at least that of a single position.
+    """
+    ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, own, strict=True)]
+    every = np.concatenate(ahead)
+    gain, size = float(every.mean()), len(every)
+    by_text = np.array([each.sum() - gain * len(each) for each in ahead])
+    of_texts = float((by_text**2).sum() * len(ahead) / max(len(ahead) - 1, 1)) ** 0.5 / size
+    error = max(float(every.std()) / size**0.5, of_texts, 1 / size)
+    return Trial(way.changed, way.depth, _mean(rows), gain, error, size, way.engines)
 
 
 def _size(rows: list[np.ndarray]) -> int:
@@ -167,13 +162,3 @@ def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
         f"{trial.positions} tokens right at depth {trial.depth}, and {before:.3f} as it is read"
     )
     return note("wiring", doubt=message, remedy=f"if its training agrees, {way.setting}")
-
-
-def _hopeless(draft: HeadDraft, base: Trial, others: int) -> dict[str, str]:
-    message = f"draft {draft.name} drafts {base.acceptance:.3f} of {base.positions} tokens right at depth 1: " + (
-        f"no reading of its files works, of {1 + others} that were tried"
-        if others
-        else "less than any head that was trained"
-    )
-    remedy = "check that this head was trained on this target, with these layers, and on text like this"
-    return note("wiring", doubt=message, remedy=remedy)

@@ -213,7 +213,7 @@ class Trainer:
             with safe_open(path, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["state"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
-            facts["progress"] = list(typed(facts["progress"], tuple[TrainingProgress, ...], "progress"))
+            facts["progress"] = list(typed(facts["progress"], tuple[TrainingProgress, ...]))
             state = TrainingState(**facts)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             hint = "delete it: --resume begins again"
