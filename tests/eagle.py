@@ -151,7 +151,7 @@ class Recomputing:
         numbers = torch.complex(rows[..., :half].double(), rows[..., half:].double())
         angles = torch.arange(len(rows))[:, None, None] * self.frequencies(half)
         turned = numbers * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([turned.real, turned.imag], -1).float()
+        return torch.cat([turned.real, turned.imag], -1).to(rows.dtype)
 
     def frequencies(self, half: int) -> torch.Tensor:
         """Radians a token [half], with linear and Llama 3's scaling."""
