@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -47,6 +48,9 @@ def _options(
 
 def main() -> None:
     """The console script: the one place that prints the errors a user can cause, as two lines on stderr."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by who calls, such as a daemon
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the program ends)
     escape_characters()
     try:
         _run()

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from alphaprof.cli.common import SPLIT, OutFile, ProfileChanges, ProfileFile, SplitWay, show
 from alphaprof.cli.measuring import loaded_profile, require_references, working
+from alphaprof.errors import OptionInvalid
 
 DraftVocab = Annotated[
     float | None,
@@ -38,6 +39,8 @@ def train(
     """Train an EAGLE-3 head on the texts that a run holds, and test it on documents that were held out."""
     options = loaded_profile(profile_file, overrides)
     require_references(options, data=False, drafts=False)
+    if not learning_rate or draft_vocab == 0:
+        raise OptionInvalid("--learning-rate and --draft-vocab must be above 0", "leave them out for the defaults")
     with working(str(out)) as progress:
         from alphaprof.profiling.training.train import TrainingOptions, done, train_curve
         from alphaprof.profiling.training.train import train as train_one

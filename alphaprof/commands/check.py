@@ -72,7 +72,7 @@ WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecide
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
-SAME = "the same draft with the same counts on every document"
+SAME = "the same draft with equal totals"
 Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
 EVERY = ""  # the domain of a threshold that holds for every domain
 NEXT: dict[Outcome, str] = {

@@ -36,7 +36,7 @@ STEPS_OF = {
 }
 MOST_TOKENS = {"decode": 1, "lookup": 1, "bookkeeping": 1}  # of a step
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]  # what the columns of step times hold
-Time = Annotated[float, Field(ge=0, le=1e9)]  # in ms: up to eleven days; NaN and infinity are not
+Time = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # in ms: up to eleven days
 
 
 def _split(value: object) -> object:
@@ -55,9 +55,7 @@ class TableRow(BaseModel):
     context: Whole = 0
     ms: Time
     relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    rounds: Annotated[
-        tuple[Time, ...], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)
-    ] = ()
+    rounds: Annotated[tuple[Time, ...], BeforeValidator(_split)] = ()
     waiting: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
@@ -68,7 +66,7 @@ class VllmEntry(BaseModel):
     mode: Literal["prefill", "decode"]
     context_len: Whole
     batch_size: Whole = Field(gt=0)
-    input_len: Whole = Field(1, gt=0)
+    input_len: Whole = 0
     ms: Time = Field(gt=0, validation_alias=AliasChoices("server_latency_per_iter_ms", "latency_per_iter_ms"))
 
 
@@ -114,7 +112,7 @@ def _problem(error: ValueError) -> str:
     """What is wrong with a row, in a line."""
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors(include_url=False)[0]
+    first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     name = cut(".".join(map(str, first["loc"])))
     return f"{name} is missing" if first["type"] == "missing" else f"{name} is {shown(first['input'])}: {first['msg']}"
 
@@ -132,7 +130,8 @@ def _row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
     kind = _kind(row.model, kinds)
     usual = STEPS_OF[kind][0] if kind != "target" or row.tokens == 1 else "verify"
     step = row.step or usual
-    tokens = row.tokens or (1 if step in FREE_STEPS else 0)
+    if not (tokens := row.tokens or (1 if step in FREE_STEPS else 0)):
+        raise ValueError("tokens is missing")
     if step not in STEPS_OF[kind] or not (2 if step == "verify" else 1) <= tokens <= MOST_TOKENS.get(step, tokens):
         steps = ", ".join(STEPS_OF[kind])
         raise ValueError(f"{row.model} has no step {shown(step)} over {tokens} tokens; steps of a {kind} are {steps}")
@@ -148,7 +147,8 @@ def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
     kind = _kind(entry.model, kinds)
     if kind == "lookup":
         raise ValueError(f"{entry.model} searches the text and runs no model: give its time as a row with model and ms")
-    tokens = 1 if entry.mode == "decode" else entry.input_len
+    if not (tokens := 1 if entry.mode == "decode" else entry.input_len):
+        raise ValueError("input_len is missing")
     most = 2 if kind == "draft" else MOST_VERIFIED  # a draft model catches up on one token after it drafted all
     several = {"target": "verify", "draft": "draft", "head": "draft_first"}[kind]
     one = STEPS_OF[kind][0]
@@ -170,7 +170,9 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             rows = [(f"{path}, row {number}", cells) for number, cells in enumerate(_flat(json.loads(text), {}), 1)]
         else:
             reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="beyond the header")
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
+            if len(set(names)) < len(names):
+                raise ValueError(f"a column occurs twice in {', '.join(names)}")
             rows = [(f"{path}, line {reader.line_num}", cells) for cells in reader]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         problem = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"

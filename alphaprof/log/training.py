@@ -105,7 +105,7 @@ class TrainingSeconds:
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """What was needed. `features_on_disk`: 0 where memory held them, or they were made anew; `peak_memory` of the process or
+    """What was needed. `features_on_disk`: 0 where memory held them; `peak_memory` of the process or
     device.
     """
 

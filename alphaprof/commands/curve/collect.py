@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -167,8 +167,10 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
     for head in chain(*sizes):
         if head.record is None and head.order is None:
             yield f"the list does not say that larger heads have seen what {head.draft} has (order:)"
-    for place, same in enumerate(sizes):
-        for small, larger in product((head for head in same if head.record), sizes[place + 1 :]):
-            known = [set(head.record.units.train) for head in larger if head.record]
-            if known and small.record and not any(units.issuperset(small.record.units.train) for units in known):
-                yield f"{small.draft} has seen units that no head of {units_of(larger)} units has"
+    for place, same in enumerate(sizes[:-1]):
+        larger = list(chain(*sizes[place + 1 :]))
+        for small in same:
+            mine = [head for head in larger if head.order == small.order] or sizes[-1]
+            for head in mine if small.record else ():
+                if head.record and small.record and not set(small.record.units.train) <= set(head.record.units.train):
+                    yield f"{small.draft} has seen units that {head.draft} has not"

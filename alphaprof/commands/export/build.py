@@ -251,7 +251,8 @@ def _require_served(side: RunDraft, to: str, rules: str) -> None:
             "serve with the options that this engine was started with, or profile the draft itself",
         )
     if why := why_not_served(engine, manifest.drafts[side.draft], rules):
-        hint = f"export another draft, or --rule one_hot; --to {engine.name.lower()}-synthetic simulates this one"
+        other = "" if why_not_served(engine, manifest.drafts[side.draft], AUTO) else ", or --rule one_hot"
+        hint = f"export another draft{other}; --to {engine.name.lower()}-synthetic simulates this one"
         raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
 
 

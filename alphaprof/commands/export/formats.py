@@ -205,6 +205,8 @@ def dynamo(chain: Acceptance) -> str:
 
 
 def _stand_in(chain: Acceptance) -> str:
+    if chain.served:
+        return "add method and model of the draft that was served"
     missing = "vLLM has no method for it: add method and model of the draft that was served, or of one that takes as long"
     return missing if chain.draft.engine_method is None else ""
 

@@ -124,7 +124,9 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
 
 
 def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -> None:
-    """Raise `DataUnreadable` for a request that was read before, or was served otherwise than the first."""
+    """Raise `DataUnreadable` for a request that was read before, or was served otherwise than the first, and `ColumnMissing`
+    if no model is named.
+    """
     if request.request_id is not None:
         before = read.seen.setdefault(request.request_id, request.line)
         if before is not request.line:
@@ -150,11 +152,21 @@ def _named(line: Line, key: str, option: str) -> str | None:
             value = value.get(name, ...) if isinstance(value, dict) else ...
         if value is not ...:
             break
-    if not isinstance(value, str | int | None) or (value is None and option == "--domain-key"):
+    named = isinstance(value, str | int | None) and not isinstance(value, bool)
+    if not named or (value is None and option == "--domain-key") or not _writable(value):
         known = ", ".join(shown(name) for name in list(line.fields)[:8])
         problem = f"there is no {shown(key)}" if value is ... else f"{shown(key)} is {shown(value)}, not a name"
         raise ColumnMissing(f"{line.where}: {problem}", f"{option} names a field; the line has {known}")
     return None if value is None else str(value)
+
+
+def _writable(value: object) -> bool:
+    """Whether a name is text that files can hold: a JSON string may end in half a character."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:

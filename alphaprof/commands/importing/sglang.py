@@ -35,8 +35,8 @@ class Counts(BaseModel):
     correct: Count = Field(
         validation_alias=AliasChoices("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
     )
-    proposed: Count = Field(
-        0, validation_alias=AliasChoices("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+    proposed: Count | None = Field(
+        None, validation_alias=AliasChoices("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
     )
     histogram: list[Count] = Field(
         max_length=MOST_DRAFTED + 1,
@@ -142,6 +142,8 @@ def _counts(fields: Fields, info: Fields, written: Any) -> Fields:
 
 def _drafts(answer: Line, counts: Counts, capped: bool) -> int:
     """The drafts of each round of a chain. Raises `DataUnreadable`."""
+    if counts.proposed is None:
+        raise answer.refuse("spec_num_proposed_drafts is missing", "give the answer as SGLang wrote it")
     gamma, rest = divmod(counts.proposed, counts.rounds)
     if capped or rest or not len(counts.histogram) - 1 <= gamma <= MOST_DRAFTED:
         problem = f"{counts.rounds} rounds proposed {counts.proposed} drafts and accepted up to {len(counts.histogram) - 1}"

@@ -121,6 +121,8 @@ def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> Eng
     found, error = unwrapped(line.fields, lambda fields: bool(_metrics(fields)))
     if error:
         raise failure(error)
+    if isinstance(found, list):
+        raise line.refuse("this line is a list", "write one response per line")
     body: Fields = found if isinstance(found, dict) else {}
     choices = body["choices"] if isinstance(body.get("choices"), list) else []
     first: Fields = choices[0] if choices and isinstance(choices[0], dict) else {}

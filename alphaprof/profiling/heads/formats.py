@@ -118,7 +118,8 @@ def eagle1_format(files: HeadFiles) -> EagleFormat:
 
 def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_types: tuple[str, ...]) -> str:
     """Who writes such files, of the kinds that are `known`. Raises `ModelUnloadable` for all others."""
-    architectures = files.config.get("architectures") or [PLAIN]
+    given = files.config.get("architectures") or [PLAIN]
+    architectures = [given] if isinstance(given, str) else given
     kind = str(files.config.get("speculators_model_type") or architectures[0])
     if PARALLEL.search(f"{kind} {architectures}") or "mask_hidden" in files.tensors:
         raise files.refused(f"{kind} drafts a block of tokens in parallel, which is not measured here", ENGINE)

@@ -67,21 +67,15 @@ def weights_name(folder: Path) -> str:
 
 
 def stored_dtype(path: Path) -> str | None:
-    """Returns the dtype of most weights of a safetensors or .gguf file; None: it is not a floating one, or holds none."""
+    """Returns the dtype of most weights of a safetensors file; None: it is not a floating one, or holds none."""
+    from safetensors import safe_open
+
     counts: Counter[str] = Counter()
-    if path.suffix == ".gguf":
-        from gguf import GGUFReader
-
-        for tensor in GGUFReader(path).tensors:
-            counts[tensor.tensor_type.name] += int(tensor.n_elements)
-    else:
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no dict)
-                weights = file.get_slice(name)
-                if weights.get_dtype() in DTYPES:  # beside packed integers
-                    counts[weights.get_dtype()] += math.prod(weights.get_shape())
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 (it is no dict)
+            weights = file.get_slice(name)
+            if weights.get_dtype() in DTYPES:  # beside packed integers
+                counts[weights.get_dtype()] += math.prod(weights.get_shape())
     return DTYPES.get(max(counts, key=lambda name: counts[name], default=""))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -59,25 +60,23 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
 
 def _stored(options: ModelOptions) -> tuple[str | None, str]:
     """The dtype of a checkpoint by its files, and where that comes from in words."""
-    folder = folder_of(options)
-    stored = declared_dtype(folder) if folder is not None else None
+    if (folder := folder_of(options)) is None:  # the reader of GGUF files takes seconds for a vocabulary
+        return PACKED, f"a .gguf file's weights are unpacked to {PACKED}"
+    stored = declared_dtype(folder)
     if stored is None and (path := _weights(options, folder)).is_file():
         stored = stored_dtype(path)
-    if stored is None and path.suffix == ".gguf":
-        return PACKED, f"the weights are quantised and fit {PACKED}"
     return stored, f"the checkpoint is in {stored}" if stored else "the files of the checkpoint do not say their dtype"
 
 
-def _weights(options: ModelOptions, folder: Path | None) -> Path:
-    """A file of a checkpoint's weights, fetched from the hub where the cache lacks it."""
-    if folder is None:
-        return Path(options.model)
+def _weights(options: ModelOptions, folder: Path) -> Path:
+    """A file of a checkpoint's weights, fetched from the hub where the cache lacks it, if it is there."""
     name = weights_name(folder)
-    if is_local(options.model) or (folder / name).is_file():
-        return folder / name
-    from huggingface_hub import hf_hub_download
+    if not is_local(options.model) and not (folder / name).is_file():
+        from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(options.model, name, revision=options.revision))
+        with contextlib.suppress(Exception):  # loading the model says what is wrong
+            return Path(hf_hub_download(options.model, name, revision=options.revision))
+    return folder / name
 
 
 def is_fast(name: str, device: torch.device) -> tuple[bool, str]:

@@ -143,7 +143,9 @@ def _stage(
     progress.say("an actor of Ray reads the prompts and times the steps")
     silence = _Silence()
     while not ray.wait([ended], timeout=LOOK)[0]:
-        silence.say(progress, "the run has not begun")
+        silence.say(
+            progress, "the run has not begun: models are loaded, prompts read and steps timed, or it waits for a GPU"
+        )
     failure = _got(ray, ended)
     if failure is not None:
         raise _error_of(failure)
@@ -304,7 +306,7 @@ class _Driver:
                 enough, asked = pipeline.first_settled(run, settled, asked, progress)
             if len(there) == len(staged):
                 break
-            loaded = f"{self._loaded} of {self._bounds[0]} actors have loaded their models"
+            loaded = f"{self._loaded} of {self._bounds[1]} actors have loaded their models"
             silence.say(progress, f"nothing was committed: {loaded}")
             pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
         return enough, asked

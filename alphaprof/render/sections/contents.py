@@ -29,7 +29,9 @@ class Section:
 
     def written(self, report: Report) -> list[Block]:
         """Return the section's blocks, or one that says why there are none."""
-        return list(self.blocks(report)) or [f"nothing to show: {self.empty}"]
+        imported = report.run.imported
+        why = f"the run was imported from {imported}, whose metrics hold rounds and no tokens" if imported else self.empty
+        return list(self.blocks(report)) or [f"nothing to show: {why}"]
 
 
 SECTIONS = (
