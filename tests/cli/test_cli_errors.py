@@ -71,7 +71,7 @@ def profile(folder: Path, content: str = '{"text": "a"}\n', **changes: Any) -> P
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile whose target holds no model, its data, a run, and what is no run."""
     folder = profile(tmp_path_factory.mktemp("place") / "place")
-    (folder / "empty.jsonl").write_text("\n \n")
+    (folder / "empty.jsonl").write_text("")
     (folder / "malformed.yaml").write_text("target: [")
     (folder / "latin.yaml").write_bytes(b"target: \xff")
     write_run(folder / "run", Recipe(drafts={"small": 0.0, "other": 0.1}))
@@ -165,6 +165,13 @@ def test_a_process_of_its_own_says_the_same_two_lines_and_nothing_else(place: Pa
     """As a user sees it, with what packages print when they are imported and at the end."""
     command, code, problem, hint = next(case for case in ERRORS if case[1] == 4)
     assert_two_lines(run(place, *shlex.split(command), apart=True), code, problem, hint)
+
+
+@pytest.mark.parametrize(("stream", "code"), [(">&-", 0), ("2>&-", 6)])
+def test_a_closed_stream_is_not_another_one(stream: str, code: int, tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m alphaprof {'rules' if code == 0 else 'report .'} {stream}"
+    ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
 
 def test_a_message_repeats_a_bounded_part_of_what_was_given() -> None:

@@ -762,6 +762,7 @@ def test_a_line_that_cannot_be_meant_is_refused_with_its_number(row: Any, words:
 UNREADABLE = (
     (b"{", "Expecting property name"),
     (b'{"a": "\xff"}', "codec"),
+    (json.dumps([RESPONSE]).encode(), "write one response per line"),
     (b"data: " + json.dumps(RESPONSE).encode(), "write one line for each request, its chunks merged"),
 )
 
@@ -784,6 +785,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
     ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "--domain-key alone"),
     ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
+    ((*STRICT, "--domain-key", "half"), 3, "not a name"),
     ((*STRICT, "--cluster-key", "metrics"), 3, "not a name"),
     ((*STRICT, "--set", "target.dtype=float32"), 2, "the engine decided it"),
     ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine decided it"),
@@ -800,7 +802,7 @@ def test_options_that_do_not_fit_the_log_are_refused(
     options: tuple[str, ...], code: int, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AlphaprofError) as found:
-        imported(tmp_path, [response()], *options)
+        imported(tmp_path, [response() | {"half": "\ud800"}], *options)
     assert found.value.exit_code == code
     assert words in f"{found.value.message} | {found.value.hint}"
 
