@@ -47,10 +47,18 @@ from alphaprof.profiling.run.resume import as_measured
 from alphaprof.profiling.run.shards import Progress
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
-from alphaprof.profiling.training.initial import new_head, prepared, require_trainable, trained_parameters
+from alphaprof.profiling.training.initial import (
+    Vocabulary,
+    chosen_vocabulary,
+    new_head,
+    outside,
+    prepared,
+    require_trainable,
+    trained_parameters,
+    vocabulary_digest,
+)
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
-from alphaprof.profiling.training.vocabulary import Vocabulary, chosen_vocabulary, outside, vocabulary_digest
 from alphaprof.version import __version__
 
 if TYPE_CHECKING:
