@@ -55,9 +55,7 @@ class TableRow(BaseModel):
     context: Whole = 0
     ms: Time
     relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    rounds: Annotated[
-        tuple[Time, ...], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)
-    ] = ()
+    rounds: Annotated[tuple[Time, ...], BeforeValidator(_split)] = ()
     waiting: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
