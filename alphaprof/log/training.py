@@ -25,7 +25,7 @@ from alphaprof.log.split import RANDOM, STOP, TEST, TIME, SplitBy
 TRAINING = "training.json"  # in the folder of a head
 TESTED = "tested"  # there too: the run that tested it on documents held out
 CURVE = "curve.yaml"  # in the folder of heads of growing size
-TRAINING_FORMAT = "alphaprof-training-2"
+TRAINING_FORMAT = "alphaprof-training-3"
 AGAIN = "train the head again"
 LEARNT = "learnt"  # setting of a training that began with a head: the units that this one had learnt; null: not known
 BEGINS = "begins"  # setting of a training on a split by time: the moment at which its stop and test part begin
@@ -103,16 +103,6 @@ class TrainingSeconds:
     cpu: float
 
 
-@dataclass(frozen=True)
-class TrainingBytes:
-    """What was needed. `features_on_disk`: 0 where memory held them, or they were made anew; `peak_memory` of the process or
-    device.
-    """
-
-    features_on_disk: int
-    peak_memory: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """The content of training.json. `settings`: all that fixes the result, by name; `identity`: SHA-256 over settings, texts
@@ -136,7 +126,6 @@ class TrainingRecord:
     best_step: int
     steps: int
     seconds: TrainingSeconds
-    bytes: TrainingBytes
     parameters: int
     device: str
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from alphaprof.log.training import (
     TRAINING,
     DraftVocabulary,
     PartUnits,
-    TrainingBytes,
     TrainingRecord,
     TrainingRun,
     TrainingSeconds,
@@ -274,7 +272,7 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
         _write_head(place, network, shop)
         raise
     _write_head(place, network, shop)
-    record = _finished(record, state, (train_on, stop_on), shop.target.device)
+    record = _finished(record, state, (train_on, stop_on))
     place.put(TRAINING, record.to_json().encode())
     place.remove(CHECKPOINT)
     return record
@@ -408,15 +406,12 @@ def _record(
         best_step=0,
         steps=0,
         seconds=TrainingSeconds(0.0, 0.0, 0.0, 0.0),
-        bytes=TrainingBytes(0, 0),
         parameters=sum(weight.numel() for weight in trained_parameters(network).values()),
         device=torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu",
     )
 
 
-def _finished(
-    record: TrainingRecord, state: TrainingState, features: Sequence[Features], device: torch.device
-) -> TrainingRecord:
+def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[Features]) -> TrainingRecord:
     """The record of a training that has ended, and of what `features` of the training and the stop part took."""
     return replace(
         record,
@@ -430,7 +425,6 @@ def _finished(
             state.seconds["testing"],
             sum(each.cpu for each in features) + state.seconds["cpu"],
         ),
-        bytes=TrainingBytes(sum(each.bytes for each in features if each.on_disk), peak_memory(device)),
     )
 
 
@@ -460,10 +454,3 @@ def _schedule(shop: Workshop, order: int) -> Schedule:
 def _autocast(target: Model) -> torch.dtype | None:
     """The dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes: of the process so far, or what was allocated on a GPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
