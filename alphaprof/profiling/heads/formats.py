@@ -40,6 +40,7 @@ KEPT = (
     *("num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
 )
+FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
@@ -98,6 +99,7 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
+    files.require_flags(settings, FLAGS)
     layers = _layers(files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ()))
     ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)

@@ -173,6 +173,7 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
     unused, of other shapes, quantised or not finite, and for fewer heads or other blocks than the config says. Some
     published configs speak of fewer heads.
     """
+    files.require_flags(files.config, ["original_lm_head"])
     heads, blocks = (
         1 + max((int(name.split(".")[part]) for name in names if name.startswith("blocks.")), default=-1) for part in (1, 2)
     )

@@ -130,8 +130,7 @@ class Reused:
         other data or continuations than the run holds.
         """
         run = Run.open(path)
-        if run.manifest.status != "complete":
-            raise RunMismatch(f"{path} is not complete", "finish it with alphaprof profile --resume first")
+        run.require_complete()
         order = run.manifest.sequential
         if order is not None and run.manifest.documents < order["available"]:
             raise RunMismatch(

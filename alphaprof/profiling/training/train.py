@@ -207,8 +207,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     train on.
     """
     run = Run.open(run_name)
-    if run.manifest.status != "complete":
-        raise RunMismatch(f"{run_name} is not complete", "finish it with alphaprof profile --resume first")
+    run.require_complete()
     texts = texts_of(run)
     own = learnable(texts, asked.ttt)
     if not own:
