@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import operator
 import os
 from pathlib import Path
@@ -148,7 +147,6 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 0, "messages"), "m", "data.0: needs exactly one of prompt, messages, prompt_ids (has prompt, m", "correct"),
     (("data", 0, "prompt"), "{a", "data.0.prompt: '{a': expected", "correct"),
     (("data", 0, "prompt"), "{a!r}", "data.0.prompt: '{a!r}' has a field that is not a plain column", "correct"),
-    (("data", 1, "chat_options"), {"a": datetime.date(2024, 1, 1)}, "data.1.chat_options: Object of type date", "correct"),
     (("data", 1, "chat"), True, "data.1: chat: true needs prompt", "correct"),
     (("data", 0, "system"), "be brief", "data.0: system needs chat: true", "correct"),
     (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric' (did you mean strict?); known: strict", "correct"),

@@ -372,6 +372,7 @@ BAD = {
     "an unknown activation": (layer(hidden_act="gleam"), "its config.json has hidden_act 'gleam'"),
     "a base that is no number": (layer(rope_theta="abc"), "its config.json: "),
     "scaling that is NaN": (layer(rope_scaling={"rope_type": "linear", "factor": math.nan}), "rotations are not finite"),
+    "layers that are no object": (top(transformer_layer_config=3), "is not an object"),
     "a flag that is text": (flat(eagle_config={"norm_output": "false"}), "norm_output in its config.json is 'false', not"),
 }
 

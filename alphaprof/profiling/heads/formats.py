@@ -92,6 +92,8 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     """
     config = files.config
     layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
+    if not (isinstance(layers_config, dict) and isinstance(nested, dict)):
+        raise files.refused("transformer_layer_config or eagle_config in its config.json is not an object", COMPLETE)
     is_speculator = bool(config.get("speculators_model_type"))
     shape = layers_config if is_speculator else config
     model_type = shape.get("model_type", "qwen3" if is_speculator else "llama")

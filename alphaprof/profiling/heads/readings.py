@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import Alternative
 from alphaprof.profiling.heads.eagle import Eagle3, Reading
@@ -72,6 +72,8 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     blocks = target.num_hidden_layers
     top, nested = head.settings.get(IDS), head.settings["nested_ids"]
     given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
+    if given and not (isinstance(given, list) and all(type(layer) is int and layer >= 0 for layer in given)):
+        raise head.files.refused(f"{IDS} in its config.json is {shown(given)}", "write a list of layers, like [2, 16, 29]")
     layers = _explicit(serve_as, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
     fc = head.files.tensors.get("fc.weight")
     reads = len(layers) if fc is None else fc.shape[-1] / head.width
