@@ -18,7 +18,9 @@ from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
 WHOLE = "profile"  # where a problem lies that concerns several options
-BAD_YAML = (yaml.YAMLError, ValueError)  # ValueError: of values that are not what they look like, 2024-99-99
+# What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
+# for text that is nested deeper than Python calls.
+BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
 class UniqueKeyLoader(yaml.SafeLoader):

@@ -150,7 +150,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 1, "chat"), True, "data.1: chat: true needs prompt", "correct"),
     (("data", 0, "system"), "be brief", "data.0: system needs chat: true", "correct"),
     (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric' (did you mean strict?); known: strict", "correct"),
-    (("rules",), ["auto"], "rules: auto is not a rule", "correct"),
+    (("rules",), ["auto"], "rules.0: unknown rule 'auto'", "correct"),
     (("rules",), [{"multi_draft": 65}], "rules.0: multi_draft: width must be a whole number from 1 to 64", "correct"),
     (("gammas",), [1, GAMMA_LIMIT + 1], "gammas.1: Input should be less", "correct"),
     (("continuation",), {"temperature": 1}, "continuation: temperature need kind: sampled", "correct"),
