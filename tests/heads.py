@@ -21,7 +21,6 @@ from alphaprof.log.training import (
     TRAINING,
     DraftVocabulary,
     PartUnits,
-    TrainingBytes,
     TrainingProgress,
     TrainingRecord,
     TrainingRun,
@@ -73,7 +72,6 @@ def training_record(
         best_step=40,
         steps=40,
         seconds=TrainingSeconds(5.0 * fraction_of(fraction), 51.0, 3.0, 59.0),
-        bytes=TrainingBytes(20_000_000, 900_000_000),
         parameters=1_840_000,
         device="cpu",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from alphaprof.config.load import read_tree
-from alphaprof.config.options import Name, Options, Whole
+from alphaprof.config.options import Options, Whole
 from alphaprof.errors import ProfileInvalid, cut
 from alphaprof.log.training import CURVE
 
@@ -18,9 +18,9 @@ LIST = "list of heads"
 class HeadBeside(Options):
     """A head that was tested by a run, as one of its drafts."""
 
-    draft: Name = Field(min_length=1, description="what the run that tested it calls it")
-    run: Name | None = Field(None, min_length=1, description="that run, where it is not the run of the list")
-    head: Name | None = Field(
+    draft: str = Field(min_length=1, description="what the run that tested it calls it")
+    run: str | None = Field(None, min_length=1, description="that run, where it is not the run of the list")
+    head: str | None = Field(
         None, min_length=1, description="folder of its training.json; relative paths start at this file"
     )
 
@@ -51,7 +51,7 @@ class HeadsBeside(Options):
 class HeadsOptions(Options):
     """The heads of a learning curve, and the run that tested them."""
 
-    run: Name = Field(min_length=1, description="the run that has the heads as drafts, on documents held out from training")
+    run: str = Field(min_length=1, description="the run that has the heads as drafts, on documents held out from training")
     heads: list[HeadEntry] = Field(min_length=1, description="heads of all sizes and orders")
     beside: HeadsBeside = HeadsBeside()
 

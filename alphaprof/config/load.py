@@ -92,8 +92,6 @@ def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        if isinstance(error, RecursionError):
-            reason = "nested too deeply, or an alias inside what it names"
         problem = cut(getattr(error, "problem", None) or f"not YAML ({reason})")
         hint = "correct the YAML there; quote text that contains ': ' or '{'"
         raise ProfileInvalid(f"{name}{where}: {problem}", hint) from None
@@ -123,14 +121,13 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     node: Any = tree
     for depth, key in enumerate(keys):
         place = cut(".".join(keys[: depth + 1]), VALUE)
-        if not isinstance(node, (dict, list)):
-            raise ProfileInvalid(f"{option}: {place} is below a plain value", "name an option of the profile")
         index: Any = _element(node, key, place) if isinstance(node, list) else key
         if depth == len(keys) - 1:
             node[index] = value
             return
         inner = node[index] if isinstance(node, list) else node.get(index)
-        node[index] = {} if inner is None else copy.copy(inner)  # a copy: YAML anchors let two places share a group
+        # A copy, since YAML anchors let two places share a group. A plain value that is given options is refused as a group.
+        node[index] = copy.copy(inner) if isinstance(inner, (dict, list)) else {}
         node = node[index]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -29,15 +29,10 @@ from alphaprof.totals.lookup import MAX_NGRAM
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
-
-
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("contains a NUL character")
-    return text
-
-
-Name = Annotated[str, AfterValidator(_without_nul)]  # of a file, a repository or a part of it
+Item = TypeVar("Item")
+Ascending = Annotated[list[Item], Field(min_length=1), AfterValidator(lambda values: sorted(set(values)))]
+OneOrSeveral = BeforeValidator(lambda given: given if isinstance(given, list) else [given])
+Indices = Ascending[Annotated[Whole, Field(ge=0)]]
 
 
 class Options(BaseModel):
@@ -69,10 +64,10 @@ class Options(BaseModel):
 class ModelOptions(Options):
     """How to load a model: a hub id, a local directory, or a .gguf file."""
 
-    model: Name = Field(
+    model: str = Field(
         min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
     )
-    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
     device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
@@ -120,14 +115,7 @@ class LayerSkipDraft(DraftOptions):
 
     loader = "alphaprof.profiling.models.drafts:load_layer_skip"
     kind: Literal["layer_skip"]
-    drop_layers: list[Whole] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
-
-    @field_validator("drop_layers")
-    @classmethod
-    def _distinct(cls, layers: list[int]) -> list[int]:
-        if len(set(layers)) != len(layers) or min(layers) < 0:
-            raise ValueError("must be distinct indices, 0 or above")
-        return sorted(layers)
+    drop_layers: Indices = Field(description="0-based indices of the target's layers that are left out")
 
 
 class PromptLookupDraft(DraftOptions):
@@ -157,8 +145,8 @@ class HeadOptions(DraftOptions):
 class HeadFileOptions(HeadOptions):
     """Base of heads with files of their own."""
 
-    model: Name = Field(min_length=1, description="hub id or local directory; relative paths start at the profile file")
-    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    model: str = Field(min_length=1, description="hub id or local directory; relative paths start at the profile file")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub")
     dtype: Dtype | None = Field(None, description="default: the target's")
 
     @property
@@ -243,19 +231,14 @@ class GreedyContinuation(Options):
 class Sampling(Options):
     """How a target draws its tokens. Settings apply in the order of transformers: temperature, top_k, top_p, min_p."""
 
-    temperature: float | None = Field(None, le=100, description="logits are divided by this; default: 1")
+    temperature: float | None = Field(
+        None, gt=0, le=100, description="logits are divided by this; default: 1; greedy text is kind: greedy"
+    )
     top_k: Whole | None = Field(None, ge=0, description="number of most probable tokens kept; default: 0, all")
     top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept; default: 1, all")
     min_p: float | None = Field(
         None, ge=0, le=1, description="smallest share of the top probability that is kept; default: 0, any"
     )
-
-    @field_validator("temperature")
-    @classmethod
-    def _positive(cls, temperature: float | None) -> float | None:
-        if temperature is not None and not temperature > 0:
-            raise ValueError("must be above 0; greedy text is kind: greedy")
-        return temperature
 
 
 class SampledContinuation(Sampling):
@@ -298,18 +281,8 @@ ContinuationOptions = Annotated[
 ]
 
 
-def _ascending(values: list[int], least: int) -> list[int]:
-    if min(values) < least:
-        raise ValueError(f"must be {least} or more")
-    return sorted(set(values))
-
-
-# One whole number or a list of them.
-Wholes = Annotated[
-    list[Whole], Field(min_length=1), BeforeValidator(lambda given: given if isinstance(given, list) else [given])
-]
-BatchSizes = Annotated[Wholes, AfterValidator(partial(_ascending, least=1))]
-Contexts = Annotated[Wholes, AfterValidator(partial(_ascending, least=8))]
+BatchSizes = Annotated[Ascending[Annotated[Whole, Field(ge=1)]], OneOrSeveral]
+Contexts = Annotated[Ascending[Annotated[Whole, Field(ge=8)]], OneOrSeveral]
 Milliseconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -344,7 +317,7 @@ class TableCosts(Options):
     """Step times of your own engine."""
 
     source: Literal["table"]
-    path: Name = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
+    path: str = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
     overhead_ms: Milliseconds | None = Field(
         None, description="added to every target step: sampling, scheduling; needed where a table leaves them out (vLLM)"
     )

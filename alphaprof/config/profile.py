@@ -5,24 +5,23 @@ The command line, the manifest and the reference derive from these classes. Prec
 
 from __future__ import annotations
 
-import json
 import os
 import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from alphaprof.config.options import (
     AnyDraft,
+    Ascending,
     ContinuationOptions,
     CostOptions,
     GreedyContinuation,
     HeadOptions,
     MeasuredCosts,
     ModelOptions,
-    Name,
     Options,
     RooflineCosts,
     Sampling,
@@ -38,7 +37,7 @@ from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 AUTO = "auto"
 
 
-RuleId = Annotated[str, BeforeValidator(lambda given: given if given == AUTO else parse_rule(given).id)]
+RuleId = Annotated[str, BeforeValidator(lambda given: parse_rule(given).id)]
 
 
 class Markers(Options):
@@ -58,13 +57,13 @@ class SourceOptions(Options):
     """One dataset: where it is, how a row becomes a prompt, and which domain it belongs to."""
 
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
-    path: Name = Field(
+    path: str = Field(
         min_length=1,
         description="hub id, or .jsonl, .json, .csv, .parquet or .txt: s3://BUCKET/FILE, or local, relative to the profile",
     )
-    name: Name | None = Field(None, description="configuration of a hub dataset")
-    split: Name = Field("train", description="split of a hub dataset")
-    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    name: str | None = Field(None, description="configuration of a hub dataset")
+    split: str = Field("train", description="split of a hub dataset")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub")
     prompt: str | None = Field(None, description='template over the columns, e.g. "{prompt}"')
     messages: str | None = Field(None, description="column with chat messages (role, content)")
     prompt_ids: str | None = Field(None, description="column with the prompt's token ids")
@@ -94,15 +93,6 @@ class SourceOptions(Options):
         template_parts(prompt or "")
         return prompt
 
-    @field_validator("chat_options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(options, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{error}: quote dates, and write finite numbers") from None
-        return options
-
     def problems(self) -> Iterator[str]:
         """Yield what a row cannot become a prompt for."""
         given = [name for name in ("prompt", "messages", "prompt_ids") if getattr(self, name) is not None]
@@ -117,7 +107,7 @@ class SourceOptions(Options):
 class DecisionOptions(Options):
     """What the verdict is about."""
 
-    rule: RuleId = Field(
+    rule: Annotated[str, BeforeValidator(lambda given: given if given == AUTO else parse_rule(given).id)] = Field(
         AUTO,
         description="the one acceptance rule that the verdict concerns; auto: strict on greedy text, one_hot on sampled",
     )
@@ -128,7 +118,7 @@ class DecisionOptions(Options):
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")
     concurrency: Whole = Field(1, ge=1, description="number of sequences decoded at a time for which the verdict holds")
-    served_dtype: Name | None = Field(
+    served_dtype: str | None = Field(
         None,
         description="dtype that the target is served in, like fp8: where the run measures another one it decides nothing, "
         "and the report of an import from the engine does; default: the dtype that is measured",
@@ -186,13 +176,6 @@ class ExecutionOptions(Options):
         1.0, gt=0, description="GPUs of an actor of Ray, where models run on one; 0.25: four share one"
     )
 
-    @field_validator("gpus_per_worker")
-    @classmethod
-    def _share_or_whole(cls, gpus: float) -> float:
-        if gpus > 1 and gpus % 1:
-            raise ValueError(f"{gpus:g}: Ray gives a share of one GPU, or whole ones")
-        return gpus
-
 
 class RouteOptions(Options):
     """What a router in front of several pools of servers can tell requests apart by."""
@@ -214,14 +197,14 @@ class ProfileOptions(Options):
         "same",
         description="how q is processed on sampled text: like p, or temperature alone (drafters that do not truncate)",
     )
-    rules: list[RuleId] = Field(
+    rules: Annotated[list[RuleId], AfterValidator(lambda rules: list(dict.fromkeys(rules)))] = Field(
         list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"
     )
     certificates: bool = Field(
         False, description="log threshold_<rule>: how far a draft must be from the target before the rule can reject it"
     )
-    gammas: list[Whole] = Field(
-        [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="drafted tokens per round that are replayed"
+    gammas: Ascending[Annotated[Whole, Field(ge=1, le=GAMMA_LIMIT)]] = Field(
+        [1, 2, 3, 4, 5, 6, 7, 8], description="drafted tokens per round that are replayed"
     )
     costs: CostOptions = MeasuredCosts()
     decision: DecisionOptions = DecisionOptions()
@@ -261,20 +244,6 @@ class ProfileOptions(Options):
     @classmethod
     def _measured_by_default(cls, costs: Any) -> Any:
         return {"source": "measured"} | costs if isinstance(costs, dict) else costs
-
-    @field_validator("rules")
-    @classmethod
-    def _distinct_rules(cls, rules: list[str]) -> list[str]:
-        if AUTO in rules:
-            raise ValueError("auto is not a rule; it belongs in decision.rule")
-        return list(dict.fromkeys(rules))
-
-    @field_validator("gammas")
-    @classmethod
-    def _gammas(cls, gammas: list[int]) -> list[int]:
-        if min(gammas) < 1 or max(gammas) > GAMMA_LIMIT:
-            raise ValueError(f"must lie between 1 and {GAMMA_LIMIT}")
-        return sorted(set(gammas))
 
     def problems(self) -> Iterator[str]:
         """Yield what the decision, the costs and the data do not agree on."""

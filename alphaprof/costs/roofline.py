@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaprof.errors import ModelUnloadable
-
 # Decoders with gated MLPs (three matrices) and one kind of attention, whose parameters the counts below add up.
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -50,14 +48,11 @@ class ModelShape:
         """The shape of a model from its config.json, for the architectures in `KNOWN`.
 
         Norms, biases and routers are not counted (together less than 0.2 % of the parameters). A sliding window is read as
-        full attention. Raises `ModelUnloadable` for other architectures, and `KeyError` for configs that lack a number.
+        full attention. Raises `KeyError` for other architectures, and for configs that lack a number.
         """
         kind = config.get("model_type")
         if kind not in KNOWN or config.get("kv_lora_rank"):
-            raise ModelUnloadable(
-                f"model_type {kind!r}, or its latent KV cache, is not counted here; known are {', '.join(KNOWN)}",
-                "of a multimodal model give its text_config; else measure step times, or write a ModelShape by hand",
-            )
+            raise KeyError(f"parameters of {kind}, or its latent KV cache, are not counted here")
         layers, hidden, vocabulary = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads

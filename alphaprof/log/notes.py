@@ -179,11 +179,6 @@ NOTES: Mapping[str, NoteKind] = {
         "rounds of {heads} draft a chain; where an engine drafts a tree, a tree accepts more",
         "SGLang drafts chains with --speculative-eagle-topk 1; import the metrics of an engine that drafts trees",
     ),
-    "json_array": NoteKind(
-        "{file} is one JSON array and is read into memory whole",
-        "store large data as .jsonl, one object a line",
-        check="data",
-    ),
     "full_logits": NoteKind(
         "{model}: logits need the full forward of a whole document at once",
         "expect more memory per document; lower max_new_tokens if it runs out",

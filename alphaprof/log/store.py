@@ -20,7 +20,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphaprof.errors import NoPositionLog, RunDamaged, RunExists, RunUnreadable
+from alphaprof.errors import NoPositionLog, RunDamaged, RunExists, RunMismatch, RunUnreadable
 from alphaprof.log.disk import reading
 from alphaprof.log.files import SMALL, TotalsPart, attempt_of, file_of, readable, require_same, shards_of
 from alphaprof.log.manifest import (
@@ -378,6 +378,11 @@ class Run:
     def has_log(self) -> bool:
         """Whether there is a position log: not in an imported run, nor where a copy of the run left it out."""
         return not self.imported and self._has("positions")
+
+    def require_complete(self) -> None:
+        """Raise `RunMismatch` for a run that is not complete."""
+        if self.manifest.status != "complete":
+            raise RunMismatch(f"{self.path} is not complete", "finish it with alphaprof profile --resume first")
 
     def require_positions(self) -> None:
         """Raise `NoPositionLog` for an imported run."""

@@ -25,8 +25,7 @@ from alphaprof.log.split import RANDOM, STOP, TEST, TIME, SplitBy
 TRAINING = "training.json"  # in the folder of a head
 TESTED = "tested"  # there too: the run that tested it on documents held out
 CURVE = "curve.yaml"  # in the folder of heads of growing size
-TRAINING_FORMAT = "alphaprof-training-2"
-AGAIN = "train the head again"
+AGAIN = "use the alphaprof that wrote it, or train the head again"
 LEARNT = "learnt"  # setting of a training that began with a head: the units that this one had learnt; null: not known
 BEGINS = "begins"  # setting of a training on a split by time: the moment at which its stop and test part begin
 
@@ -103,16 +102,6 @@ class TrainingSeconds:
     cpu: float
 
 
-@dataclass(frozen=True)
-class TrainingBytes:
-    """What was needed. `features_on_disk`: 0 where memory held them; `peak_memory` of the process or
-    device.
-    """
-
-    features_on_disk: int
-    peak_memory: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """The content of training.json. `settings`: all that fixes the result, by name; `identity`: SHA-256 over settings, texts
@@ -122,6 +111,7 @@ class TrainingRecord:
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    schema: Literal["alphaprof-training-3"] = "alphaprof-training-3"
     alphaprof: str
     status: Literal["running", "complete"]
     run: TrainingRun
@@ -136,13 +126,12 @@ class TrainingRecord:
     best_step: int
     steps: int
     seconds: TrainingSeconds
-    bytes: TrainingBytes
     parameters: int
     device: str
 
     def to_json(self) -> str:
         """The text of training.json."""
-        return json.dumps({"schema": TRAINING_FORMAT} | dataclasses.asdict(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n"
 
 
 def texts_digest(manifest: Manifest) -> str:
@@ -182,23 +171,17 @@ def read_training(folder: Path) -> TrainingRecord:
     """What training.json in the folder of a head says. Raises `HeadRecordUnreadable`."""
     path = folder / TRAINING
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return TypeAdapter(TrainingRecord).validate_json(path.read_bytes())
     except FileNotFoundError:
         raise HeadRecordUnreadable(
             f"{folder} holds no {TRAINING}", "give units and tokens of this head in the list"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or f"it is not JSON ({cut(str(error), 100)})"
-        raise HeadRecordUnreadable(f"{path} cannot be read: {reason}", AGAIN) from None
-    if not isinstance(data, dict) or data.pop("schema", None) != TRAINING_FORMAT:
-        hint = "use the alphaprof that wrote it, or train the head again"
-        raise HeadRecordUnreadable(f"{path} is not a record of a training ({TRAINING_FORMAT})", hint)
-    try:
-        return TypeAdapter(TrainingRecord).validate_python(data)
+    except OSError as error:
+        reason = str(error.strerror)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise HeadRecordUnreadable(f"{path} is damaged: {cut(where)}: {first['msg']}", AGAIN) from None
+        reason = f"{cut('.'.join(map(str, first['loc'])))}: {first['msg']}"
+    raise HeadRecordUnreadable(f"{path} cannot be read: {reason}", AGAIN)
 
 
 def fraction_of(text: str) -> float:

@@ -104,7 +104,7 @@ OTHER = f"is not version {VERSION} of an alphaprof run"
 # A command, its exit code, and words of its error and its hint.
 ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set gamas=[1]", 2, "unknown key gamas", "did you mean gammas?"),
-    (f"{NEW} --set gammas=[0]", 2, "gammas: must lie between 1 and", "correct the value"),
+    (f"{NEW} --set gammas=[0]", 2, "gammas.0: Input should be greater", "correct the value"),
     (f"{NEW} --set data.0.prompt=\"'{{'\"", 2, "data.0.prompt", "correct the value"),
     (f"{NEW} --set target", 2, "--set 'target' is not KEY=VALUE", "target.dtype=float32"),
     (f"{NEW} --set 'a\n\x1b[2J\u202eb=1'", 2, "unknown key", "remove it"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import operator
 import os
 from pathlib import Path
@@ -133,12 +132,11 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("target", "model"), ABSENT, "target.model: Field required", "add this key"),
     (("target",), "hub/target", "target: ", "group of options"),
     (("target", "dtype"), "int8", "target.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'", "correct"),
-    (("target", "model"), "a\0b", "target.model: contains a NUL", "correct"),
     (("drafts", "small", "kind"), ABSENT, "drafts.small: ", "add kind: model or layer_skip"),
     (("drafts", "small", "kind"), "hydra", "drafts.small: Input tag 'hydra'", "correct"),
     (("drafts", "Small draft"), {"kind": "prompt_lookup"}, "drafts: draft name 'Small draft' must be lower case", "correct"),
     (("drafts", "target"), {"kind": "prompt_lookup"}, "drafts: draft name 'target' must be", "correct"),
-    (("drafts", "skip", "drop_layers"), [1, 1], "drafts.skip.drop_layers: must be distinct", "correct"),
+    (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers.0: Input should be greater", "correct"),
     (("data",), [], "data: List should have at least 1 item", "correct"),
     (("data", 0, "limit"), True, "data.0.limit: Input should be a valid integer", "correct"),
     (("data", 0, "domain"), True, "data.0.domain: Input should be a valid string", "quote the word"),
@@ -149,15 +147,19 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 0, "messages"), "m", "data.0: needs exactly one of prompt, messages, prompt_ids (has prompt, m", "correct"),
     (("data", 0, "prompt"), "{a", "data.0.prompt: '{a': expected", "correct"),
     (("data", 0, "prompt"), "{a!r}", "data.0.prompt: '{a!r}' has a field that is not a plain column", "correct"),
-    (("data", 1, "chat_options"), {"a": datetime.date(2024, 1, 1)}, "data.1.chat_options: Object of type date", "correct"),
     (("data", 1, "chat"), True, "data.1: chat: true needs prompt", "correct"),
     (("data", 0, "system"), "be brief", "data.0: system needs chat: true", "correct"),
     (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric' (did you mean strict?); known: strict", "correct"),
-    (("rules",), ["auto"], "rules: auto is not a rule", "correct"),
+    (("rules",), ["auto"], "rules.0: unknown rule 'auto'", "correct"),
     (("rules",), [{"multi_draft": 65}], "rules.0: multi_draft: width must be a whole number from 1 to 64", "correct"),
-    (("gammas",), [1, GAMMA_LIMIT + 1], "gammas: must lie between 1 and", "correct"),
+    (("gammas",), [1, GAMMA_LIMIT + 1], "gammas.1: Input should be less", "correct"),
     (("continuation",), {"temperature": 1}, "continuation: temperature need kind: sampled", "correct"),
-    (("continuation",), {"kind": "sampled", "temperature": 0}, "continuation.temperature: must be above 0", "correct"),
+    (
+        ("continuation",),
+        {"kind": "sampled", "temperature": 0},
+        "continuation.temperature: Input should be greater than 0",
+        "correct",
+    ),
     (
         ("continuation",),
         {"kind": "given", "column": "a", "top_k": 2},
@@ -229,7 +231,6 @@ BROKEN = {
     "target: !!python/object:os.system x": "could not determine a constructor",
     "target: 2024-99-99": "month must be in 1..12",
     "target:\n  model: a\n  model: b\n": " line 3: the key 'model' occurs twice",
-    "target: " + "[" * 5000: "nested too deeply",
 }
 
 
@@ -300,7 +301,7 @@ WRONG_OVERRIDES = [
     ("target.dtype", "is not KEY=VALUE", "target.dtype=float32"),
     ("target..dtype=3", "is not KEY=VALUE", "target.dtype=float32"),
     ("target.dtype=[", "'[' is not a YAML value", "quote it"),
-    ("target.model.name=x", "target.model.name is below a plain value", "name an option"),
+    ("target.model.name=x", "target.model: Input should be a valid string", "correct"),
     ("data.poetry.limit=5", "data.poetry: no single element 'poetry' in a list of 3", "or a domain that one source has"),
     ("data.3.limit=5", "no single element '3' in a list of 3", "an index from 0 to 2"),
     ("target.dtpe=float32", "unknown key target.dtpe", "did you mean dtype?"),

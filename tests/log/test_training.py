@@ -38,7 +38,7 @@ def _edited(path: Path, *keys: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "words"),
     [
-        (("schema",), "alphaprof-training-9", "is not a record of a training"),
+        (("schema",), "alphaprof-training-9", "schema: Input should be"),
         (("size", "units"), "many", r"size\.units: Input should be a valid integer"),
         (("floor",), float("nan"), "floor: Input should be a finite number"),
         (("vocabulary", "ceiling_test"), float("inf"), "ceiling_test: Input should be a finite number"),

@@ -28,7 +28,7 @@ from alphaprof.config.profile import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
 from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
-from alphaprof.profiling.models.hub import expected_documents, read_whole
+from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.texts.continuations import given as as_given
@@ -656,15 +656,6 @@ def test_expected_documents_add_up_over_sources_and_are_unknown_if_one_is(tmp_pa
     assert expected_documents(profile(local, local | {"limit": 2})) == 7
     assert expected_documents(profile(local, {"path": "hub/dataset", "limit": 2})) == 7
     assert expected_documents(profile(local, {"path": "hub/dataset"})) is None
-
-
-@each(
-    ("name", "content", "expected"),
-    [("rows.json", "\ufeff \n [{}]", True), ("rows.json", GOOD, False), ("rows.jsonl", "[]", False)],
-)
-def test_only_a_json_array_is_read_whole(tmp_path: Path, name: str, content: str, expected: bool) -> None:
-    (tmp_path / name).write_text(content, encoding="utf-8")
-    assert read_whole(profile({"path": str(tmp_path / name)}).data[0]) is expected
 
 
 PLAIN_TEXT = {"kind": "text", "prompt_tokens": 4, "max_new_tokens": 6}

@@ -137,15 +137,6 @@ def expected_documents(options: ProfileOptions) -> int | None:
     return sum(min(number for number in pair if number is not None) for pair in counts)
 
 
-def read_whole(source: SourceOptions) -> bool:
-    """Whether a source has to be read whole before its first row: a .json file that holds one array."""
-    path = Path(source.path)
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return file.read(1024).lstrip().startswith("[")
-
-
 def require_model(options: ModelOptions, name: str) -> None:
     """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
     require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)

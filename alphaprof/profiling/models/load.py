@@ -343,7 +343,7 @@ def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dic
     weights = weight_bytes or size
     try:
         return dataclasses.asdict(ModelShape.from_config(network.config.to_dict(), weight_bytes=weights, kv_bytes=size))
-    except (ModelUnloadable, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
 
 

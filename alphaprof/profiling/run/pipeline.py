@@ -25,6 +25,7 @@ from alphaprof.log.notes import note
 from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
+from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
 from alphaprof.profiling.models.dtype import settled as settled_dtype
 from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
@@ -37,15 +38,16 @@ from alphaprof.profiling.run.resume import (
     require_same_models,
     require_same_profile,
 )
-from alphaprof.profiling.run.shards import Documents, Loaded, Plan, Progress, Writer, measure_shard, padding_summary
-from alphaprof.profiling.run.staging import stage
+from alphaprof.profiling.run.shards import Documents, Loaded, Plan, Progress, Writer, measure_shard
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
-from alphaprof.profiling.texts.staged import Staged, documents_of
+from alphaprof.profiling.texts.staged import Staged, documents_of, prompt_table
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
+from alphaprof.totals.documents import require_weights
 from alphaprof.totals.finish import finish, reopen
 from alphaprof.version import __version__
 
@@ -109,6 +111,24 @@ def begin(
             began = plan.run.begin(str(part))
     # Another process may have begun the same run meanwhile.
     return plan if began else _resumed(options, Run.open(place), progress, in_random_order, part, resume)
+
+
+def stage(plan: Plan, progress: Progress) -> None:
+    """Write the prompts of a run by shards. The next manifest names them, and what was left out."""
+    progress.start("reading prompts", hub.expected_documents(plan.options), "documents")
+    run, stream, staged, digests = plan.run, iter(plan.documents), list[int](), list[str]()
+    order = run.manifest.sequential
+    size = order["shard_documents"] if order else plan.options.shard_documents
+    while documents := list(itertools.islice(stream, size)):
+        require_weights(plan.options.decision.weights, (document.domain for document in documents))
+        run.write_prompts(prompt_table(documents), len(staged))
+        staged.append(len(documents))
+        digests.append(digest(documents))
+        progress.advance(len(documents))
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    run.manifest = dataclasses.replace(
+        run.manifest, staged=tuple(staged), prompts=tuple(digests), skipped=skipped, truncated=truncated
+    )
 
 
 def require_verdict(options: ProfileOptions) -> None:
@@ -277,8 +297,6 @@ def conclude(
             enough, _ = first_settled(run, settled, asked, progress)
         progress.say("adding up totals")
         finish(run, enough)
-    if summary := padding_summary(run.shards):
-        progress.say(summary)
 
 
 def first_settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:

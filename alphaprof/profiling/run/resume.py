@@ -17,7 +17,6 @@ from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Worker
 from alphaprof.log.notes import note
 from alphaprof.log.split import unit_of
 from alphaprof.log.store import Run
-from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import settled
 from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
@@ -38,9 +37,6 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
     ]
     if raw and has_template:
         yield note("raw_prompts", files=", ".join(raw))
-    for source in options.data:
-        if hub.read_whole(source):
-            yield note("json_array", file=Path(source.path).name)
     if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
         yield note("no_verdict", rule=options.decision.rule)
     choice = scorer.target.model.choice
@@ -134,8 +130,7 @@ class Reused:
         other data or continuations than the run holds.
         """
         run = Run.open(path)
-        if run.manifest.status != "complete":
-            raise RunMismatch(f"{path} is not complete", "finish it with alphaprof profile --resume first")
+        run.require_complete()
         order = run.manifest.sequential
         if order is not None and run.manifest.documents < order["available"]:
             raise RunMismatch(

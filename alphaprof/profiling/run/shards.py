@@ -145,14 +145,6 @@ def _name(item: Document | Continuation) -> str:
     return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
 
 
-def padding_summary(shards: Sequence[Shard]) -> str:
-    """Says what share of the batches as planned was padding; empty where no batch was planned."""
-    scored = Fed(sum(shard.scored_tokens for shard in shards), sum(shard.scored_padding for shard in shards))
-    read = Fed(sum(shard.prompt_tokens for shard in shards), sum(shard.prompt_padding for shard in shards))
-    counted = [(words, fed) for words, fed in (("scored", scored), ("generated from", read)) if fed.size]
-    return "; ".join(f"{words} {fed.size:,} tokens, {100 * fed.share:.1f} % of them padding" for words, fed in counted)
-
-
 class Writer:
     """Does pieces of work in the order in which they come, one at a time, in a thread of its own; a context manager.
 

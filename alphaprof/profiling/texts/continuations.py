@@ -73,11 +73,6 @@ class Fed:
         """Tokens and padding together."""
         return self.tokens + self.padding
 
-    @property
-    def share(self) -> float:
-        """The share of it that was padding, 0 to 1."""
-        return self.padding / self.size
-
     def __add__(self, other: Fed) -> Fed:
         return Fed(self.tokens + other.tokens, self.padding + other.padding)
 

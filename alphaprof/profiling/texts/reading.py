@@ -101,18 +101,9 @@ def _at_hand(path: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
         place = Path(folder) / f"data{Path(path).suffix}"
-        _fetch(path, place)
+        with opened(path) as file:
+            file.download(str(place), buffer_size=CHUNK)
         yield str(place)
-
-
-def _fetch(reference: str, to: Path) -> None:
-    """Copy a file of an object store. Raises `DataUnreadable`."""
-    try:
-        with opened(reference) as file:
-            file.download(str(to), buffer_size=CHUNK)
-    except OSError as error:
-        hint = "free space there, or set TMPDIR to a folder with more"
-        raise DataUnreadable(f"{reference} cannot be copied to {to.parent}: {error.strerror}", hint) from None
 
 
 def _loading(source: SourceOptions, place: str) -> dict[str, Any]:

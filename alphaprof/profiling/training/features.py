@@ -64,7 +64,7 @@ class Features:
         some = copy.copy(self)
         some.texts, some._place = list(texts), {new: self._place[old] for new, old in enumerate(chosen)}
         share = sum(end - start for start, end in some._place.values()) / sum(len(text.tokens) - 1 for text in self.texts)
-        some.bytes, some.seconds, some.cpu = round(self.bytes * share), self.seconds * share, self.cpu * share
+        some.seconds, some.cpu = self.seconds * share, self.cpu * share
         return some
 
     def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from alphaprof.log.training import (
     TRAINING,
     DraftVocabulary,
     PartUnits,
-    TrainingBytes,
     TrainingRecord,
     TrainingRun,
     TrainingSeconds,
@@ -47,10 +45,18 @@ from alphaprof.profiling.run.resume import as_measured
 from alphaprof.profiling.run.shards import Progress
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
-from alphaprof.profiling.training.initial import new_head, prepared, require_trainable, trained_parameters
+from alphaprof.profiling.training.initial import (
+    Vocabulary,
+    chosen_vocabulary,
+    new_head,
+    outside,
+    prepared,
+    require_trainable,
+    trained_parameters,
+    vocabulary_digest,
+)
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
-from alphaprof.profiling.training.vocabulary import Vocabulary, chosen_vocabulary, outside, vocabulary_digest
 from alphaprof.version import __version__
 
 if TYPE_CHECKING:
@@ -201,8 +207,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     train on.
     """
     run = Run.open(run_name)
-    if run.manifest.status != "complete":
-        raise RunMismatch(f"{run_name} is not complete", "finish it with alphaprof profile --resume first")
+    run.require_complete()
     texts = texts_of(run)
     own = learnable(texts, asked.ttt)
     if not own:
@@ -266,7 +271,7 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
         _write_head(place, network, shop)
         raise
     _write_head(place, network, shop)
-    record = _finished(record, state, (train_on, stop_on), shop.target.device)
+    record = _finished(record, state, (train_on, stop_on))
     place.put(TRAINING, record.to_json().encode())
     place.remove(CHECKPOINT)
     return record
@@ -400,15 +405,12 @@ def _record(
         best_step=0,
         steps=0,
         seconds=TrainingSeconds(0.0, 0.0, 0.0, 0.0),
-        bytes=TrainingBytes(0, 0),
         parameters=sum(weight.numel() for weight in trained_parameters(network).values()),
         device=torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu",
     )
 
 
-def _finished(
-    record: TrainingRecord, state: TrainingState, features: Sequence[Features], device: torch.device
-) -> TrainingRecord:
+def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[Features]) -> TrainingRecord:
     """The record of a training that has ended, and of what `features` of the training and the stop part took."""
     return replace(
         record,
@@ -422,7 +424,6 @@ def _finished(
             state.seconds["testing"],
             sum(each.cpu for each in features) + state.seconds["cpu"],
         ),
-        bytes=TrainingBytes(sum(each.bytes for each in features if each.on_disk), peak_memory(device)),
     )
 
 
@@ -452,10 +453,3 @@ def _schedule(shop: Workshop, order: int) -> Schedule:
 def _autocast(target: Model) -> torch.dtype | None:
     """The dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes: of the process so far, or what was allocated on a GPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -147,4 +147,3 @@ def test_states_are_the_same_wherever_they_are_kept(
         assert torch.allclose(batch.states[row, :size], setting.batch.states[index, :size], rtol=1e-4, atol=1e-4)
     part = features.part([setting.texts[3], setting.texts[0]])
     assert torch.allclose(part.batch([0]).states[0], setting.features.batch([3]).states[0], rtol=1e-4, atol=1e-4)
-    assert part.bytes < features.bytes

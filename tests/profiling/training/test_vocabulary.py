@@ -7,7 +7,7 @@ import pytest
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.split import RunText
-from alphaprof.profiling.training.vocabulary import chosen_vocabulary, outside
+from alphaprof.profiling.training.initial import chosen_vocabulary, outside
 
 
 def text(prompt: list[int], ids: list[int]) -> RunText:
