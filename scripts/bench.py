@@ -72,6 +72,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows += [(f"{name}, ms/position", f"{scoring[f'{name}_ms']:.3f}") for name in ("bare", "scoring")]
         middle, least, most = scoring["scoring"]
         rows.append(("scoring / bare forwards", f"{middle:.3f} ({least:.3f} to {most:.3f})"))
+        if "sharing" in scoring:
+            middle, least, most = scoring["sharing"]
+            rows.append(("the same, sharing the first layers", f"{middle:.3f} ({least:.3f} to {most:.3f})"))
         rows.append(("statistics in torch instead, ms/position", f"{scoring['statistics_ms']:.3f}"))
     if run := found.get("run"):
         speed = run["tokens_per_second"]

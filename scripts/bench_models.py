@@ -4,7 +4,8 @@ Everything runs in this process on the same prompts, on as many threads as torch
 CPU time, else, and where there is a GPU, time by the clock.
 
 `scoring`: a scoring pass over batches as a run makes them. `bare`: each model's own forward over the same batches with
-logits at the scored positions, BARE_ROWS at a time, and nothing made of them; of a head the pass of each depth.
+logits at the scored positions, BARE_ROWS at a time, and nothing made of them; of a head the pass of each depth. A draft that
+skips layers runs whole in both; what it saves where it goes on from the target's hidden states is `sharing`.
 
 `run`: all that `alphaprof profile` does once models are loaded, but for step times: prompts on disk; texts, scoring, the log
 on disk, and totals of all rules at every gamma. `assisted`: Hugging Face assisted generation with the first draft model, one
@@ -33,8 +34,8 @@ from alphaprof.log.place import place_of
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run import pipeline
-from alphaprof.profiling.run.pipeline import stage
 from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.run.staging import stage
 from alphaprof.profiling.scoring.scorer import Layout, Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
@@ -109,11 +110,20 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
     """Milliseconds a position, and ratios within one repeat: medians, least and largest."""
     scorer, batches = bench.loaded.scorer, bench.batches(texts)
     positions = sum(len(item.ids) for item in texts)
-    ways = {
-        "bare": lambda: [bare(scorer, batch, BARE_ROWS) for batch in batches],
-        "scoring": lambda: [scorer.score(batch) for batch in batches],
-    }
+    sharing = [(each, each.rest) for each in scorer.drafts if isinstance(each, TeacherForced) and each.rest]
+
+    def score(shared: bool) -> None:
+        for each, rest in sharing:
+            each.rest = rest if shared else None
+        for batch in batches:
+            scorer.score(batch)
+
+    ways = {"bare": lambda: [bare(scorer, batch, BARE_ROWS) for batch in batches], "scoring": lambda: score(shared=False)}
+    if sharing:
+        ways["sharing"] = lambda: score(shared=True)
     taken = in_turn(ways, bench.repeats, seconds)
+    for each, rest in sharing:
+        each.rest = rest
     found: Figures = {f"{name}_ms": 1000 * float(np.median(values)) / positions for name, values in taken.items()}
     found |= {name: list(ratios(taken, name, "bare")) for name in list(ways)[1:]}
     return found | {"positions": positions, "statistics_ms": statistics_ms(bench, texts)}

@@ -11,8 +11,9 @@ import transformers
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.drafts import DraftModel, layer_skip
-from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.timing.steppers import Stepper
+from tests.loops import each
 
 pytestmark = pytest.mark.models
 
@@ -87,6 +88,31 @@ def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
     ids = torch.randint(0, 250, (2, 40))
     with torch.inference_mode():
         assert torch.equal(draft(input_ids=ids).logits, separate(input_ids=ids).logits)
+
+
+@each("dropped", [[1, 3], [2], [3]], ids=str)
+@each("name", [name for name in CONFIGS if name not in NOT_SKIPPABLE])
+def test_a_skipping_draft_goes_on_from_the_layers_that_it_shares(name: str, dropped: list[int]) -> None:
+    """To the last bit what the whole draft computes, and the draft itself is left as it was."""
+    target = DraftModel("target", network(name), "model", name)
+    head = TeacherForced(layer_skip("skip", target, dropped), TeacherForced(target))
+    assert head.rest is not None
+    assert head.rest.count == dropped[0]
+    ids, row, column = torch.randint(0, 250, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
+    whole = head.rows(ids, row, column)
+    with torch.inference_mode(), recorded(target.network.base_model, [dropped[0]]) as known:
+        target.network(input_ids=ids)
+    assert torch.equal(head.rows(ids, row, column, known), whole)
+    assert not torch.equal(head.rows(ids, row, column, {dropped[0]: torch.zeros_like(known[dropped[0]])}), whole)
+    assert torch.equal(head.rows(ids, row, column), whole)
+
+
+def test_drafts_that_share_no_layer_from_the_first_on_run_whole() -> None:
+    """One without the first layer, one with weights of its own, and the target itself."""
+    target = DraftModel("target", network("Qwen3Config"), "model", "t")
+    copy = DraftModel("copy", network("Qwen3Config"), "model", "t")
+    for draft in (layer_skip("skip", target, [0]), copy, target):
+        assert TeacherForced(draft, TeacherForced(target)).rest is None
 
 
 def test_layers_of_other_models_cannot_be_skipped() -> None:

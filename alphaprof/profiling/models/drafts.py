@@ -145,8 +145,8 @@ class DraftModel(Model):
         )
 
     def teacher_forced(self, target: TeacherForced) -> TeacherForced:
-        """Its own."""
-        return TeacherForced(self)
+        """Its own, which goes on from the target's states where its first layers are the target's."""
+        return TeacherForced(self, target)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """`proposed`: until its context is full, and none after a token that it does not have."""

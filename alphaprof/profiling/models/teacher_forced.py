@@ -1,4 +1,4 @@
-"""From hidden states to logits, a few rows at a time; states of a target that draft heads read."""
+"""From hidden states to logits, a few rows at a time; layers that a draft shares with its target run once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.load import Model, is_out_of_memory
+
+
+def shared_layers(target: Any, draft: Any) -> int:
+    """How many layers, from the first on, have the same parameters in two decoders; 0 where that cannot be known."""
+    if draft is target or not all(isinstance(getattr(base, "layers", None), nn.ModuleList) for base in (target, draft)):
+        return 0
+    if target.get_input_embeddings().weight is not draft.get_input_embeddings().weight:
+        return 0
+    places = [[list(map(id, layer.parameters())) for layer in base.layers] for base in (target, draft)]
+    pairs = enumerate(zip(*places, strict=False))
+    return next((depth for depth, (ours, theirs) in pairs if ours != theirs), min(map(len, places)))
 
 
 FINAL = -1  # in place of a number of layers: after all of them and the final norm, what the LM head reads
@@ -48,6 +59,39 @@ def recorded(base: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Tenso
             handle.remove()
 
 
+class _Known(nn.Module):
+    """A layer that returns states that are known already, or what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: torch.Tensor | None = None
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden_states if self.states is None else self.states
+
+
+class Rest:
+    """A decoder without its first `count` layers; the decoder itself is untouched."""
+
+    def __init__(self, base: Any, count: int) -> None:
+        self.count = count
+        self._known = _Known()
+        # As many layers as before: settings by a layer's place, such as the kind of its attention, still fit.
+        gone = [self._known, *(_Known() for _ in range(count - 1))]
+        self._base = copy.copy(base)
+        self._base.__dict__ = dict(base.__dict__)
+        self._base._modules = dict(base._modules) | {"layers": nn.ModuleList([*gone, *base.layers[count:]])}
+
+    def __call__(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Last hidden states of ids [batch, length] whose states after the first layers are known."""
+        self._known.states = states
+        try:
+            last: torch.Tensor = self._base(input_ids=ids, use_cache=False).last_hidden_state
+        finally:
+            self._known.states = None
+        return last
+
+
 class _States:
     """What a decoder returns, with a last hidden state and nothing else: no attentions, router logits or cache."""
 
@@ -70,24 +114,31 @@ class _PassThrough(nn.Module):
 
 class TeacherForced:
     """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time. A
-    `DraftPass`.
+    `DraftPass`. `target`: the pass of a model whose first layers this one may have too; they are then run once for both.
     """
 
     by_depth = False
     depths = 1
     ranks_by_depth = False
     ids: torch.Tensor | None = None
-    reads: tuple[int, ...] = ()
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, target: TeacherForced | None = None) -> None:
         self.model = model
         self._clone = _with_decoder(model.network, _PassThrough())
         self.chunked = _reproduces(model, self._hidden, self._from_hidden)
+        self.rest: Rest | None = None
+        if target is not None and target.chunked and self.chunked:
+            self.rest = _rest(target.model, model)
 
     @property
     def vocabulary(self) -> int:
         """The number of logits."""
         return self.model.vocabulary
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The numbers of layers of the target after which it needs the hidden states."""
+        return () if self.rest is None else (self.rest.count,)
 
     @torch.inference_mode()
     def rows(
@@ -102,13 +153,14 @@ class TeacherForced:
 
         No mask is needed: attention is causal, so real tokens never see the padding after them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
-        fed as its last id; what follows them means nothing. `known` and `first` are not read.
+        fed as its last id; what follows them means nothing. `known`: hidden states of the target by layer, those of `reads`
+        among them; None: everything is computed. `first` is not read.
         """
         device = self.model.device
         fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(device)
         row, column = row.to(device), column.clamp(max=fed.shape[1] - 1).to(device)  # see `Scorer.score`
         if self.chunked:
-            states = self._hidden(fed)
+            states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known[self.rest.count])
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
         for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):
@@ -143,13 +195,40 @@ def _with_decoder(network: Any, decoder: nn.Module) -> Any:
 
 
 @torch.inference_mode()
+def _rest(target: Model, draft: Model) -> Rest | None:
+    """The draft without the layers that it shares with its target; None where there are none, or where going on from them
+    does not give what the whole draft gives, to the last bit.
+    """
+    bases = [model.network.base_model for model in (target, draft)]
+    if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
+        return None
+    ids = _short_texts(draft)
+    rest = Rest(bases[1], count)
+    expected = bases[1](input_ids=ids, use_cache=False).last_hidden_state
+    try:
+        with recorded(bases[0], [count]) as states:
+            bases[0](input_ids=ids, use_cache=False)
+        return rest if torch.equal(rest(ids, states[count]), expected) else None
+    except (TypeError, AttributeError, RuntimeError, ValueError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _short_texts(model: Model) -> torch.Tensor:
+    """Two texts of ordinary ids, to check on how a model behaves; [2, 6]."""
+    steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
+    return (steps * 7919 + 13) % model.vocabulary
+
+
+@torch.inference_mode()
 def _reproduces(
     model: Model, hidden: Callable[[torch.Tensor], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor]
 ) -> bool:
     """Whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
     if model.network.base_model_prefix not in model.network._modules:
         return False
-    ids = (torch.arange(2 * 6, device=model.device).reshape(2, 6) * 7919 + 13) % model.vocabulary
+    ids = _short_texts(model)
     expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits.flatten(0, 1)
     try:
         made = logits(hidden(ids).flatten(0, 1))
