@@ -49,7 +49,7 @@ EXAMPLES = {
     "curve": ("alphaprof curve heads/curve", "alphaprof curve heads.yaml --set decision.min_speedup=1.5"),
     "export": (
         "alphaprof export runs/my:small --to vllm-config",
-        "alphaprof export runs/my:small --to nvidia --domain code",
+        "alphaprof export runs/my:small --to dynamo --domain code",
         "alphaprof export runs/my --to texts --out data",
     ),
     "latency": ("alphaprof latency my.yaml --format csv --out h100.csv",),

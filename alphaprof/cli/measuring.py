@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 
+# Options of `profile` that contradict others, and what to do instead.
+APART = (
+    ("--workers", ("--part",), "use --workers on one machine, --part on several"),
+    ("engine ray", ("--part", "--workers"), "set execution.workers, or use --engine local"),
+    ("--until-decided", ("--reuse-continuations",), "use one of them: each has its own order of documents"),
+    (
+        "--dry-run",
+        ("--resume", "--reuse-continuations", "--until-decided", "--part", "--workers"),
+        "leave these out for the dry run: models and data are the same",
+    ),
+)
+
+
 def profile(
     profile_file: ProfileFile,
     out: Annotated[str | None, Option(help="Directory of the run; new, or with --resume the interrupted one.")] = None,
@@ -181,41 +194,15 @@ def _require_together(
     engine: str,
 ) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
+    if output is not None and not dry_run:
+        hint = "use alphaprof report RUN --format after the run"
+        raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
     given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
     given |= {"--part": part is not None, "--workers": workers is not None}
-    odd = [name for name, present in given.items() if present]
-    option = "--part" if part is not None else "--workers"
-    together = " and ".join(odd)
-    problems = [
-        (
-            part is not None and workers is not None,
-            "--workers starts every part on this machine, and --part is one of them",
-            "use --workers on one machine, --part on several",
-        ),
-        (
-            engine == "ray" and (part is not None or workers is not None),
-            f"engine ray starts actors by itself, and {option} processes",
-            f"leave {option} out, and set execution.workers, or use --engine local",
-        ),
-        (
-            until_decided and reuse is not None,
-            "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run",
-            "use one of them",
-        ),
-        (
-            output is not None and not dry_run,
-            "--format needs --dry-run: a run prints no report",
-            "use alphaprof report RUN --format after the run",
-        ),
-        (
-            dry_run and bool(odd),
-            f"--dry-run checks a new run with documents in the order of the data, so {together} cannot be combined with it",
-            f"leave {together} out for the dry run: models and data are the same",
-        ),
-    ]
-    for wrong, problem, hint in problems:
-        if wrong:
-            raise OptionInvalid(problem, hint)
+    given |= {"--dry-run": dry_run, "engine ray": engine == "ray"}
+    for option, others, hint in APART:
+        if given[option] and (odd := [name for name in others if given[name]]):
+            raise OptionInvalid(f"{option} cannot be combined with {' and '.join(odd)}", hint)
 
 
 def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:

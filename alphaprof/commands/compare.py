@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -174,49 +174,30 @@ def _answer(comparison: Comparison) -> Iterator[Text]:
         texts.sort(key=lambda pair: -abs(pair[1].difference.value))
         yield from (_headline(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
     else:
-        yield from _by_alpha(comparison)
+        yield Text("no rule has rounds on this text: the table compares alpha")
     if comparison.agreement:
         yield plain(comparison.agreement)
     elif len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
         yield plain("by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items()))
-    yield Text(f"next: {_next(comparison, {_word(tokens.difference) for _, tokens in texts})}")
+    yield Text("next: alphaprof report weighs in what a draft costs; tokens per round say nothing about time")
 
 
 def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[Text]:
-    """Yields the difference over all domains, what it is of, and whether other gammas say the same."""
-    by_gamma = {each.gamma: each for each in overall.tokens_per_round}
-    main = by_gamma.pop(comparison.gamma or 0)
+    """Yields the difference over all domains, and what it is of."""
+    main = next(each for each in overall.tokens_per_round if each.gamma == comparison.gamma)
     yield _headline(comparison, main, "")
     one, two = _side_names(comparison)
-    domains = "in one domain"
-    if len(overall.domains) > 1:
-        shares = "the profile's shares" if overall.weights else "their shares"
-        domains = f"over {len(overall.domains)} domains by {shares}"
+    domains = f"over {fmt.many(len(overall.domains), 'domain')} by {'given' if overall.weights else 'observed'} shares"
     documents = f"{fmt.documents(overall.documents, overall.clusters)} paired documents"
-    others = dict.fromkeys(each.rule for each in comparison.overall if each.rule != overall.rule)
-    more = f" ({', '.join(others)}: in the tables)" if others else ""
     values = f"{one} {fmt.number(main.first)}, {two} {fmt.number(main.second)}"
-    yield Text(f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}{more}")
-    if by_gamma:
-        words = _grouped((_word(each.difference), str(each.gamma)) for each in by_gamma.values())
-        yield Text("at other gammas: " + "; ".join(f"{word} at {', '.join(names)}" for word, names in words.items()))
+    yield Text(f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}")
 
 
 def _headline(comparison: Comparison, tokens: TokensDifference, where: str) -> Text:
     """The difference at one gamma as a sentence."""
     values = f"{fmt.difference(tokens.difference, 2)} tokens per round at gamma {tokens.gamma}"
     return Text.assemble((fmt.visible(_outcome(comparison, tokens.difference)), "bold"), plain(f"{where}: {values}"))
-
-
-def _by_alpha(comparison: Comparison) -> Iterator[Text]:
-    """Yields the differences of alpha, where no rule has rounds on the text."""
-    known = [(each, each.difference) for each in comparison.differences if each.difference is not None]
-    for each, difference in known[:MOST]:
-        where = f" in {text_name(each, comparison.differences)}, rule {each.rule}"
-        outcome = (fmt.visible(_outcome(comparison, difference)), "bold")
-        yield Text.assemble(outcome, plain(f"{where}: alpha {fmt.difference(difference, 3)}"))
-    yield Text("no rule has rounds on this text: tokens per round are not known" if known else "nothing can be compared")
 
 
 def _outcome(comparison: Comparison, difference: Interval) -> str:
@@ -243,16 +224,6 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
-
-
-def _next(comparison: Comparison, words: Collection[str]) -> str:
-    if comparison.confirms:
-        if set(words) <= {SAME}:
-            return "alphaprof report of the first turns the prediction into speedups"
-        return "the notes below say in what the engine drafts or verifies otherwise"
-    if SAME in words:
-        return "four times as many documents halve an interval; alphaprof report weighs in what a draft costs"
-    return "alphaprof report weighs in what a draft costs; tokens per round say nothing about time"
 
 
 def _footnotes(comparison: Comparison) -> Iterator[str]:
@@ -413,14 +384,13 @@ def _by_policy(documents: pa.Table) -> pa.Table:
 
 def _agreement(differences: Sequence[Difference], confidence: float) -> str:
     """Says of each domain whether what an engine was seen to do lies within the interval of what was predicted."""
-    words: dict[str, list[str]] = {}
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            word = "agrees with the prediction"
-            if tokens.difference.low > 0 or tokens.difference.high < 0:
-                word = f"emits {'more' if tokens.difference.low > 0 else 'less'} than predicted"
-            words.setdefault(word, []).append(fmt.short(text_name(item, differences)))
-    found = "; ".join(f"{word}: {', '.join(names)}" for word, names in words.items())
+    words = {MORE: "emits more than predicted", LESS: "emits less than predicted", SAME: "agrees with the prediction"}
+    groups = _grouped(
+        (words[_word(tokens.difference)], fmt.short(text_name(item, differences)))
+        for item in differences
+        for tokens in item.tokens_per_round
+    )
+    found = "; ".join(f"{word}: {', '.join(names)}" for word, names in groups.items())
     return f"by the {fmt.level(confidence)} interval of tokens per round the engine {found}" if found else ""
 
 

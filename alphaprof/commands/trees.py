@@ -142,36 +142,24 @@ class TreesReport:
 
 
 def _answer(report: TreesReport) -> Iterator[Text]:
-    """Yields the gain of one tree over its chain, on which documents, that time is not in it, and what each tree gains.
+    """Yields the gain of one tree over its chain, on which documents, and that time is not in it.
 
     The tree must not be the one that gains most on the documents that test, or its interval would be that of the best of
     several. It is the headline's; without one the first, which no number picked.
     """
-    rows = [(tree, row, row.more_than_chain) for tree, row in zip(report.trees, report.traffic, strict=True)]
-    known = [(tree, row, more) for tree, row, more in rows if more is not None]
-    where = "the whole traffic"
-    if not known and (text := next((text for text in report.texts if text.trees), None)):
-        where = _name(report, text)
-        pairs = zip(report.trees, text.trees, strict=True)
-        known = [(tree, row, row.more_than_chain) for tree, row in pairs if row.more_than_chain is not None]
+    rows = zip(report.trees, report.traffic, strict=True)
+    known = [(tree, row, row.more_than_chain) for tree, row in rows if row.more_than_chain is not None]
     if not known:
-        yield Text("NO TREE COULD BE TESTED: the notes below say why", "bold")
+        yield Text("NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: the notes below say why", "bold")
         return
     tree, row, more = next((each for each in known if each[0].name == report.headline), known[0])
     gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
-    values = f"{fmt.difference(more, 2)} tokens per round"
     headline = plain(f"tree {fmt.short(tree.name)} {gain} its chain")
     headline.stylize("bold")
-    yield headline.append_text(plain(f": {values}, {fmt.interval(row.tokens_per_round)} in all"))
-    documents = f"{fmt.count(report.tested_on)} documents{' that chose no tree' if report.held_out else ''}"
-    yield plain(f"on {where}, {documents}, {fmt.level(report.confidence)} intervals; a round verifies {tree.nodes} nodes")
-    yield Text("time is not modelled: verifying a tree was not timed, so there is no speedup and no verdict")
-    yield Text(
-        "next: it is faster where a round costs fewer decode steps than that; --format json has the paths for an engine"
-    )
-    if len(known) > 1:
-        gains = ", ".join(f"{fmt.short(tree.name)} {each.value:+.2f}" for tree, _, each in known)
-        yield plain(f"every tree beyond the chain as deep: {gains}")
+    values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(row.tokens_per_round)} in all"
+    yield headline.append_text(plain(f": {values}; a round verifies {tree.nodes} nodes"))
+    yield Text("verifying a tree was not timed, so there is no speedup and no verdict")
+    yield Text("next: it is faster where a round costs fewer decode steps than that; --format json has the paths")
 
 
 def _notes(report: TreesReport) -> Iterator[str]:
@@ -255,19 +243,9 @@ def _name(report: TreesReport, text: TextTrees) -> str:
 
 def _definitions(report: TreesReport) -> Iterator[str]:
     yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
-    yield (
-        "tokens/round: tokens emitted per verification, the target's own included. The target chooses each token by itself, "
-        "greedily or by sampling, and a round goes on along the tree while the tree holds that token."
-    )
-    yield (
-        "A tree is faster on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
-        "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has."
-    )
+    yield "tokens/round: tokens emitted per verification, the target's own included."
     if report.by_depth:
-        yield (
-            "first ranks: trees are chosen by the ranks of first drafts. A head's depend on the level, so another tree may "
-            "be better. Rounds are replayed level by level."
-        )
+        yield "first ranks: trees are chosen by the ranks of first drafts; those of later ones differ, and rounds have them."
     else:
         yield "iid ranks: tokens/round if ranks were independent, as trees are chosen; by how much that is too high."
     yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."

@@ -217,7 +217,7 @@ AUTO = dataclasses.replace(RECIPE, decision={"draft": "auto", "gamma": "auto"})
 def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(tmp_path: Path) -> None:
     """Also where the verdict on the whole traffic chose another draft: the gamma that an export of this one has."""
     run = write_run(tmp_path / "run", AUTO)
-    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "nvidia"])
+    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "dynamo"])
     code, found, _ = check(run, "--draft", "poor", "--min-speedup", "0.1", "--min-acceptance-length", "0.1")
     assert (code, found["draft"]) == (0, "poor")
     assert f"rule strict, gamma {found['gamma']}," in exported.stderr

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.cli.exchange import ExportFormat
-from alphaprof.commands.export.build import export
+from alphaprof.commands.export.build import depths_of, export, scope_of
 from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
@@ -36,7 +36,6 @@ RECIPE = Recipe(
 )
 CHAINS = [name for name, form in EXPORTS.items() if not form.serves]
 CONVENTIONS = {
-    "nvidia": "all",
     "vllm-config": "proposing",
     "sglang-args": "all",
     "vllm-synthetic": "proposing",
@@ -90,18 +89,6 @@ def of_conditionals(rates: Sequence[float]) -> float:
     return 1 + float(np.cumprod(rates).sum())
 
 
-def of_nvidia(text: str) -> float:
-    profile = json.loads(text, parse_constant=pytest.fail)
-    assert profile["schema_version"] == "1.0"
-    assert len(profile["marginal_accept_rates"]) == profile["num_speculative_tokens"]
-    histogram = {int(length): count for length, count in profile["acceptance_length_histogram"].items()}
-    mean = sum(length * count for length, count in histogram.items()) / sum(histogram.values())
-    found = [mean, of_marginals(profile["marginal_accept_rates"]), of_conditionals(profile["conditional_accept_rates"])]
-    found += [profile["mean_accept_length"], profile["accept_length_by_k"][str(profile["num_speculative_tokens"])]]
-    assert found == pytest.approx([mean] * 5, abs=CLOSE)
-    return mean
-
-
 def of_vllm(text: str) -> float:
     config = json.loads(text, parse_constant=pytest.fail)
     assert config["rejection_sample_method"] == "synthetic"
@@ -132,7 +119,6 @@ def of_dynamo(text: str) -> float:
 
 
 READERS = {
-    "nvidia": of_nvidia,
     "vllm-synthetic": of_vllm,
     "llamacpp-synthetic": of_llamacpp,
     "sglang-synthetic": of_sglang,
@@ -248,23 +234,19 @@ HAND = Acceptance(
     served=False,
     drawn=False,
     gamma=3,
-    depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
-    per_request=1.5,
-    per_domain={"code": 1.5},
+    depths=Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0)),
     schedule=((1, 8, 3), (9, 32, 0)),
-    conditions={"rule": "strict"},
 )
 UNNAMED = dataclasses.replace(HAND.draft, kind="layer_skip", engine_method=None, settings={})  # by engines
 
 
 def test_rates_and_lengths_by_hand() -> None:
-    depths = HAND.chosen
+    depths = HAND.depths
     assert depths.marginal("proposing") == pytest.approx((1 / 2, 1 / 3, 1 / 3))
     assert depths.marginal("all") == (0.4, 0.2, 0.1)
     assert depths.conditional("proposing") == pytest.approx((1 / 2, 2 / 3, 1))
     assert depths.conditional("all") == (0.4, 0.5, 0.5)
     assert (depths.length("proposing"), depths.length("all")) == (1.875, 1.7)
-    assert depths.lengths() == (6.0, 2.0, 1.0, 1.0)
     assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).conditional("all") == (0.5, 0.0, 0.0)
     assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).marginal("proposing") == (0.5, 0.0, 0.0)
 
@@ -331,40 +313,12 @@ def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
     assert "model" not in config
 
 
-def test_the_profile_of_nvidia_by_hand() -> None:
-    profile = json.loads(EXPORTS["nvidia"].write(HAND))
-    assert profile["marginal_accept_rates"] == [0.4, 0.2, 0.1]
-    assert profile["conditional_accept_rates"] == [0.4, 0.5, 0.5]
-    assert profile["acceptance_length_histogram"] == {"1": 6, "2": 2, "3": 1, "4": 1}
-    assert profile["accept_length_by_k"] == {"1": 1.416667, "3": 1.7}
-    assert (profile["mean_accept_length"], profile["mean_accept_length_per_request"]) == (1.7, 1.5)
-    assert (profile["method"], profile["per_category"]) == ("draft_model", {"code": 1.5})
-    unknown = ("draft_checkpoint", "target_model", "block_size", "max_supported_k", "validation")
-    assert [profile[name] for name in unknown] == [None] * 5
-    served = json.loads(EXPORTS["nvidia"].write(dataclasses.replace(HAND, draft=UNNAMED, served=True)))
-    assert served["method"] is None
-
-
-def test_the_mean_over_requests_gives_short_and_long_texts_the_same_weight(run: Run) -> None:
-    profile = json.loads(written(RunDraft(run, "lookup"), "nvidia", gamma=3))
-    log, means = log_of(run), {}
-    for domain in ("code", "chat"):
-        rows = rows_of(log, domain, "lookup")
-        found = [recounted(rows[rows["document"] == number], 3, looked_up=True) for number in rows["document"].unique()]
-        means[domain] = [1 + counts["by_depth"].sum() / counts["rounds"] for counts in found]
-    assert profile["per_category"] == pytest.approx({name: np.mean(each) for name, each in means.items()}, abs=CLOSE)
-    assert profile["mean_accept_length_per_request"] == pytest.approx(np.mean([*means["code"], *means["chat"]]), abs=CLOSE)
-    assert profile["mean_accept_length_per_request"] != pytest.approx(profile["mean_accept_length"], abs=1e-4)
-
-
 @pytest.mark.parametrize("to", CHAINS)
 def test_rounds_that_are_expectations_are_the_reports_and_say_so(mixed: Run, to: str) -> None:
     found = export(RunDraft(mixed, "small"), to, rule="lossless", gamma=4, domain="story")
     expected = reported_length(only(build_report(mixed), "story", rule="lossless").gammas[-1], to)
     assert READERS[to](found.text) == pytest.approx(expected, abs=CLOSE)
     assert any("expectations" in warning for warning in found.warnings)
-    if to == "nvidia":
-        assert json.loads(found.text)["mean_accept_length_per_request"] is None
 
 
 def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_again(mixed: Run) -> None:
@@ -374,9 +328,9 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
         ratio = text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)
         rounds += expected_rounds_of(ratio.clip(upper=1).tolist(), text["proposed"].tolist(), 2)
         tokens += len(text) - 1
-    profile = json.loads(written(RunDraft(mixed, "small"), "nvidia", rule="lossless", gamma=2, domain="story"))
-    assert sum(profile["acceptance_length_histogram"].values()) == pytest.approx(rounds, abs=1e-3)
-    assert 1 < tokens / rounds <= profile["mean_accept_length"]
+    found = depths_of(scope_of(RunDraft(mixed, "small"), "sglang-synthetic", "lossless", 2, "story"))
+    assert found.rounds == pytest.approx(rounds, abs=1e-3)
+    assert 1 < tokens / rounds <= found.length("all")
 
 
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:
@@ -387,9 +341,8 @@ def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed
         best = only(report, domain, "lookup").best_gamma
         found = json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic", domain=domain))
         assert found["num_speculative_tokens"] == best
-    conditions = json.loads(written(RunDraft(mixed, "small"), "nvidia"))["measurement_conditions"]
-    assert conditions["rule"] == "strict and one_hot"
-    assert conditions["domains"] == {"code": 0.6, "story": 0.4}
+    scope = scope_of(RunDraft(mixed, "small"), "vllm-synthetic")
+    assert (scope.rules, scope.weights) == ("strict and one_hot", {"code": 0.6, "story": 0.4})
     fixed = config | {"decision": config["decision"] | {"gamma": 2}}
     assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm-synthetic"))["num_speculative_tokens"] == 2
 
@@ -460,7 +413,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "tree": ("sglang-args", {"rule": "tree_2"}, "tree_2 has no rounds"),
     "other text": ("vllm-synthetic", {"rule": "lossless"}, "rounds of lossless are not defined"),
     "foreign text": ("sglang-synthetic", {"domain": "wiki"}, "text that the target did not produce"),
-    "no such domain": ("nvidia", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'"),
+    "no such domain": ("dynamo", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'"),
     "no such gamma": ("llamacpp-synthetic", {"gamma": 9}, "gamma 9 of .* cannot be exported"),
 }
 
@@ -493,7 +446,7 @@ def test_a_draft_that_proposes_nothing_has_nothing_to_export(tmp_path: Path) -> 
 
 def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(run: Run, tmp_path: Path) -> None:
     half = RunDraft(interrupted(run, tmp_path / "half", shards=2), "small")
-    said = export(half, "nvidia", gamma=2).warnings
+    said = export(half, "vllm-synthetic", gamma=2).warnings
     assert any("is not complete: 8 documents so far" in line for line in said)
     with pytest.raises(OptionInvalid, match="no document"):
         export(RunDraft(interrupted(run, tmp_path / "none", shards=0), "small"), "vllm-synthetic", gamma=2)
@@ -507,7 +460,7 @@ def test_texts_of_one_token_have_nothing_to_export(tmp_path: Path) -> None:
 
 
 def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
-    for to in ("vllm-config", "nvidia"):
+    for to in ("vllm-config", "dynamo"):
         found = export(RunDraft(run, "small"), to, gamma=3)
         code, output, errors = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3)
         assert (code, output) == (0, found.text)
@@ -545,22 +498,12 @@ def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) ->
 def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={name: Domain(documents=2) for name in HOSTILE.values()}))
     asked = [("--to", to) for to in ("vllm-config", "sglang-synthetic", "dynamo")]
-    asked += [("--to", "nvidia", "--domain", name) for name in HOSTILE.values()]
+    asked += [("--to", "vllm-synthetic", "--domain", name) for name in HOSTILE.values()]
     for options in asked:
         code, output, errors = alphaprof(run.path, "--gamma", 2, *options)
         assert code == 0
         assert all(line.isascii() and line.isprintable() for line in output.splitlines())
         assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
-    profile = json.loads(written(RunDraft(run, "small"), "nvidia", gamma=2))
-    assert set(profile["per_category"]) == set(HOSTILE.values())
-
-
-def test_a_file_for_others_does_not_say_where_models_lie(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain()}))
-    target = dataclasses.replace(run.manifest.target, reference="/srv/secret/place/org/model")
-    moved = Run(run.path, dataclasses.replace(run.manifest, target=target))
-    conditions = json.loads(written(RunDraft(moved, "small"), "nvidia", gamma=1))["measurement_conditions"]
-    assert (conditions["target"], conditions["draft"]) == ("org/model", "synthetic/small")
 
 
 def test_the_page_names_every_format_and_its_convention() -> None:

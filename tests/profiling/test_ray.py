@@ -375,4 +375,4 @@ def test_ray_and_parts_are_two_ways_and_not_one(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == OptionInvalid.exit_code
-    assert f"error: engine ray starts actors by itself, and {option[0]} processes" in capsys.readouterr().err
+    assert f"error: engine ray cannot be combined with {option[0]}" in capsys.readouterr().err

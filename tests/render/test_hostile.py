@@ -42,7 +42,6 @@ OUTPUTS = {
     "baseline": ("check", "{run}", "--draft", "small", "--baseline", "{run}:small"),
     "compare": ("compare", "{run}:small", "{run}:ngram"),
     "compare as JSON": ("compare", "{run}:small", "{run}:ngram", "--format", "json"),
-    "NVIDIA's profile, JSON": ("export", "{run}:small", "--to", "nvidia"),
     "vLLM's rates, JSON": ("export", "{run}:small", "--to", "vllm-synthetic"),
     "trees": ("trees", "{run}:small", "--nodes", "4"),
     "trees as JSON": ("trees", "{run}:small", "--nodes", "4", "--format", "json"),

@@ -13,7 +13,7 @@ import numpy as np
 from alphaprof.commands.curve.answer import CurveReport
 from alphaprof.commands.curve.collect import CurveHead, CurveHeads, collected, units_of
 from alphaprof.commands.curve.model import CurveDomain, CurvePoint
-from alphaprof.commands.curve.outlook import NOTABLE, Outlook, costs_of, outlook_of
+from alphaprof.commands.curve.outlook import NOTABLE, costs_of, outlook_of
 from alphaprof.config.heads import HeadsOptions
 from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import open_costs
@@ -108,17 +108,11 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
         times=inputs.basis,
         test_units=distinct(inputs.traffic.cluster[tested]),
         test_tokens=int(heads.largest.totals["tokens"][tested].sum()),
-        floor=outlook.floor,
-        outcome=outlook.outcome,
-        verdict=outlook.verdict,
-        instead=(*_instead(inputs, beside), *outlook.instead),
-        backtest=outlook.backtest,
-        reason=outlook.reason,
         points=points,
         beside=beside,
-        forecast=outlook.rows,
         costs=costs_of(heads),
-        notes=tuple(_notes(inputs, outlook)),
+        **vars(outlook)
+        | {"instead": (*_instead(inputs, beside), *outlook.instead), "notes": (*outlook.notes, *_notes(inputs))},
     )
 
 
@@ -337,28 +331,19 @@ def _instead(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]
         yield f"gamma {best}: {speeds[best]:.2f}x with the largest size, and {here}"
 
 
-def _notes(inputs: CurveInputs, outlook: Outlook) -> list[str]:
-    """What to know before believing the numbers."""
-    heads, notes = inputs.heads, list(outlook.notes)
+def _notes(inputs: CurveInputs) -> Iterator[str]:
+    """Yields what to know before believing the numbers."""
+    heads = inputs.heads
     if inputs.gamma_from == "test":
-        notes.append(
-            f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
-        )
+        yield f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
     if inputs.times is None:
-        notes.append(f"no speedup: {inputs.basis}")
+        yield f"no speedup: {inputs.basis}"
     if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
-        notes.append("a domain of decision.weights has no test text: domains count as the test texts have them")
+        yield "a domain of decision.weights has no test text: domains count as the test texts have them"
     every = (*heads.every, *heads.beside.values())
-    foreign = [head.draft for head in every if head.record is None or learnt(head.record) is None]
-    if foreign:
-        names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-        notes.append(
-            f"nothing says what {names} was trained on, or the head that it began with: if that has seen the test texts, it "
-            "looks better than it is"
-        )
-    runs = {head.record.run.digest for head in heads.every if head.record}
-    if len(runs) > 1:
-        notes.append("heads were trained on the texts of different runs")
+    if foreign := [head.draft for head in every if head.record is None or learnt(head.record) is None]:
+        yield f"nothing says what {', '.join(foreign)} was trained on, or began with: the test texts may be among it"
+    if len({head.record.run.digest for head in heads.every if head.record}) > 1:
+        yield "heads were trained on the texts of different runs"
     if record := next((head.record for head in heads.every if head.record), None):
-        notes.append(f"texts are split {split_words(record)}")
-    return notes
+        yield f"texts are split {split_words(record)}"

@@ -37,7 +37,7 @@ BySize = Sequence[tuple[int, Sequence[Measured]]]
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is said about more data; the fields are those of the report."""
+    """What is said about more data, by the names of the report's fields."""
 
     floor: float | None
     outcome: str
@@ -45,7 +45,7 @@ class Outlook:
     instead: tuple[str, ...]
     backtest: CurveBacktest | None
     reason: str
-    rows: tuple[ForecastRow, ...]
+    forecast: tuple[ForecastRow, ...]
     notes: tuple[str, ...]
 
 

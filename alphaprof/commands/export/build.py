@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import distinct
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals
-from alphaprof.version import __version__
 
 AUTO = "auto"
 SOME = 0.005  # share of rounds that is worth a word
@@ -59,7 +57,6 @@ def export(
     schedule = _schedule(scope, form)
     if form.serves and schedule is not None:
         scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
-    mean, by_domain = _per_request(scope) if scope.exact else (None, None)
     acceptance = Acceptance(
         draft=manifest.drafts[side.draft],
         model=_own_model(manifest, side.draft),
@@ -67,11 +64,8 @@ def export(
         served=manifest.imported is not None,
         drawn=not scope.exact,
         gamma=scope.gamma,
-        depths={gamma: _depths(scope, gamma) for gamma in side.run.gammas},
-        per_request=mean,
-        per_domain=by_domain,
+        depths=depths_of(scope),
         schedule=schedule,
-        conditions=_conditions(scope),
     )
     chain_notes, doubts = _notes(scope, acceptance, form), _warnings(scope, acceptance, form)
     return Artefact(form.write(acceptance), (form.convention, *chain_notes), tuple(doubts))
@@ -215,8 +209,9 @@ def _shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {domain: share for domain, share in weights.items() if share > 0}
 
 
-def _depths(scope: ExportScope, gamma: int) -> Depths:
+def depths_of(scope: ExportScope) -> Depths:
     """Rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a proposal."""
+    gamma = scope.gamma
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
     for domain, scale in scope.scaled().items():
         pool = scope.pools[domain]
@@ -228,18 +223,6 @@ def _depths(scope: ExportScope, gamma: int) -> Depths:
         raise OptionInvalid(problem, "export another draft or domain of this run")
     nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
     return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
-
-
-def _per_request(scope: ExportScope) -> tuple[float, dict[str, float]]:
-    """Acceptance length of a document, all of its rounds counted, on average over documents; and the same by domain."""
-    total, weight, by_domain = 0.0, 0.0, {}
-    for domain, scale in scope.scaled().items():
-        pool = scope.pools[domain]
-        rounds, accepted = pool[f"rounds_{scope.gamma}"], pool[f"accepted_depths_{scope.gamma}"].sum(1)
-        lengths = 1 + accepted[rounds > 0] / rounds[rounds > 0]
-        by_domain[domain] = float(lengths.mean())
-        total, weight = total + scale * float(lengths.sum()), weight + scale * len(lengths)
-    return total / weight, by_domain
 
 
 def _require_served(side: RunDraft, to: str, rules: str) -> None:
@@ -308,36 +291,10 @@ def _decoded(scope: ExportScope, gamma: int, times: StepTimes) -> list[Decoded]:
     return [(pool.counts(gamma), times) for pool in pools]
 
 
-def _conditions(scope: ExportScope) -> dict[str, Any]:
-    """What was measured, for a reader who has the file and nothing else. Models by the last two parts of their path."""
-    manifest = scope.side.run.manifest
-    draft, model = manifest.drafts[scope.side.draft], _own_model(manifest, scope.side.draft)
-    replayed = "rounds replayed from a teacher-forced log" + ("" if scope.exact else ", exact expectations")
-    return {
-        "tool": f"alphaprof {__version__}",
-        "measurement": f"rounds counted by {manifest.imported.engine} for each request" if manifest.imported else replayed,
-        "target": _published(manifest.target.reference),
-        "draft": _published(model) if model is not None else draft.kind,
-        "dtype": manifest.target.precision,
-        "rule": scope.rules,
-        "texts": list(scope.texts),
-        "domains": {domain: round(scope.weights[domain], 6) for domain in scope.pools},
-        "weights": "shares of output tokens, " + ("given" if scope.given else "as observed"),
-        "documents": scope.documents,
-        "complete": manifest.status == "complete",
-        "created": manifest.created,
-    }
-
-
 def _own_model(manifest: Manifest, name: str) -> str | None:
     """The checkpoint of a draft; None: it has none of its own. A head may lie in the target's."""
     draft = manifest.drafts[name]
     return None if draft.by_depth and draft.reference == manifest.target.reference else draft.own_model
-
-
-def _published(reference: str) -> str:
-    """A model's name without where it lies on this machine."""
-    return "/".join([part for part in reference.replace("\\", "/").split("/") if part][-2:])
 
 
 def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
@@ -348,7 +305,7 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
         f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"
     )
     free = scope.mix.speedup([pool.counts(scope.gamma) for pool in pools], free_draft(scope.gamma))
-    chosen, over = acceptance.chosen, form.over
+    chosen, over = acceptance.depths, form.over
     emitted = interval(tokens_interval(free, scope.gamma, scope.question.confidence))
     yield (
         f"acceptance length {chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
@@ -362,7 +319,7 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
-    manifest, chosen = scope.side.run.manifest, acceptance.chosen
+    manifest, chosen = scope.side.run.manifest, acceptance.depths
     for trial in acceptance.draft.trials:
         if trial.changed and form.engine and form.engine.name in trial.engines:
             here = trial.acceptance - trial.ahead

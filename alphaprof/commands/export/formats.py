@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Over = Literal["proposing", "all"]
 PROPOSING: Over = "proposing"
 ALL: Over = "all"
-DIGITS = 6  # of rates and lengths, as NVIDIA's own producer rounds them
+DIGITS = 6  # of rates and lengths
 NGRAM = "ngram"  # what engines call drafting from what stood there before
 DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
 
@@ -64,10 +64,6 @@ class Depths:
         """Acceptance length: 1 + accepted drafts / rounds."""
         return 1 + sum(self.accepted) / self.over(over)
 
-    def lengths(self) -> tuple[float, ...]:
-        """Rounds that emitted 1, ..., gamma + 1 tokens (but for the end of a text)."""
-        return tuple(before - after for before, after in pairwise((self.rounds, *self.accepted, 0.0)))
-
 
 @dataclass(frozen=True)
 class Acceptance:
@@ -75,10 +71,8 @@ class Acceptance:
 
     `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint,
     with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q.
-    `depths`: by gamma, of every gamma of the run.
-    `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
-    None where rounds are expectations. `schedule`: first and last concurrency, and the gamma there (0: the draft does
-    not make decoding faster); None where one is for all. `conditions`: what was measured, and how.
+    `depths`: rounds at the exported `gamma`. `schedule`: first and last concurrency, and the gamma there (0: the draft does
+    not make decoding faster); None where one is for all.
     """
 
     draft: DraftFacts
@@ -87,45 +81,8 @@ class Acceptance:
     served: bool
     drawn: bool
     gamma: int
-    depths: Mapping[int, Depths]
-    per_request: float | None
-    per_domain: Mapping[str, float] | None
+    depths: Depths
     schedule: tuple[tuple[int, int, int], ...] | None
-    conditions: Mapping[str, Any]
-
-    @property
-    def chosen(self) -> Depths:
-        """Rounds at the exported gamma."""
-        return self.depths[self.gamma]
-
-
-def nvidia(chain: Acceptance) -> str:
-    """NVIDIA's speculation_profile.json, schema 1.0. What is not known here is null."""
-    depths = chain.chosen
-    profile = {
-        "schema_version": "1.0",
-        "measured": True,
-        "method": chain.draft.engine_method or (None if chain.served else chain.draft.kind),
-        "draft_checkpoint": None,  # objects whose keys could not be read: names are under measurement_conditions
-        "target_model": None,
-        "num_speculative_tokens": chain.gamma,
-        "block_size": None,
-        "max_supported_k": None,
-        "verification_method": "longest_prefix",
-        "conditional_accept_rates": _rounded(depths.conditional(ALL)),
-        "marginal_accept_rates": _rounded(depths.marginal(ALL)),
-        "mean_accept_length": round(depths.length(ALL), DIGITS),
-        "mean_accept_length_per_request": chain.per_request and round(chain.per_request, DIGITS),
-        "accept_length_model": "measured_per_k",
-        "accept_length_by_k": {str(gamma): round(each.length(ALL), DIGITS) for gamma, each in chain.depths.items()},
-        "acceptance_length_histogram": {
-            str(length): _count(rounds) for length, rounds in enumerate(depths.lengths(), start=1) if rounds > 0
-        },
-        "per_category": chain.per_domain and {name: round(value, DIGITS) for name, value in chain.per_domain.items()},
-        "measurement_conditions": dict(chain.conditions),
-        "validation": None,  # checks of these numbers against each other could not fail
-    }
-    return _json(profile)
 
 
 def vllm_config(chain: Acceptance) -> str:
@@ -141,7 +98,7 @@ def vllm_synthetic(chain: Acceptance) -> str:
     """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes where there is one."""
     config = _vllm_draft(chain) | {
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": _rounded(chain.chosen.marginal(PROPOSING)),
+        "synthetic_acceptance_rates": _rounded(chain.depths.marginal(PROPOSING)),
     }
     return _json(config | _vllm_schedule(chain))
 
@@ -169,7 +126,7 @@ def llamacpp_synthetic(chain: Acceptance) -> str:
     if chain.draft.engine_method == NGRAM:
         longest = chain.draft.settings["max_ngram"]
         options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {chain.gamma}"
-    return f"{options} --spec-synth-rates {_listed(chain.chosen.marginal(PROPOSING))}\n"
+    return f"{options} --spec-synth-rates {_listed(chain.depths.marginal(PROPOSING))}\n"
 
 
 def sglang_args(chain: Acceptance) -> str:
@@ -192,7 +149,7 @@ def _sglang_words(chain: Acceptance) -> list[str]:
 def sglang_synthetic(chain: Acceptance) -> str:
     """Environment variables of SGLang's simulated acceptance, a line each."""
     return (
-        f"SGLANG_SIMULATE_ACC_LEN={chain.chosen.length(ALL):.{DIGITS}f}\n"
+        f"SGLANG_SIMULATE_ACC_LEN={chain.depths.length(ALL):.{DIGITS}f}\n"
         "SGLANG_SIMULATE_ACC_METHOD=match-expected\n"
         "SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token\n"
     )
@@ -200,7 +157,7 @@ def sglang_synthetic(chain: Acceptance) -> str:
 
 def dynamo(chain: Acceptance) -> str:
     """Arguments of Dynamo's mocker and replay."""
-    rates = _listed(chain.chosen.conditional(ALL))
+    rates = _listed(chain.depths.conditional(ALL))
     return f"--aic-nextn {chain.gamma} --aic-nextn-accept-rates {rates}\n"
 
 
@@ -249,12 +206,6 @@ EXPORTS: dict[str, Export] = {
     "sglang-args": Export(
         sglang_args, "arguments of SGLang's server, to serve with", SERVING, ALL, engine=SGLANG, serves=True
     ),
-    "nvidia": Export(
-        nvidia,
-        "speculation_profile.json of NVIDIA Model-Optimizer",
-        "marginal and conditional rates of drafts, over all rounds; lengths count the target's own token",
-        ALL,
-    ),
     "vllm-synthetic": Export(
         vllm_synthetic,
         "--speculative-config of vLLM, synthetic acceptance",
@@ -296,10 +247,6 @@ TRAINERS = (  # commands that read `train`, with texts of at most `longest` toke
 
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, DIGITS) for value in values]
-
-
-def _count(value: float) -> float:
-    return int(value) if value == int(value) else round(value, DIGITS)
 
 
 def _listed(values: Sequence[float]) -> str:
