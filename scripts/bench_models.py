@@ -35,7 +35,6 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import Loaded, Progress
-from alphaprof.profiling.run.staging import stage
 from alphaprof.profiling.scoring.scorer import Layout, Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
@@ -161,7 +160,7 @@ def run_figures(bench: Bench, progress: Progress) -> Figures:
             plan.run.begin()
             pipeline._work(plan, progress)
 
-        spent = {"prompts": seconds(lambda: stage(plan, progress)), "run": seconds(work)}
+        spent = {"prompts": seconds(lambda: pipeline.stage(plan, progress)), "run": seconds(work)}
         tokens = plan.run.manifest.positions
     return {"tokens": tokens, "seconds": spent, "tokens_per_second": tokens / sum(spent.values())}
 
