@@ -334,7 +334,6 @@ def test_what_cannot_be_answered_fails_and_the_comment_says_why(
     assert [line for line in quoted if not line.startswith("    ")] == []
     assert last.startswith("[The run of this job]")
     shown = re.search(r"::stop-commands::(\w{32})\n(.*)\n::\1::\n", runner.log, re.DOTALL)
-    assert shown is not None
     assert said in shown[2]
     assert not list(runner.folder.parent.rglob("injected"))
 

@@ -213,7 +213,6 @@ def test_a_recorded_answer_is_read_as_the_engine_counted_it(name: str, tmp_path:
     known_by, (prompt, written, finish), (steps, plain), drafted, accepted = SINGLE[name]
     metrics = ANSWERS[name]["metrics"]["speculative_decoding"]
     run = imported(tmp_path, [ANSWERS[name]], name=name)
-    assert run.manifest.imported is not None
     assert (run.manifest.imported.prompts_known_by, run.manifest.target.reference) == (known_by, "TARGET")
     (document,) = run.documents().to_pylist()
     assert [document[key] for key in ("prompt_tokens", "continuation_tokens", "finish")] == [prompt, written, finish]
@@ -331,7 +330,6 @@ def test_the_documented_client_writes_lines_that_can_be_imported(tmp_path: Path,
     run = imported(tmp_path, [row | {"id": number} for number, row in enumerate(lines)], *STRICT, "--domain-key", "domain")
     assert run.manifest.skipped == {"the engine answered with an error": 1}
     assert run.documents()["prompt_tokens"].to_pylist() == [40, 40]
-    assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == "token ids"
 
 
@@ -402,7 +400,6 @@ def test_drafts_accepted_behind_the_end_of_a_text_are_no_tokens(gamma: int, tmp_
     run = imported(tmp_path, as_requests(simulated, "small", gamma, beyond=2), *STRICT)
     mine, its = only(build_report(run), "traffic", "engine"), only(build_report(simulated), "code")
     (item,), other = mine.gammas, next(found for found in its.gammas if found.gamma == gamma)
-    assert run.manifest.imported is not None
     assert run.manifest.imported.beyond_the_end > 0
     assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))  # type: ignore[arg-type]
     assert item.rounds == other.rounds
@@ -548,7 +545,6 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
     for item in content["differences"]:
         (found,) = item["tokens_per_round"]
         expected = only(report, item["domain"], "small", "strict").gammas[2].tokens_per_round
-        assert expected is not None
         assert (found["gamma"], found["first"]) == (3, pytest.approx(expected.value))
         assert found["difference"]["value"] == pytest.approx(0, abs=1e-9)
         half = math.hypot(expected.high - expected.value, expected.value - expected.low)
@@ -868,7 +864,6 @@ def test_prompts_are_known_by_the_best_that_all_requests_have(
 ) -> None:
     rows = [response(1) | fields, response(2) | {"prompt": "Ho"}]
     run = imported(tmp_path, rows, name=f"by {known_by}")
-    assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == known_by
     unknown = "prompts_unknown" in {note["code"] for note in run.manifest.warnings}
     assert unknown == (known_by in (None, "request id"))

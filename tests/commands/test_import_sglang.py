@@ -224,7 +224,6 @@ def test_trees_and_adaptive_steps_have_tokens_per_round_alone(rounds_only: tuple
     (result,) = report.results
     (item,) = result.gammas
     tokens = sum(len(rounds) + sum(rounds) for rounds in ([3, 0, 2, 1], [0, 3, 3], [1, 1], [2, 0, 3]))
-    assert item.tokens_per_round is not None
     assert (item.gamma, item.rounds, item.tokens_per_round.value) == (3, 12, pytest.approx(tokens / 12))
     assert 1 < item.tokens_per_round.low < item.tokens_per_round.high < 4
     unknown = (item.acceptance_length, item.accepted_per_drafted, item.speedup, *item.marginal, *item.conditional)
@@ -318,7 +317,6 @@ def test_what_prefills_write_after_retractions_is_no_round(tmp_path: Path) -> No
     ]
     items = [build_report(run).results[0].gammas[0] for run in runs]
     for item in items:
-        assert item.tokens_per_round is not None
         assert (item.rounds, item.tokens_per_round.value) == (15, pytest.approx(14 / 5))
     assert [run.manifest.imported.plain_steps for run in runs if run.manifest.imported] == [0, 0]
     assert "plain_steps" not in codes(build_report(runs[1]))

@@ -139,7 +139,6 @@ def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: TreesRepo
         rounds = [one for values in ranks for one in decoded(values, set(tree.paths))]
         accepted, emitted, ready = (np.array(column) for column in zip(*rounds, strict=True))
         assert row.rounds == len(rounds)
-        assert row.tokens_per_round is not None
         assert row.tokens_per_round.value == pytest.approx(emitted.sum() / len(rounds))
         assert row.tokens_per_round.low < row.tokens_per_round.value < row.tokens_per_round.high
         assert row.tokens_per_round.low >= 1
@@ -166,7 +165,6 @@ def test_shares_of_ranks_are_those_of_the_log(run: Run, side: RunDraft, nodes: t
 def test_the_share_of_rank_one_is_alpha_where_every_position_has_a_proposal(run: Run, found: TreesReport) -> None:
     """With its interval: the same estimate over the same documents."""
     alpha = only(build_report(run), "code", "small", "strict").alpha
-    assert alpha is not None
     share = text_of(found, "code").ranks[0]
     assert dataclasses.astuple(share) == pytest.approx(dataclasses.astuple(alpha))
 
@@ -177,10 +175,8 @@ def test_a_chain_has_the_rounds_of_a_report(run: Run, side: RunDraft, domain: st
     """Tokens per round with their interval, rounds and acceptance by depth, on all documents."""
     report = every_document(side, mine=Tree.chain(gamma))
     (item,) = [item for item in only(build_report(run), domain, "small", rule).gammas if item.gamma == gamma]
-    assert item.tokens_per_round is not None
     for name in ("mine", f"chain {gamma}"):
         row = tokens_of(report, text_of(report, domain).trees, name)
-        assert row.tokens_per_round is not None
         assert dataclasses.astuple(row.tokens_per_round) == pytest.approx(dataclasses.astuple(item.tokens_per_round))
         assert row.rounds == item.rounds
         assert row.marginal == pytest.approx(item.marginal)
@@ -193,8 +189,6 @@ def test_the_whole_traffic_is_that_of_a_report(tmp_path: Path, weights: dict[str
     run = made(tmp_path, dataclasses.replace(RECIPE, domains=domains, lookups=(), decision=decision))
     report, traffic = every_document(RunDraft(run, "small"), mine=Tree.chain(3)), build_report(run).traffic
     row = tokens_of(report, report.traffic, "mine")
-    assert row.tokens_per_round is not None
-    assert traffic.tokens_per_round is not None
     assert dataclasses.astuple(row.tokens_per_round) == pytest.approx(dataclasses.astuple(traffic.tokens_per_round))
     assert report.weights == pytest.approx(traffic.weights)
     assert report.weights_observed == (weights is None)
@@ -210,8 +204,6 @@ def test_the_model_and_its_error_are_told_for_the_same_documents(run: Run, side:
     for text in report.texts[:3]:
         row, b = tokens_of(report, text.trees, "mine"), [share.value for share in text.ranks]
         assert row.iid_tokens_per_round == pytest.approx(1 + b[0] + b[1] + b[0] * b[0] + b[0] * b[2])
-        assert row.tokens_per_round is not None
-        assert row.iid_tokens_per_round is not None
         assert row.iid_error == pytest.approx(row.iid_tokens_per_round / row.tokens_per_round.value - 1)
 
 
@@ -241,7 +233,6 @@ def test_the_traffic_weighs_rounds_as_time_does(tmp_path: Path) -> None:
     }
     shares = {text.domain: np.array(text.trees[0].marginal, dtype=float) for text in report.texts}
     row = report.traffic[0]
-    assert row.tokens_per_round is not None
     assert row.tokens_per_round.value == pytest.approx(1 / sum(rounds.values()))
     expected = sum(rounds[domain] * shares[domain] for domain in domains) / sum(rounds.values())
     assert row.marginal == pytest.approx(expected.tolist())
@@ -426,7 +417,6 @@ def test_one_document_is_never_sure_of_anything(tmp_path: Path) -> None:
     assert all((share.low, share.high) == (0, 1) for share in text.ranks)
     report = every_document(RunDraft(run, "small"), mine=Tree.chain(3))
     for row in (report.texts[0].trees[0], report.traffic[0]):
-        assert row.tokens_per_round is not None
         assert (row.tokens_per_round.low, row.tokens_per_round.high) == (1, 4)
     assert "none of its documents is in the tested half" in answer_text(build_trees(RunDraft(run, "small")), "terminal")
 
@@ -435,7 +425,6 @@ def test_a_draft_that_is_always_right_is_not_known_to_be(tmp_path: Path) -> None
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=1.0, spread=0.0, shortest=41, longest=41)}))
     report = every_document(RunDraft(run, "small"), mine=Tree.chain(3))
     tokens = report.texts[0].trees[0].tokens_per_round
-    assert tokens is not None
     assert (tokens.value, tokens.high) == (4, 4)
     assert 1 < tokens.low < 3.8
     assert report.texts[0].ranks[0].low < 0.9

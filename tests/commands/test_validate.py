@@ -83,7 +83,6 @@ def tail_of_one_degree(tail: float) -> float:
 def test_the_interval_of_an_error_over_documents_by_hand() -> None:
     """Rounds were predicted to cost the same, and the second document's took 1.2 times as long as the first's."""
     found = pair(np.ones((2, 2)), [[1.0, 1.2], [1.0, 1.2]]).error(1.0, np.ones(2), (0.0, math.inf))
-    assert found is not None
     half = tail_of_one_degree(TAIL) * 0.1 / 1.1  # residuals of 0.1 on a mean of 1.1
     assert found.value == pytest.approx(0.1)
     assert (1 + found.low, 1 + found.high) == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)))
@@ -91,18 +90,15 @@ def test_the_interval_of_an_error_over_documents_by_hand() -> None:
 
 def test_documents_that_were_predicted_to_differ_are_no_source_of_error() -> None:
     found = pair(np.ones((2, 2)), [[1.0, 3.0], [1.0, 3.0]]).error(0.5, np.array([1.0, 3.0]), (0.0, math.inf))
-    assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((0, 0, 0), abs=1e-12)
 
 
 def test_the_interval_of_an_error_over_repeats_and_step_times_by_hand() -> None:
     slower = pair(np.ones((2, 2)), [[1.0, 1.0], [math.exp(0.2)] * 2])  # logs of the speedup 0 and -0.2: variance 0.02
     found = slower.error(1.0, np.ones(2), (0.0, math.inf))
-    assert found is not None
     half = tail_of_one_degree(TAIL) * math.sqrt(0.02 / 2)
     assert math.log((1 + found.high) / (1 + found.value)) == pytest.approx(half)
     timed_too = slower.error(1.0, np.ones(2), (0.01, math.inf))  # as much again, known: 4 degrees of freedom
-    assert timed_too is not None
     assert math.log((1 + timed_too.high) / (1 + timed_too.value)) == pytest.approx(quantile(1 - TAIL, 4) * math.sqrt(0.02))
 
 
@@ -117,7 +113,6 @@ def test_the_median_error_lies_between_the_medians_of_the_ends() -> None:
     errors = [RelativeError(0.3, 0.2, 0.4), RelativeError(-0.05, -0.15, 0.05), RelativeError(-0.2, -0.3, -0.1)]
     for tolerance, outcome in ((0.0999, "outside"), (0.1, "too_noisy"), (0.2999, "too_noisy"), (0.3, "within")):
         found = clock_error(errors, tolerance)
-        assert found is not None
         assert (found.median, found.low, found.high, found.worst) == pytest.approx((0.2, 0.1, 0.3, 0.3))
         assert found.outcome == outcome
     assert clock_error([], 0.1) is None
@@ -261,7 +256,6 @@ def test_a_lossy_rule_is_measured_beside_the_exact_one_and_does_not_touch_the_ou
         assert (cell.tokens_per_round.predicted, cell.predicted_speedup, cell.error, cell.same_rounds) == (None,) * 4
         (twin,) = [each for each in exact.cells if (each.domain, each.continuation) == (cell.domain, cell.continuation)]
         assert (cell.wall_speedup, cell.tokens_per_round.measured) == (twin.wall_speedup, twin.tokens_per_round.measured)
-        assert cell.excess_regret is not None
         assert cell.excess_regret.low <= cell.excess_regret.value <= cell.excess_regret.high
     assert sum(cell.same_text or 0 for cell in found.cells if cell.lossy) == 1
     assert answer_text(found, "terminal").count("additive_0p1") == len(exact.cells)
@@ -270,15 +264,12 @@ def test_a_lossy_rule_is_measured_beside_the_exact_one_and_does_not_touch_the_ou
 def test_times_as_predicted_have_no_error(tmp_path: Path) -> None:
     found = compared(tmp_path)
     assert found.outcome == "within"
-    assert found.wall is not None
     assert (found.wall.median, found.wall.worst) == pytest.approx((0, 0), abs=1e-9)
     assert found.cpu == found.wall
     for cell in found.cells:
         assert cell.tokens_per_round.predicted == pytest.approx(cell.tokens_per_round.measured)
         assert cell.same_text == cell.same_rounds == cell.documents
         assert cell.decode_ms.predicted == pytest.approx(cell.decode_ms.measured)
-        assert cell.predicted_round_ms is not None
-        assert cell.measured_round_ms is not None
         assert cell.measured_round_ms.draft == pytest.approx(cell.predicted_round_ms.draft)
         assert cell.measured_round_ms.verify == pytest.approx(cell.predicted_round_ms.verify)
         assert cell.measured_round_ms.other == pytest.approx(0, abs=1e-9)
@@ -290,11 +281,9 @@ def test_the_error_is_predicted_over_measured(tmp_path: Path, factor: float) -> 
     found = compared(tmp_path, factor)
     for cell in found.cells:
         for error in (cell.error, cell.cpu_error):
-            assert error is not None
             assert error.value == pytest.approx(1 / factor - 1)
             assert error.low < error.value < error.high
     assert found.outcome == "outside"
-    assert found.wall is not None
     assert (found.wall.median, found.wall.worst) == pytest.approx((abs(1 / factor - 1),) * 2)
     with pytest.raises(OutsideTolerance, match=r"2[05]\.0% \[.*\] by the wall clock, 2[05]\.0% .*; tolerance 10%"):
         require_within(found, undecided_fails=False)
@@ -304,8 +293,6 @@ def test_the_error_is_predicted_over_measured(tmp_path: Path, factor: float) -> 
 def test_step_times_with_an_error_widen_the_interval(tmp_path: Path) -> None:
     """Decodings show no noise: all of the interval is that of the step times, of which the prediction is made."""
     (cell,) = {cell for cell in compared(tmp_path).cells if cell.domain == "code"}
-    assert cell.error is not None
-    assert cell.timing_error is not None
     assert cell.timing_error > 0
     assert math.log(1 + cell.error.high) == pytest.approx(quantile(1 - TAIL, math.inf) * cell.timing_error)
 
@@ -334,8 +321,6 @@ def test_a_wall_clock_that_others_disturbed_does_not_decide(tmp_path: Path) -> N
     run_ = synthetic(tmp_path)
     measured = timed(run_, 1.0)
     found = build_validation(run_, busy(measured, "wall_s"), 0.1, kept=True)
-    assert found.wall is not None
-    assert found.cpu is not None
     assert found.wall.median > 0.5
     assert (found.wall.outcome, found.cpu.outcome, found.outcome) == ("too_noisy", "within", "within")
     require_within(found, undecided_fails=True)
@@ -482,11 +467,9 @@ def test_what_lossy_rules_gain_and_give_up_is_what_rounds_and_forward_passes_say
             strict, narrow = cells[draft, "strict", domain], cells[draft, "additive_0", domain]
             assert narrow.tokens_per_round.measured == strict.tokens_per_round.measured
             assert (narrow.same_text, strict.excess_regret) == (3, None)
-            assert narrow.excess_regret is not None
             assert narrow.excess_regret.value == pytest.approx(0, abs=1e-6)
         lossy, wide = cells["close", "additive_0p3", domain], cells["close", "additive_1", domain]
         expected = witnessed(path, "close", "additive_0p3", domain)
-        assert lossy.excess_regret is not None
         assert (lossy.tokens_per_round.measured, lossy.excess_regret.value, lossy.same_text) == pytest.approx(
             expected, abs=1e-5
         )
@@ -517,7 +500,6 @@ def test_each_kind_of_text_is_decoded_by_the_rules_that_belong_to_it(tmp_path: P
     assert (found.documents, found.foreign) == (6, 3)
     (lossy,) = [cell for cell in found.cells if (cell.draft, cell.domain, cell.rule) == ("close", "long", "top_m_3")]
     assert lossy.same_text is None
-    assert lossy.excess_regret is not None
     assert lossy.excess_regret.value == pytest.approx(witnessed(path, "close", "top_m_3", "long")[1], abs=1e-5)
 
 
@@ -537,7 +519,6 @@ def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(tmp_path: Path, ti
         assert cell.same_text == cell.same_rounds == cell.documents == 3
         assert cell.tokens_per_round.measured == pytest.approx(cell.tokens_per_round.predicted)
         assert cell.error is not None
-        assert cell.wall_speedup is not None
         assert cell.wall_speedup > 0
         assert cell.measured_round_ms is not None
     assert max(cell.tokens_per_round.measured or 0 for cell in found.cells) > 1.2

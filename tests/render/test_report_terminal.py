@@ -74,7 +74,6 @@ def test_every_rule_shows_its_alpha_with_what_it_is_worth(report: Report, draft:
     """In the row of its domain and the column of its rule: * off-policy, ~ lossy."""
     others = of_draft(as_terminal(report, width, "rules"), draft)
     for result in (found for found in report.results if found.draft == draft and found.verdict is None):
-        assert result.alpha is not None
         assert cell(others, result.rule, result.domain) == fmt.share(result.alpha.value) + mark(result)
         assert f"[{fmt.share(result.alpha.low, 2)}, {fmt.share(result.alpha.high, 2)}]" in others
 
@@ -112,7 +111,6 @@ def test_nothing_is_cut_off(report: Report, width: int) -> None:
     for result in report.results:
         shown = of_draft(as_terminal(report, width, "gammas"), result.draft)
         for item in result.gammas:
-            assert item.tokens_per_round is not None
             faster = f" / {fmt.number(item.speedup.value)}" if item.speedup else ""
             assert f" {fmt.number(item.tokens_per_round.value)}{faster} " in shown
 
