@@ -63,12 +63,6 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path, mon
     assert {row.batch for row in rows} == {1, 2}
 
 
-def test_a_csv_file_is_written_for_other_profiles(profile: Path, tmp_path: Path) -> None:
-    out, few = tmp_path / "steps.csv", ("--set", "costs.repeats=3", "--set", "costs.context=[16]")
-    assert called("latency", profile, *few, "--format", "csv", "--out", out).exit_code == 0
-    assert {row.context for row in read_engine_table(out, ["close"], ["ngram"], None)} == {0, 16}
-
-
 def failed(result: Result) -> AlphaprofError:
     """The error that a command ended with."""
     assert isinstance(result.exception, AlphaprofError), result.output

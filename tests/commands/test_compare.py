@@ -302,14 +302,6 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
     assert side_of(f"{run.path}:large").draft == "large"
 
 
-def test_a_run_without_drafts_has_none_to_name(tmp_path: Path, run: Run) -> None:
-    bare = changed(run, tmp_path / "bare", drafts={}, config=run.manifest.config | {"drafts": {}})
-    for call in (["compare", str(bare.path), str(run.path)], ["check", str(bare.path), "--min-alpha", "0.5"]):
-        error = CliRunner().invoke(app, call).exception
-        assert isinstance(error, OptionInvalid)
-        assert error.message == f"{bare.path} has no draft"
-
-
 def test_the_command_prints_every_rule(run: Run) -> None:
     sides = [f"{run.path}:small", f"{run.path}:large"]
     text = CliRunner().invoke(app, ["compare", *sides, "--rules", "top_m:2"]).output
@@ -358,16 +350,6 @@ def test_shares_and_gamma_of_the_decision_are_those_of_the_answer(tmp_path: Path
     by_domain = {each.domain: each.tokens_per_round[1] for each in found.differences if each.rule == "strict"}
     first = 1 / sum(share / by_domain[name].first for name, share in (("code", 0.2), ("chat", 0.8)))
     assert overall.tokens_per_round[1].first == pytest.approx(first)
-
-
-def test_one_domain_says_what_its_row_says(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains={"code": DOMAINS["code"]}))
-    found = compare(RunDraft(run, "large"), RunDraft(run, "small"), ["strict"])
-    row = found.differences[0].tokens_per_round[-1]
-    assert dataclasses.astuple(found.overall[0].tokens_per_round[-1].difference) == pytest.approx(
-        dataclasses.astuple(row.difference)
-    )
-    assert first_lines(found).startswith(f"second (small) accepts less than first (large): {written(row.difference)}")
 
 
 def test_what_cannot_be_told_apart_is_not_called_better(tmp_path: Path) -> None:

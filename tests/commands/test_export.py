@@ -499,13 +499,6 @@ def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(r
         export(RunDraft(interrupted(run, tmp_path / "none", shards=0), "small"), "vllm-synthetic", gamma=2)
 
 
-def test_texts_of_one_token_have_nothing_to_export(tmp_path: Path) -> None:
-    domains = {"code": Domain(documents=3), "yes or no": Domain(documents=3, shortest=1, longest=1)}
-    run = write_run(tmp_path / "run", Recipe(domains=domains))
-    with pytest.raises(OptionInvalid, match="no text of 'yes or no' is longer"):
-        export(RunDraft(run, "small"), "vllm-synthetic", gamma=2)
-
-
 def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
     for to in ("vllm-config", "nvidia"):
         found = export(RunDraft(run, "small"), to, gamma=3)
@@ -516,16 +509,6 @@ def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: 
         assert EXPORTS[to].convention in said[0]
         code, output, _ = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3, "--out", tmp_path / "file")
         assert (code, output, (tmp_path / "file").read_text()) == (0, "", found.text)
-
-
-def test_rounds_without_a_proposal_and_short_proposals_are_said(run: Run) -> None:
-    for to, silent, short in (
-        ("dynamo", "counted", "counts as not accepted"),
-        ("vllm-synthetic", "left out", "left to the"),
-    ):
-        said = " ".join(export(RunDraft(run, "lookup"), to, gamma=5).warnings)
-        assert f"of the rounds have no proposal: they are {silent}" in said
-        assert short in said
 
 
 def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:

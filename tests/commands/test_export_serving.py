@@ -9,7 +9,6 @@ import dataclasses
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -246,13 +245,3 @@ def test_drafts_that_vllm_draws_otherwise_are_said(tmp_path: Path, monkeypatch: 
         side = RunDraft(cut, "small").asked(cut.manifest.config | {"draft_processing": processing})
         found = export(side, "vllm-config", rule=rule, gamma=2).warnings
         assert sum("by temperature only" in said for said in found) == expected
-
-
-@pytest.mark.slow
-def test_the_documented_line_hands_the_file_on_to_a_command(run: Run) -> None:
-    """As in `vllm serve MODEL --speculative-config "$(...)"`: notes and warnings do not get into it."""
-    program = "import sys, json; print(json.loads(sys.argv[1])['method'])"
-    exported = f"{sys.executable} -m alphaprof export {run.path}:small --to vllm-config --gamma 3 2>/dev/null"
-    line = f'{sys.executable} -c "{program}" "$({exported})"'
-    said = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
-    assert said == "draft_model\n"

@@ -25,7 +25,7 @@ import alphaprof
 from alphaprof.cli.app import app
 from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.vllm import request_of
-from alphaprof.errors import AlphaprofError, NoPositionLog
+from alphaprof.errors import AlphaprofError
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
@@ -202,10 +202,6 @@ UNCOUNTED = {
     "min_p": "answered with an error (1) | change the requests, and send them again: it said 'The min_p and logit_bias ",
     "too long": "answered with an error (1) | change the requests, and send them again: it said 'max_tokens=5000 cannot ",
 }
-
-
-def test_each_recorded_answer_has_its_expected_outcome() -> None:
-    assert sorted(ANSWERS) == sorted((*SINGLE, *UNCOUNTED))
 
 
 @each("name", SINGLE)
@@ -645,11 +641,8 @@ def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run
 REFUSED: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("trees", "GOOD"), 6, "no position log"),
     (("report", "GOOD", "--rules", "additive:0.2"), 6, "rounds of strict at gamma 3"),
-    (("report", "GOOD", "--replay", "llamacpp"), 6, "no position log"),
     (("report", "GOOD", "--set", "decision.gamma=2"), 2, "not among gammas"),
-    (("report", "GOOD", "--set", "costs.source=roofline", "--set", "costs.accelerator=l4"), 2, "give step times instead"),
     (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not give alpha"),
-    (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
     (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
 )
 
@@ -667,12 +660,6 @@ def test_rates_are_exported_as_the_engine_counted_them(pair: tuple[Run, Run]) ->
     result = invoke("export", pair[0].path, "--to", "vllm-synthetic", "--domain", "code")
     (item,) = only(build_report(pair[0]), "code", "eagle").gammas
     assert json.loads(result.stdout)["synthetic_acceptance_rates"] == pytest.approx(item.marginal, abs=1e-6)
-
-
-def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Run, Run]) -> None:
-    with pytest.raises(NoPositionLog, match="no position log"):
-        alphaprof.open(pair[0].path).positions()
-    assert len(alphaprof.open(pair[0].path).documents()) == 42
 
 
 NO_IDS = {"prompt_token_ids": None}
@@ -724,23 +711,13 @@ AGREE = "by their histogram 43 rounds of up to 3 accepted 10"
 BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(num_spec_steps=44), AGREE),
     (changed(num_accepted_draft_tokens=11), AGREE),
-    (changed(num_draft_tokens=130), AGREE),
-    (changed(num_draft_tokens=9), AGREE),
     (changed(num_spec_tokens=4), "num_spec_tokens is 4, and rounds are counted by 0 to 3"),
     (changed(acceptance_histogram=None), "acceptance_histogram is missing"),
-    (changed(acceptance_histogram=[43]), "at least 2 items"),
-    (changed(acceptance_histogram=[0] * 66), "at most 65 items"),
-    (changed(acceptance_histogram=[40, -1, 0, 3]), "acceptance_histogram.1 is -1"),
-    (changed(num_draft_tokens=129.0), "num_draft_tokens is 129.0"),
     (used(prompt_tokens=5, completion_tokens=50), "more rounds than their tokens allow"),
     (used(prompt_tokens=5), "completion_tokens is missing"),
-    (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is 0"),
     (changed(per_step_accepted=[0], per_step_drafted=[3]), "round by round, 3 tokens"),
-    (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "round by round"),
-    (changed(acceptance_histogram_by_draft_length={"2": [0] * 4}), "round by round"),
     (changed(num_draft_tokens=128), "drafts of several lengths, in metrics that are not detailed"),
     (response() | {"metrics": None}, "no metrics.speculative_decoding"),
-    (response() | {"model": ""}, "there is no model"),
     (5, "is not a JSON object"),
 )
 
@@ -773,21 +750,14 @@ def test_a_line_that_is_no_json_object_is_refused_with_its_number(line: bytes, w
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--rule", "one_hot"), 2, "--rule one_hot does not fit temperature 0"),
     ((*STRICT, "--temperature", "0.7"), 2, "--rule strict does not fit temperature 0.7"),
-    ((*STRICT, "--top-p", "0.5"), 2, "top_p 0.5"),
     ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 3"),
     ((*STRICT, "--verification", "block"), 2, "--rule lossless"),
     ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
     ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
-    ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "--domain-key alone"),
     ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
-    ((*STRICT, "--cluster-key", "metrics"), 3, "not a name"),
     ((*STRICT, "--set", "target.dtype=float32"), 2, "the engine decided it"),
-    ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine decided it"),
-    ((*STRICT, "--set", "costs.source=roofline"), 2, "costs.source=table"),
     ((*STRICT, "--set", "costs.source=table"), 2, "| add --set costs.path=..."),
     ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
-    ((*STRICT, "--set", "decision.confidnce=0.9"), 2, "| did you mean confidence?"),
-    (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "top_p"),
 )
 
 
@@ -833,21 +803,6 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
         "more rounds than their tokens allow": 1,
     }
     assert {"no_steps", "plain_steps", "skipped"} <= codes(report)
-
-
-@each(
-    "answer",
-    [
-        {"error": "no room"},
-        {"object": "error", "message": "no room", "code": 400},
-        {"custom_id": "c", "response": {"status_code": 400, "body": {"error": {"message": "no room"}}}, "error": None},
-        response() | {"error": "no room"},
-    ],
-)
-def test_errors_alone_say_what_the_engine_said(answer: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(AlphaprofError, match=r"no request to import: the engine answered with an error \(1\)") as found:
-        imported(tmp_path, [answer])
-    assert "it said 'no room'" in found.value.hint
 
 
 KNOWN_BY: tuple[tuple[dict[str, Any], str | None], ...] = (

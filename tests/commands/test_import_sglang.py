@@ -196,13 +196,6 @@ def test_one_prompt_beside_a_list_is_that_of_all_its_answers() -> None:
     assert all("text" not in request.names for request in requests_in({"prompt": ["Hi", "Ho"], "response": rows}))
 
 
-def test_the_messages_of_a_request_are_those_of_all_its_choices() -> None:
-    row = openai(details=False)
-    row["choices"] = [{**row["choices"][0], "prompt_token_ids": None} for _ in range(2)]
-    texts = [request.names["text"] for request in requests_in({"messages": ["Hi"], "request": {"n": 2}, "response": row})]
-    assert texts == [read({"messages": ["Hi"], "response": answer()}).names["text"]] * 2
-
-
 @pytest.fixture(scope="module", params=["tree", "adaptive"])
 def rounds_only(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     """Answers of a server whose rounds drafted no chain of one length, twice: the second one accepts less."""
@@ -274,20 +267,14 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(spec_verify_ct=42, spec_num_proposed_drafts=210), "by their histogram 43 rounds"),
-    (changed(spec_num_correct_drafts=62), "by their histogram 43 rounds of up to 5 accepted 63"),
     (changed(spec_num_proposed_drafts=214), "--drafting tree or adaptive"),
-    (changed(spec_num_proposed_drafts=43 * 65), "--drafting tree or adaptive"),
     (changed(spec_num_proposed_drafts=172), "proposed 172 drafts and accepted up to 5"),
     (changed(spec_cap_length=3.5), "verified fewer than they proposed"),
     (changed(spec_correct_drafts_histogram=None), "spec_correct_drafts_histogram is missing"),
-    (changed(spec_num_correct_drafts=None), "spec_num_correct_drafts is missing"),
     (changed(completion_tokens=109), "more tokens than its rounds write"),
     (changed(completion_tokens=90), "more rounds than their tokens allow"),
     (changed(spec_verify_ct=None), "no spec_verify_ct in meta_info or sglext.spec_tokens_details"),
-    (changed(completion_tokens=None), "completion_tokens is missing"),
-    (changed(prompt_tokens=None) | {"prompt_token_ids": None}, "prompt_tokens is missing"),
     (openai() | {"sglext": {"spec_tokens_details": [DETAILS, DETAILS]}}, "several choices (n > 1)"),
-    ([1, 2], "no spec_verify_ct"),
 )
 
 
@@ -344,7 +331,6 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--drafting", "tree"), 2, "add --gamma N: the server's --speculative-num-steps"),
     ((*CHAIN, "--gamma", "3"), 3, "--gamma is 3, and rounds are counted by 0 to 5"),
-    ((*STRICT, "--drafting", "tree", "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 5"),
     (("--rule", "strict", "--drafting", "chain"), 3, "there is no model"),
     ((*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"), 2, "where rounds drafted chains"),
 )

@@ -125,11 +125,6 @@ def test_the_example_is_what_the_command_prints() -> None:
     assert printed == shown.splitlines()  # to the last line
 
 
-def test_the_code_of_the_page_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    exec(compile(code, "predict.md", "exec"), {"config": LLAMA})  # noqa: S102
-
-
 def test_every_option_of_the_page_exists_and_every_option_is_on_the_page() -> None:
     shown = CliRunner().invoke(app, ["predict", "--help"], env={"COLUMNS": "200"}).output
     options = set(re.findall(r"--[a-z-]+", shown)) - {"--help"}

@@ -36,19 +36,6 @@ def test_ten_heads_of_four_sizes_are_read_without_their_weights(report: CurveRep
     assert {path.name for path in (RECORD / "heads").glob("*/*")} == {TRAINING}
 
 
-def test_the_answer_leads_with_its_backtest(report: CurveReport) -> None:
-    lines = answer_lines(report)
-    assert lines[0] == (
-        "OPEN: 1.1x in some scenarios from the data there is on, in every scenario with no amount up to 4 times the data"
-    )
-    assert lines[1] == (
-        "backtest: from 1/8 to 1/2 it predicted 1.96 [1.71, 2.27] tokens per round at full size; "
-        "measured 2.01 (+3%); inside its band: yes"
-    )
-    assert lines[3].startswith("measured: 2.01 [1.79, 2.16] tokens per round at gamma 3 with 128 units, ")
-    assert lines[3].endswith("; published head 1.41; tuned head 1.89")
-
-
 def test_another_threshold_has_another_answer() -> None:
     lines = answer_lines(answered("decision.min_speedup=1.5"))
     assert lines[0].startswith("OPEN: 1.5x in some scenarios from about 440 training units (3.4 times) on, ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.cli import app
-from alphaprof.commands.validate.answer import ClockError, Outcome, RelativeError, Validation, require_within
+from alphaprof.commands.validate.answer import ClockError, RelativeError, Validation, require_within
 from alphaprof.commands.validate.build import (
     TAIL,
     Decodings,
@@ -22,26 +20,22 @@ from alphaprof.commands.validate.build import (
     TimedPair,
     build_validation,
     clock_error,
-    contexts_of,
-    together,
 )
 from alphaprof.errors import (
     CheckUndecided,
     DataEmpty,
-    OptionInvalid,
     OutOfMemory,
     OutsideTolerance,
-    ProfileInvalid,
     StepsNotTimed,
 )
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run, run_directory
 from alphaprof.render.answer import answer_text
-from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.cli.test_cli_errors import profile
+from tests.conftest import Runner
 from tests.synthetic import Recipe, write_run
 
 GAMMA = 2
@@ -118,28 +112,6 @@ def test_the_median_error_lies_between_the_medians_of_the_ends() -> None:
     assert clock_error([], 0.1) is None
 
 
-def test_outside_takes_all_clocks_and_within_takes_one() -> None:
-    answers: dict[tuple[Outcome, ...], Outcome] = {
-        ("outside",): "outside",
-        ("within",): "within",
-        ("too_noisy",): "too_noisy",
-        ("outside", "outside"): "outside",
-        ("outside", "within"): "too_noisy",
-        ("outside", "too_noisy"): "too_noisy",
-        ("too_noisy", "within"): "within",
-        ("within", "within"): "within",
-        ("too_noisy", "too_noisy"): "too_noisy",
-    }
-    for outcomes, answer in answers.items():
-        assert together(outcomes) == together(outcomes[::-1]) == answer
-
-
-def test_steps_are_timed_at_the_contexts_that_documents_have() -> None:
-    assert contexts_of(np.array([100, 20, 300]), np.array([40, 30, 10])) == [35, 305]
-    assert contexts_of(np.array([100, 90]), np.array([40, 60])) == [120]
-    assert contexts_of(np.array([1]), np.array([2])) == [8]
-
-
 Noise = Callable[[np.random.Generator, int, int], np.ndarray]
 REPEATS, DOCUMENTS = 3, 4
 CLOCKS: dict[str, Noise] = {  # how much longer than it should a decoding takes, [repeats, documents]
@@ -187,12 +159,6 @@ def test_an_error_at_the_tolerance_is_rarely_decided_and_one_of_30_percent_is_ou
     assert edge.count("outside") <= 10
     assert edge.count("within") <= 10
     assert [simulated(rng, CLOCKS["quiet"], 0.3).outcome for _ in range(50)] == ["outside"] * 50
-
-
-def test_texts_are_decoded_by_the_rule_of_the_verdict_where_it_keeps_them() -> None:
-    asked = [("auto", "greedy"), ("auto", "sampled"), ("lossless", "sampled"), ("lossless", "greedy"), ("strict", "sampled")]
-    assert [decoded_rule(*each) for each in asked] == ["strict", "one_hot", "lossless", "strict", "one_hot"]
-    assert decoded_rule("additive_0p1", "greedy") == decoded_rule("tree_2", "greedy") == "strict"
 
 
 def synthetic(folder: Path) -> Run:
@@ -385,20 +351,20 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
     "no usual gamma": ({"gammas": [4, 8]}, [], 2, "none of the gammas", "--gamma 4"),
     "unknown rule": ({}, ["--rule", "additiv:0.1"], 2, "--rule: unknown rule 'additiv'", "alphaprof rules lists them"),
     "existing run": ({}, ["--out", "model"], 6, "model exists and is not empty", "--out"),
-    "tree": ({}, ["--rule", "tree:2"], 2, "the rule tree_2 drafts trees", "choose a rule for chains"),
+    "tree": ({}, ["--rule", "tree:2"], 2, "the rule tree_2 drafts trees", "choose strict on greedy text"),
     "no such text": ({}, ["--rule", "lossless"], 2, "lossless belongs to sampled text, and this is greedy", "strict goes"),
 }
 
 
 def test_what_cannot_be_validated_is_refused_in_two_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console_script: Runner
 ) -> None:
     for number, (changes, options, code, problem, hint) in enumerate(REFUSED.values()):
         monkeypatch.chdir(profile(tmp_path / str(number), **changes))
         Path("model/notes.txt").write_text("mine")
-        ended, output = command(monkeypatch, capsys, "validate", "profile.yaml", *options)
-        error, remedy = output.err.splitlines()
-        assert (ended, output.out) == (code, "")
+        ended, output, errors = console_script("validate", "profile.yaml", *options)
+        error, remedy = errors.splitlines()
+        assert (ended, output) == (code, "")
         assert problem in error
         assert hint in remedy
 
@@ -558,38 +524,28 @@ def test_running_out_of_memory_while_decoding_is_said_so(
 
 
 @pytest.mark.models
-def test_one_repeat_is_too_noisy_to_tell(
-    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_repeat_is_too_noisy_to_tell(tmp_path: Path, tiny: Path, console_script: Runner) -> None:
     line = ["validate", tiny_profile(tmp_path, tiny), "--documents", 1, "--gamma", 1, "--repeats", 1, "--format", "json"]
-    ended, output = command(monkeypatch, capsys, *map(str, line), "--undecided", "fail")
-    content = json.loads(output.out, parse_constant=pytest.fail)
+    ended, output, errors = console_script(*line, "--undecided", "fail")
+    content = json.loads(output, parse_constant=pytest.fail)
     assert ended == 11
     assert (content["outcome"], content["run"], content["wall"]["high"]) == ("too_noisy", None, "inf")
-    assert "error: too noisy to tell: median error" in output.err
+    assert "error: too noisy to tell: median error" in errors
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.5, 13)])
 def test_the_command_ends_with_what_the_interval_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factor: float, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console_script: Runner, factor: float, code: int
 ) -> None:
     from alphaprof.commands.validate import measure as profiling
 
     run_ = synthetic(tmp_path)
     monkeypatch.setattr(profiling, "validate", lambda *_: (run_, timed(run_, factor)))
     folder = profile(tmp_path / "place")
-    ended, output = command(monkeypatch, capsys, "validate", str(folder / "profile.yaml"))
+    ended, output, errors = console_script("validate", str(folder / "profile.yaml"))
     assert ended == code
-    assert output.out.startswith("OUTSIDE: " if code else "WITHIN: ")
-    assert ("error: the predicted speedup is outside the tolerance: median error" in output.err) is (code == 13)
-
-
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *line: str) -> tuple[int, Any]:
-    """The exit code of a command line, and what it printed."""
-    monkeypatch.setattr(sys, "argv", ["alphaprof", *line])
-    with pytest.raises(SystemExit) as caught:
-        app.main()
-    return int(caught.value.code or 0), capsys.readouterr()
+    assert output.startswith("OUTSIDE: " if code else "WITHIN: ")
+    assert ("error: the predicted speedup is outside the tolerance: median error" in errors) is (code == 13)
 
 
 @pytest.mark.models
@@ -610,18 +566,3 @@ def test_steps_of_a_run_are_timed_at_the_contexts_of_its_documents(tmp_path: Pat
     latency = run_.latency().to_pylist()
     assert {row["context"] for row in latency if row["model"] == "close" and row["step"] == "draft"} == set(found.contexts)
     assert max(row["context"] for row in latency if row["model"] == "brief") < 24 < found.contexts[1]
-
-
-@pytest.mark.models
-def test_gammas_and_texts_that_cannot_be_decoded_are_known_before_any_model_loads() -> None:
-    from alphaprof.config.profile import ProfileOptions
-    from alphaprof.profiling.decoding.speculative import chosen_gammas, require_own_text
-
-    assert chosen_gammas([1, 2, 4, 5, 8], None) == [1, 2, 5]
-    assert chosen_gammas([1], [7, 3, 7]) == [3, 7]
-    with pytest.raises(OptionInvalid, match="none of the gammas"):
-        chosen_gammas([4], None)
-    source = {"domain": "a", "path": "a.jsonl", "prompt": "{text}", "continuation": {"kind": "text"}}
-    tree = {"target": {"model": "t"}, "drafts": {}, "data": [source]}
-    with pytest.raises(ProfileInvalid, match="none of this text is the target"):
-        require_own_text(ProfileOptions.model_validate(tree))

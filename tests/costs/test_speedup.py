@@ -296,31 +296,6 @@ def test_a_miss_does_not_raise_the_lower_bound(
     pytest.fail("with nothing accepted it cannot pay")
 
 
-@given(documents, st.floats(0.0, 0.3))
-def test_the_same_gain_for_every_document_never_lowers_a_bound(rows: list[tuple[int, int, int, int]], gain: float) -> None:
-    """Each token of each document takes less by the same; step times, and what they allow, stay as they are."""
-    one = drawn(rows)
-    spent, base = time_spent(one, EXACT), one.tokens
-    before = speedup([one], [1.0], EXACT)
-    time = ratio(spent - gain * base, base)
-    assume(time.value > 0.01)
-    share = max(2 / time.documents, 0.1)
-    after = Speedup(
-        1 / time.value,
-        time.stderr / time.value,
-        0.0,
-        time.freedom,
-        time.documents,
-        least=before.least,
-        most=math.inf,
-        skewness=time.skewness / time.value,
-        unseen_slower=share * max(1 / before.least / time.value - 1, 0.0),
-    )
-    for tail in (0.025, 0.05):
-        low, _ = dataclasses.replace(before, most=math.inf).bounds(tail)
-        assert after.bounds(tail)[0] >= low * (1 - 1e-9)
-
-
 def test_bounds_stay_inside_what_step_times_allow() -> None:
     """However wide the spread, and widened by the error of the step times, which is in these limits too."""
     one = Speedup(3.33, 12.0, 0.0, 1, 2, least=0.7, most=3.43)

@@ -12,7 +12,6 @@ import pytest
 from rich.cells import cell_len
 
 from alphaprof.render.json import render_json
-from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import Result
@@ -134,23 +133,3 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
 def text(domain: str, continuation: str, *settings: float) -> SimpleNamespace:
     sampling = dict(zip(("temperature", "top_k", "top_p"), settings, strict=False)) if settings else None
     return SimpleNamespace(domain=domain, continuation=continuation, sampling=sampling)
-
-
-GREEDY, COLD, WARM, CUT = (
-    text("code", *rest) for rest in (["greedy"], ["sampled", 0.5, 0, 1], ["sampled", 0.7, 0, 1], ["sampled", 0.7, 0, 0.9])
-)
-
-
-@pytest.mark.parametrize(
-    ("items", "off_policy", "expected"),
-    [
-        ([COLD, text("chat", "greedy")], False, "code"),  # another domain's kinds do not matter
-        ([COLD], True, "code (sampled, off-policy)"),
-        ([COLD, GREEDY], False, "code (sampled at 0.5)"),
-        ([COLD, WARM], True, "code (sampled at 0.5, off-policy)"),
-        ([COLD, WARM, CUT], False, "code (sampled at 0.5, top_p 1)"),
-        ([GREEDY, COLD], False, "code (greedy)"),
-    ],
-)
-def test_a_text_is_named_by_what_sets_it_apart(items: list[SimpleNamespace], off_policy: bool, expected: str) -> None:
-    assert text_name(items[0], items, off_policy) == expected

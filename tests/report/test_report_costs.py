@@ -23,9 +23,7 @@ from alphaprof.log.manifest import Environment
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.model import AtConcurrency, GammaResult
-from alphaprof.report.speeds import pays_up_to
-from alphaprof.stats.estimate import Interval
+from alphaprof.report.model import GammaResult
 from tests.costs.test_roofline import LLAMA, QWEN3
 from tests.reporting import as_json, as_terminal, codes, only
 from tests.synthetic import Domain, Recipe, stored_totals, write_run
@@ -173,20 +171,6 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, b
         spent, plain = spent_of(run, "code", draft, 3, batch)
         found = at(report, "code", draft, 3).request_speedup
         assert found.value == pytest.approx((reading + plain / batch).sum() / (reading * share + spent / batch).sum())
-
-
-@pytest.mark.parametrize(
-    ("speedups", "last"),
-    [([1.5, 1.01, 0.9, 1.2], 2), ([0.99], None), ([1.5, None, 1.5], 1), ([1.0, 1.0], 2), ([], None)],
-)
-def test_it_pays_up_to_the_last_concurrency_before_the_first_that_loses(
-    speedups: list[float | None], last: int | None
-) -> None:
-    found = [
-        AtConcurrency(place, 1, None if value is None else Interval(value, value, value))
-        for place, value in enumerate(speedups, start=1)
-    ]
-    assert pays_up_to(found, 1.0) == last
 
 
 def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> None:
