@@ -401,3 +401,52 @@ def test_the_command_line(folder: Path, tmp_path: Path, console_script: Runner) 
     code, _, errors = console_script("curve", tmp_path / "nowhere")
     assert code == 2
     assert errors.startswith("error: cannot read the list of heads ")
+
+
+RECORD = ROOT / "profiles" / "recorded-curve"
+
+
+def answered(*changes: str) -> CurveReport:
+    options, file = load_heads(RECORD)
+    return build_curve(options, file, list(changes))
+
+
+@pytest.fixture(scope="module")
+def report() -> CurveReport:
+    return answered()
+
+
+def test_ten_heads_of_four_sizes_are_read_without_their_weights(report: CurveReport) -> None:
+    assert [(point.label, point.units, point.heads) for point in report.points] == [
+        ("1/8", 16, 3),
+        ("1/4", 32, 3),
+        ("1/2", 64, 3),
+        ("1", 128, 1),
+    ]
+    assert {path.name for path in (RECORD / "heads").glob("*/*")} == {TRAINING}
+
+
+def test_another_threshold_has_another_answer() -> None:
+    lines = answer_lines(answered("decision.min_speedup=1.5"))
+    assert lines[0].startswith("OPEN: 1.5x in some scenarios from about 440 training units (3.4 times) on, ")
+
+
+def test_more_text_helped_at_every_step(report: CurveReport) -> None:
+    """Paired by test unit: what the page says of this curve."""
+    gains = [point.difference for point in report.points[1:]]
+    assert [gain.low > 0 for gain in gains if gain] == [True] * 3
+
+
+def test_pages_quote_what_the_record_says(report: CurveReport) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    assert [line for line in answer_lines(report) if line not in page] == []
+    alphas = [f"{point.alpha:.3f}" for point in report.points]
+    (row,) = re.findall(r"^\| accept@1 \|(.*)\|$", page, re.MULTILINE)
+    assert [cell.strip() for cell in row.split("|")][: len(alphas)] == alphas
+
+
+def test_the_record_is_small_and_names_no_machine() -> None:
+    files = [path for path in RECORD.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    for path in files:
+        assert not re.search(rb"/(?:home|root|tmp|work|Users|mnt|srv)/", path.read_bytes()), path

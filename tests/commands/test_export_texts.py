@@ -212,12 +212,6 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: Run, tmp
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
-    for option in (("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat")):
-        code, output, errors = alphaprof(str(run.path), "--to", "texts", "--out", str(tmp_path / "out"), *option)
-        assert (code, output, len(errors.splitlines()), (tmp_path / "out").exists()) == (2, "", 2, False)
-
-
 def test_the_page_names_the_files_and_the_trainers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text().split("## Texts for trainers of heads")[1]
     assert [name for name in FILES.values() if f"data/{name}: " not in page] == []

@@ -27,7 +27,7 @@ from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from tests.commands.test_import import counted, failure, invoke, response
 from tests.loops import each
-from tests.reporting import HOSTILE, codes
+from tests.reporting import codes
 
 # A round of a chain of five drafts, 43 times; the last round went one token beyond the end.
 DETAILS = {
@@ -343,15 +343,3 @@ def test_options_that_do_not_fit_the_answers_are_refused(
     with pytest.raises(AlphaprofError) as found:
         imported(tmp_path, [answer()], *options)
     assert (found.value.exit_code, words in f"{found.value.message} | {found.value.hint}") == (code, True)
-
-
-def test_names_from_sampled_answers_mean_nothing_but_themselves(tmp_path: Path) -> None:
-    texts = [text for name, text in HOSTILE.items() if name != "empty"]
-    rows = [answer(number, id=f"{text}{number}") | {"domain": text} for number, text in enumerate(texts)]
-    options = ("--rule", "one_hot", "--drafting", "chain", "--temperature", "0.7", "--target", "t", "--domain-key", "domain")
-    run = imported(tmp_path, rows, *options)
-    result = build_report(run).results[0]
-    assert result.sampling == {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    text = invoke("report", run.path).stdout
-    assert text
-    assert all(char.isprintable() or char == "\n" for char in text)

@@ -193,14 +193,6 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     assert [row[7] for row in first_screen(report).rows] == [fmt.NOTHING] * 2
 
 
-def test_a_run_without_rounds_still_says_why(tmp_path: Path) -> None:
-    report = reported(tmp_path, Recipe(domains={"wiki": Domain(on_policy=False, continuation="text")}))
-    text = as_first_screen(report)
-    assert text.splitlines()[2].startswith("UNDECIDED  speedup not known")
-    assert "not defined on text that the target did not produce" in " ".join(text.split())
-    assert "\n\n\n" not in text
-
-
 def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, min_speedup=1.1)

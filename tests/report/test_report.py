@@ -26,9 +26,6 @@ from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
-ROOT = Path(__file__).parents[2]
-
-
 RICH = Recipe(
     domains={
         "code": Domain(documents=9, alpha=0.8),
@@ -194,12 +191,6 @@ def test_observed_weights_are_shares_of_tokens(tmp_path: Path) -> None:
     assert found.traffic.weights == pytest.approx({domain: count / sum(size.values()) for domain, count in size.items()})
     assert found.traffic.weights_observed
     assert "observed shares of tokens" in as_terminal(found)
-
-
-def test_weights_that_miss_a_domain_are_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(ProfileInvalid) as error:
-        reported(tmp_path, Recipe(decision={"weights": {"code": 1.0}}))
-    assert error.value.message == "decision.weights does not name domain 'chat', which the data has"
 
 
 def test_a_domain_with_two_kinds_of_own_text_counts_both(tmp_path: Path) -> None:
