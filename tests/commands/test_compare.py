@@ -25,7 +25,7 @@ from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
-from alphaprof.stats.estimate import Interval, ratio
+from alphaprof.stats.estimate import Interval
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference, weighted_inverse_difference
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -77,18 +77,6 @@ def test_one_gamma_can_be_asked_for(run: Run) -> None:
     with pytest.raises(OptionInvalid, match="gamma 9 was not replayed") as caught:
         compare(RunDraft(run, "small"), RunDraft(run, "large"), gamma=9)
     assert "1 or 2 or 3 or 4" in caught.value.hint
-
-
-def test_a_paired_interval_is_narrower_than_two_of_one_draft() -> None:
-    """Documents differ much from each other, the drafts differ little on each of them."""
-    rng = np.random.default_rng(0)
-    counts = np.full(200, 100.0)
-    easy = rng.uniform(0.2, 0.9, 200)
-    first, second = 100 * easy, 100 * np.clip(easy + 0.03 + rng.normal(0, 0.01, 200), 0, 1)
-    paired = share_difference((first, counts), (second, counts), 0.95)
-    alone = ratio(second, counts).stderr
-    assert paired.high - paired.low < alone
-    assert paired.low > 0
 
 
 def test_intervals_of_differences_cover_the_truth_as_often_as_they_say() -> None:
@@ -155,15 +143,6 @@ def test_intervals_of_weighted_differences_cover_the_truth_as_often_as_they_say(
             found = weighted_inverse_difference(*sides, units, weights, 0.9, 15)[2]
             hits[shared] += found.low <= truth <= found.high
     assert all(0.87 <= hit / samples <= 0.97 for hit in hits.values()), hits
-
-
-def test_units_in_several_domains_count_once() -> None:
-    rng = np.random.default_rng(9)
-    easy = rng.uniform(1.2, 2.5, 40)
-    sides = [[rounds_of(rng, 40, shift, easy)] * 2 for shift in (0, 0.3)]
-    together = weighted_inverse_difference(*sides, [np.arange(40)] * 2, [0.5, 0.5], 0.95, 2)[2]
-    expected = inverse_difference(sides[0][0], sides[1][0], 0.95, 2)
-    assert together.high - together.low == pytest.approx(expected.high - expected.low, rel=0.02)
 
 
 SHARE = 1 - 0.025**0.5  # two units that agree perfectly

@@ -114,7 +114,7 @@ def test_rounds_follow_from_the_histogram_and_the_tokens(tmp_path: Path, written
     run = imported(tmp_path, [row])
     (result,) = build_report(run).results
     (item,) = result.gammas
-    assert (item.gamma, item.rounds, item.tokens_per_round.value) == (3, rounds, pytest.approx((written - 1) / rounds))  # type: ignore[union-attr]
+    assert (item.gamma, item.rounds, item.tokens_per_round.value) == (3, rounds, pytest.approx((written - 1) / rounds))
     assert item.acceptance_length == METRICS["mean_acceptance_length"]
     assert item.accepted_per_drafted == METRICS["draft_acceptance_rate"]
     assert item.marginal == pytest.approx((4 / 43, 3 / 43, 3 / 43))
@@ -348,7 +348,7 @@ def as_requests(run: Run, draft: str, gamma: int, beyond: int = 0) -> list[dict[
             if ready:
                 accepted.append(kept)
                 drafted.append(ready)
-        row = response(int(number), **counted(accepted, drafted, gamma)) | {"domain": domains[number]}  # type: ignore[call-overload]
+        row = response(int(number), **counted(accepted, drafted, gamma)) | {"domain": domains[number]}
         rows.append(row | {"usage": {"prompt_tokens": 8, "completion_tokens": len(text)}})
     return rows
 
@@ -383,7 +383,7 @@ def test_an_imported_run_reports_the_rounds_of_the_run_that_was_logged(simulated
         its = only(original, domain)
         (item,), other = mine.gammas, next(found for found in its.gammas if found.gamma == gamma)
         assert (mine.documents, mine.positions) == (its.documents, its.positions)
-        assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))  # type: ignore[arg-type]
+        assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))
         assert (item.rounds, item.acceptance_length) == pytest.approx((other.rounds, other.acceptance_length))
         assert item.marginal == pytest.approx(other.marginal)
         assert item.conditional == pytest.approx(other.conditional)
@@ -397,9 +397,9 @@ def test_drafts_accepted_behind_the_end_of_a_text_are_no_tokens(gamma: int, tmp_
     mine, its = only(build_report(run), "traffic", "engine"), only(build_report(simulated), "code")
     (item,), other = mine.gammas, next(found for found in its.gammas if found.gamma == gamma)
     assert run.manifest.imported.beyond_the_end > 0
-    assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))  # type: ignore[arg-type]
+    assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))
     assert item.rounds == other.rounds
-    assert item.acceptance_length > other.acceptance_length  # type: ignore[operator]
+    assert item.acceptance_length > other.acceptance_length
 
 
 @pytest.fixture(scope="module")
@@ -496,7 +496,7 @@ def test_a_baseline_of_imported_runs_is_a_check_of_tokens_per_round(pair: tuple[
     good, bad = pair
     result = invoke("check", bad.path, "--baseline", good.path, "--margin", "0.1", "--format", "json")
     content = json.loads(result.stdout)
-    assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)  # type: ignore[union-attr]
+    assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)
     rng = np.random.default_rng(0)
     for item in content["items"]:
         whole = item["domain"] == "whole traffic"
@@ -523,7 +523,7 @@ def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -
     assert (content["documents"], content["same_text"]) == (42, None)
     for item in content["differences"]:
         (found,) = item["tokens_per_round"]
-        values = [only(report, item["domain"], "eagle").gammas[0].tokens_per_round.value for report in reports]  # type: ignore[union-attr]
+        values = [only(report, item["domain"], "eagle").gammas[0].tokens_per_round.value for report in reports]
         assert [found["first"], found["second"]] == pytest.approx(values)
         assert found["difference"]["value"] == pytest.approx(values[1] - values[0])
         assert (item["first"], item["second_coverage"], item["difference"]) == (None, None, None)
@@ -793,7 +793,7 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     run = imported(tmp_path, [response(1), idle, failed, *broken, empty, several, uneven, beyond], *STRICT, "--leave-out")
     report = build_report(run)
     (item,) = report.results[0].gammas
-    assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))  # type: ignore[union-attr]
+    assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))
     assert item.acceptance_length == METRICS["mean_acceptance_length"]
     assert run.manifest.skipped == {
         "the engine answered with an error": 4,

@@ -173,7 +173,7 @@ def test_the_run_reports_what_the_answers_count(tmp_path: Path) -> None:
     report = build_report(Run.open(out))
     (item,) = report.results[0].gammas
     assert (report.run.imported, report.results[0].documents, item.gamma) == ("SGLang", 3, 5)
-    assert (item.rounds, item.tokens_per_round.value) == (129, pytest.approx(105 / 43))  # type: ignore[union-attr]
+    assert (item.rounds, item.tokens_per_round.value) == (129, pytest.approx(105 / 43))
     assert item.acceptance_length == pytest.approx(1 + 63 / 43)
     assert item.accepted_per_drafted == pytest.approx(DETAILS["spec_accept_rate"])
     assert item.marginal == pytest.approx([count / 43 for count in (32, 18, 7, 3, 3)])

@@ -28,7 +28,7 @@ from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import Tree, optimal_tree
 from alphaprof.totals.documents import lots_of
 from tests.conftest import Runner
-from tests.reporting import HOSTILE, log_of, only
+from tests.reporting import log_of, only
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 
 STORY = Domain(documents=10, alpha=0.6, temperature=0.7, continuation="sampled")
@@ -455,17 +455,6 @@ def test_every_number_is_shown_whole_with_its_interval(found: TreesReport) -> No
     ]
     assert [part for each in shown for part in each.split(" ", maxsplit=1) if part not in text] == []
     assert not {"GO", "NO-GO", "UNDECIDED"} & set(text.split())
-
-
-def test_hostile_names_are_harmless(tmp_path: Path) -> None:
-    names = [*HOSTILE.values()]
-    run = made(tmp_path, Recipe(domains={name: Domain(documents=5) for name in names}))
-    given = {f"{name}.json": Tree.from_paths(BUSHY) for name in names}
-    report = build_trees(RunDraft(run, "small"), nodes=(4,), given=given)
-    text = as_terminal(report, 100)
-    assert all(char.isprintable() or char == "\n" for char in text)
-    content = json.loads(answer_text(report, "json"), parse_constant=pytest.fail)
-    assert {each["domain"] for each in content["texts"]} == set(names)
 
 
 # The command line.

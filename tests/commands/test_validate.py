@@ -99,8 +99,8 @@ def test_the_interval_of_an_error_over_repeats_and_step_times_by_hand() -> None:
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1)])
 def test_one_repeat_or_one_document_says_nothing(shape: tuple[int, int]) -> None:
     found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), (0.0, math.inf))
-    assert found == RelativeError(pytest.approx(8.0), -1.0, math.inf)  # type: ignore[arg-type]
-    assert clock_error([found], 0.1) == ClockError(pytest.approx(8.0), 0.0, math.inf, pytest.approx(8.0), "too_noisy")  # type: ignore[arg-type]
+    assert found == RelativeError(pytest.approx(8.0), -1.0, math.inf)
+    assert clock_error([found], 0.1) == ClockError(pytest.approx(8.0), 0.0, math.inf, pytest.approx(8.0), "too_noisy")
 
 
 def test_the_median_error_lies_between_the_medians_of_the_ends() -> None:

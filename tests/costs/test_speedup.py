@@ -195,17 +195,6 @@ def test_weighted_traffic_is_the_harmonic_mean_of_its_speedups() -> None:
     assert both.value == pytest.approx(1 / (0.75 / one.value + 0.25 / two.value))
 
 
-def test_errors_of_separate_domains_add_as_independent_ones() -> None:
-    other = dataclasses.replace(OTHER, cluster=np.array(["x", "y", "z"], dtype=object))
-    parts = [
-        0.75 * ratio(*spent_and_base(HAND, TIMES)).stderr,
-        0.25 * ratio(*spent_and_base(other, TIMES)).stderr,
-    ]
-    both = speedup([HAND, other], [0.75, 0.25], TIMES)
-    assert both.sampling_error == pytest.approx(math.hypot(*parts) * both.value)
-    assert both.documents == 5
-
-
 def perturbed(times: StepTimes, target: dict[int, float], draft: float = 1.0, lookup: float = 1.0) -> StepTimes:
     """Times with some steps slower or faster by a factor."""
     return StepTimes(
@@ -495,14 +484,3 @@ def test_a_control_variate_narrows_what_luck_widens(drawn_texts: Drawn) -> None:
     without = [dataclasses.replace(one, control=np.zeros(50)) for one in samples]
     with_it, plain = (np.var([speedup([one], [1.0], STEPS).value for one in kind]) for kind in (samples, without))
     assert plain / with_it > {0.0: 8, 0.05: 1.5, 0.15: 1}[drawn_texts.spread]
-
-
-def test_timing_error_is_the_spread_over_repeated_timings() -> None:
-    """Step times drawn anew 1500 times with their errors: log speedup spreads as the timing error says."""
-    rng = np.random.default_rng(0)
-    logs = []
-    for _ in range(1500):
-        noise = {n: math.exp(rng.normal(0, time.relative_error)) for n, time in TIMES.target.items()}
-        times = perturbed(TIMES, noise, math.exp(rng.normal(0, TIMES.draft.relative_error)))
-        logs.append(math.log(speedup([HAND], [1.0], times).value))
-    assert np.std(logs) == pytest.approx(speedup([HAND], [1.0], TIMES).timing_error, rel=0.05)

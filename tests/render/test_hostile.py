@@ -44,6 +44,7 @@ OUTPUTS = {
     "compare as JSON": ("compare", "{run}:small", "{run}:ngram", "--format", "json"),
     "NVIDIA's profile, JSON": ("export", "{run}:small", "--to", "nvidia"),
     "vLLM's rates, JSON": ("export", "{run}:small", "--to", "vllm-synthetic"),
+    "an engine's configuration, JSON": ("export", "{run}:small", "--to", "vllm-config", "--gamma", "2"),
     "trees": ("trees", "{run}:small", "--nodes", "4"),
     "trees as JSON": ("trees", "{run}:small", "--nodes", "4", "--format", "json"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.rules import DEFAULT_RULES
-from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals
 from tests.loops import each
 from tests.reporting import as_json, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
@@ -170,22 +167,6 @@ def test_lossless_rounds_are_those_of_a_recursion_over_every_text(
             assert found.rounds != pytest.approx(rounds, rel=1e-4)
         else:
             assert found.rounds == pytest.approx(rounds, rel=1e-6)
-
-
-def test_a_control_variate_takes_the_luck_of_the_draws_out(tmp_path: Path) -> None:
-    """Among runs of the same kind tokens per round differ less than the expectations of their very texts."""
-    recipe = Recipe(
-        domains={"story": Domain(documents=12, alpha=0.5, shortest=60, **SAMPLED)}, rules=("lossless",), gammas=(3,)
-    )
-    adjusted, plain = [], []
-    for seed in range(12):
-        run = write_run(tmp_path / str(seed), dataclasses.replace(recipe, seed=seed))
-        (item,) = only(build_report(run), "story", rule="lossless").gammas
-        totals = read_totals(run, "small", TotalsRequest(["lossless"], run.gammas)).to_pandas()
-        adjusted.append(item.tokens_per_round.value)
-        plain.append(totals["tokens"].sum() / totals["rounds_3"].sum())
-    assert np.std(adjusted) < 0.6 * np.std(plain)
-    assert np.mean(adjusted) == pytest.approx(np.mean(plain), rel=0.02)
 
 
 def test_the_verdict_concerns_what_engines_do_by_default(report: Report) -> None:

@@ -94,7 +94,7 @@ def ranked(draw: st.DrawFn, least: int = 1, most: int = 7) -> Array:
 
 
 def infinities_and(expected: object) -> Any:
-    return math.inf if math.isinf(float(expected)) else pytest.approx(float(expected), abs=1e-6)  # type: ignore[arg-type]
+    return math.inf if math.isinf(float(expected)) else pytest.approx(float(expected), abs=1e-6)
 
 
 @every_divergence
@@ -211,7 +211,7 @@ def test_zeros_at_the_end_of_the_log_are_all_that_follows() -> None:
     target = Target(np.array([[0.6, 0.4, 0.0], [0.6, 0.3, 0.1]]), 50)
     found = thresholds(target, ACCEPTED["strict"](target), 5, "kl")
     assert found.exact.tolist() == [True, False]
-    assert found.value[0] == pytest.approx(threshold([0.6, 0.4, 0, 0, 0, 0], 1, 5), abs=1e-12)  # type: ignore[arg-type]
+    assert found.value[0] == pytest.approx(threshold([0.6, 0.4, 0, 0, 0, 0], 1, 5), abs=1e-12)
 
 
 @each(
