@@ -143,7 +143,12 @@ def simulated(rng: np.random.Generator, noise: Noise, truth: float, timing: floa
     return found
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
+OTHERS = ("restless", "every decoding", "whole repeats")
+
+
+@pytest.mark.parametrize(
+    "clock", ["quiet", "some decodings", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_a_prediction_without_error_is_hardly_ever_called_outside(clock: str) -> None:
     rng = np.random.default_rng(11)
     runs = [simulated(rng, CLOCKS[clock], 0.0) for _ in range(200)]
@@ -352,7 +357,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
     "unknown rule": ({}, ["--rule", "additiv:0.1"], 2, "--rule: unknown rule 'additiv'", "alphaprof rules lists them"),
     "existing run": ({}, ["--out", "model"], 6, "model exists and is not empty", "--out"),
     "tree": ({}, ["--rule", "tree:2"], 2, "the rule tree_2 drafts trees", "choose strict on greedy text"),
-    "no such text": ({}, ["--rule", "lossless"], 2, "lossless belongs to sampled text, and this is greedy", "strict goes"),
+    "no such text": ({}, ["--rule", "lossless"], 2, "lossless belongs to sampled text, and this is greedy", "lossy rule"),
 }
 
 
@@ -420,6 +425,7 @@ def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, fl
     return emitted / rounds, regret[1] / tokens[1] - regret[0] / tokens[0], same
 
 
+@pytest.mark.slow
 @pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
 def test_what_lossy_rules_gain_and_give_up_is_what_rounds_and_forward_passes_say(tmp_path: Path, tiny: Path) -> None:
