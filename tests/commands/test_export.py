@@ -428,7 +428,7 @@ def test_the_schedule_is_nearly_the_best_gamma_of_the_report_at_every_batch_size
     schedule = by_batch(
         json.loads(written(RunDraft(run, "small").asked(config), "vllm-config"))["num_speculative_tokens_per_batch_size"]
     )
-    for size in (1, 4, 8, 12, 16):
+    for size in (1, 8, 16):
         asked = config | {"decision": config["decision"] | {"concurrency": size}}
         result = only(build_report(run, config=asked), "code")
         speeds = {item.gamma: item.speedup.value for item in result.gammas if item.speedup}
