@@ -71,7 +71,7 @@ def profile(folder: Path, content: str = '{"text": "a"}\n', **changes: Any) -> P
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile whose target holds no model, its data, a run, and what is no run."""
     folder = profile(tmp_path_factory.mktemp("place") / "place")
-    (folder / "empty.jsonl").write_text("\n \n")
+    (folder / "empty.jsonl").touch()
     (folder / "malformed.yaml").write_text("target: [")
     write_run(folder / "run", Recipe(drafts={"small": 0.0, "other": 0.1}))
     manifests = {
@@ -132,8 +132,6 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("export run:small --to vllm-synthetic --domain none", 2, "none", ""),
     ("schema --of none", 2, "none", ""),
     ("import vllm none.jsonl --out new --rule strict", 3, "none.jsonl", ""),
-    ("import vllm none.jsonl --out new --rule one_hot", 2, "needs a temperature", "--temperature"),
-    ("import vllm none.jsonl --out new --rule strict --temperature 1", 2, "strict is greedy decoding", "--rule one_hot"),
     ("predict --cost 0 --alpha 0.5 --out none/a.txt", 5, "cannot write none/a.txt: there is no directory none", "--out"),
     ("predict --cost 0 --alpha 0.5 --out .", 5, "cannot write .: it is not a file (- is the standard output)", "--out"),
     (f"predict --cost 0 --alpha 0.5 --out {LONG}", 5, "File name too long", "--out"),
