@@ -181,7 +181,7 @@ def assisted_figures(bench: Bench, gammas: Sequence[int]) -> Figures:
     for gamma in gammas:
         config.num_assistant_tokens = gamma
         counted: list[int] = []
-        spent[gamma] = seconds(lambda counted=counted: counted.append(write()))  # type: ignore[misc]
+        spent[gamma] = seconds(lambda counted=counted: counted.append(write()))
         tokens = counted[0]
     return {"seconds": spent, "tokens_per_second": tokens / sum(spent.values())}
 

@@ -60,8 +60,8 @@ def test_folders_that_the_readme_and_the_page_for_developers_name_exist() -> Non
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_options_of_commands_in_blocks_exist(page: Path) -> None:
-    blocks = re.findall(r"```(?:sh|yaml)\n(.*?)```", page.read_text(), re.DOTALL)
+def test_options_of_commands_in_workflows_exist(page: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
     for line in lines:
         for command, rest in re.findall(r"\balphaprof ([a-z]+) (.*)", line):

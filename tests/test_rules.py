@@ -295,7 +295,6 @@ def test_what_happens_to_drawn_tokens_is_on_average_the_acceptance(rule: BoundRu
     for one in POSITIONS:
         log = columns([dataclasses.replace(one, token=token, greedy=False) for token in range(len(one.p))])
         emitted = rule.emitted(log)
-        assert emitted is not None
         assert float(one.p @ emitted) == pytest.approx(rule.accept(log)[0], abs=1e-12)
 
 
@@ -368,7 +367,6 @@ def test_an_id_is_read_back_and_safe_in_sql(rule: BoundRule) -> None:
         ("additive:0.1", "additive_0p1"),
         ({"additive": 0.1}, "additive_0p1"),
         ({"additive": {"epsilon": 0.1}}, "additive_0p1"),
-        ({"additive": 1e-05}, "additive_0p00001"),
         ("additive:-0.0", "additive_0"),
         ("typical: 0.09, 0.3", "typical_0p09_0p3"),
         ({"typical": {"delta": 0.3, "epsilon": 0.09}}, "typical_0p09_0p3"),
@@ -395,7 +393,6 @@ def test_what_is_no_rule_is_told_what_is(specification: object) -> None:
     [
         ("additive", "write additive:epsilon"),
         ("typical:0.1,0.2,0.3", "not 3: write typical:epsilon,delta"),
-        ("strict:1", "strict has 0 parameters, not 1"),
         ({"typical": {"epsilon": 0.1, "delta": 0.1, "gamma": 1}}, "has the parameters epsilon, delta"),
     ],
     ids=str,

@@ -46,7 +46,7 @@ def needed(names: Iterable[str]) -> set[str]:
             continue
         if name not in found:
             found.add(name)
-            waiting += [re.match(r"[\w.-]+", line)[0] for line in lines if "extra ==" not in line]  # type: ignore[index]
+            waiting += [re.match(r"[\w.-]+", line)[0] for line in lines if "extra ==" not in line]
     return found
 
 
@@ -92,7 +92,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("wheel")
     environment = Environment(folder / "environment", built(folder))
     base = [line for line in requires("alphaprof") or [] if "extra ==" not in line]
-    environment.add(linked(folder / "base", [re.match(r"[\w.-]+", line)[0] for line in base]))  # type: ignore[index]
+    environment.add(linked(folder / "base", [re.match(r"[\w.-]+", line)[0] for line in base]))
     return environment
 
 

@@ -170,13 +170,6 @@ def population(size: Array, alphas: Alphas, rng: Random, burstiness: float = 0.0
     return Traffic(counts, accepted, size.astype(float))
 
 
-def known(found: Speedup | None) -> Speedup:
-    """A speedup of documents that have tokens."""
-    if found is None:
-        raise ValueError("no tokens")
-    return found
-
-
 def noise(repetitions: int) -> float:
     """Three standard errors of a rate of 5 %."""
     return 3 * math.sqrt(ERROR * (1 - ERROR) / repetitions)
@@ -301,11 +294,9 @@ def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
             pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
             pair, _ = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
             parts = halves(pools["0"], None)
-            if pair is None or parts is None:
-                raise ValueError("nothing is chosen")
             chosen = rounds[int(pair[0])]
             for place, counts in enumerate((chosen.rows(parts[1]["all"]), chosen)):
-                [result] = judge_gates([Gate(threshold, known(speedup([counts], [1.0], TIMES)).bounds)], CONFIDENCE)
+                [result] = judge_gates([Gate(threshold, speedup([counts], [1.0], TIMES).bounds)], CONFIDENCE)
                 passed[place] += result.outcome == "pass"
         for place, tested in enumerate(("the other half", "the same documents")):
             met = passed[place] / repetitions <= ERROR + noise(repetitions) if not place else None
@@ -342,7 +333,7 @@ def needed(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
         undecided = 0
         while undecided < repetitions:
             threshold = truth * math.exp(rng.uniform(-distance, distance))
-            first = known(speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES))
+            first = speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES)
             decision = decide(first, threshold, CONFIDENCE, held_out=False)
             if decision.verdict != "UNDECIDED":
                 continue
@@ -386,13 +377,13 @@ class Sample:
         counts = self.rounds[draft]
         if rows is not None:
             counts = [each.rows(chosen) for each, chosen in zip(counts, rows, strict=True)]
-        return known(Mix(("a", "b"), None, self.strata).speedup(counts, TIMES))
+        return Mix(("a", "b"), None, self.strata).speedup(counts, TIMES)
 
     def with_shares_as_known(self) -> Speedup:
         """The same with the observed shares as weights: their error is left out."""
         counts = self.rounds[0]
         tokens = sum(each.tokens.sum() for each in counts)
-        return known(speedup(counts, [each.tokens.sum() / tokens for each in counts], TIMES))
+        return speedup(counts, [each.tokens.sum() / tokens for each in counts], TIMES)
 
 
 def drawn(domains: Sequence[Traffic], sampling: str, size: int, rng: Random, drafts: int = 1) -> Sample:
@@ -539,10 +530,7 @@ def gains(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Li
         by = np.array(shares) * [drafts[0].counts.tokens.mean() for drafts in domains]
         by = np.array(weights) if sampling == "given weights" else by
         before, after = (
-            sum(
-                part * 1 / known(speedup([counts], [1.0], times)).value
-                for part, (counts, times) in zip(by, way, strict=True)
-            )
+            sum(part * 1 / speedup([counts], [1.0], times).value for part, (counts, times) in zip(by, way, strict=True))
             for way in everything
         )
         truth, bounds, sizes = before / after, [], []
@@ -551,7 +539,7 @@ def gains(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Li
             ways = ways_of(design, picked(domains, counts, rng))
             strata = np.repeat(np.arange(len(design)), counts) if sampling == "fixed counts" else None
             mix = Mix(names, tuple(weights) if sampling == "given weights" else None, strata)
-            found, whole = known(mix.gain(*ways)), known(mix.routed(ways[1]))
+            found, whole = mix.gain(*ways), mix.routed(ways[1])
             bare = dataclasses.replace(found, unseen_slower=0.0, unseen_faster=0.0)
             each = [one.bounds(tail) for one in (found, bare, whole)]
             bounds.append(each[:2])
@@ -668,7 +656,7 @@ def step_table(ms: Array) -> StepTable:
 def timing_bounds(counts: RoundCounts, ms: Array) -> tuple[float, float]:
     """The 95 % interval of a speedup on documents that are certain."""
     times = step_table(ms).times("small", GAMMA, 1, 256)
-    found = known(speedup([counts], [1.0], times) if times is not None else None)
+    found = speedup([counts], [1.0], times)
     certain = {"sampling_error": 0.0, "skewness": 0.0, "unseen_slower": 0.0, "unseen_faster": 0.0}
     return dataclasses.replace(found, **certain).bounds((1 - CONFIDENCE) / 2)
 
@@ -678,7 +666,7 @@ def timings(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[
     texts = traffic("alike", members, rng)
     counts = dataclasses.replace(texts.counts.rows(texts.draw(rng, 50)), cluster=np.arange(50))
     exact = StepTable([StepRow(*step, 1, 256, ms) for step, ms in zip(STEPS, TRUE_MS, strict=True)])
-    truth = known(speedup([counts], [1.0], exact.times("small", GAMMA, 1, 256))).value  # type: ignore[arg-type]
+    truth = speedup([counts], [1.0], exact.times("small", GAMMA, 1, 256)).value
     mixes, most = round_mixes(STEPS, GAMMA), MeasuredCosts().repeats
     for rounds, spread in [*((rounds, SPREADS[-1]) for rounds in ROUNDS), *((None, spread) for spread in SPREADS)]:
         above = below = taken = 0
@@ -705,7 +693,7 @@ def chosen_times(kind: str, members: int, repetitions: int, rng: Random) -> Iter
     steps = every[: own.start] + [(draft, *step[1:]) for draft in drafts for step in every[own]]
 
     def judged(table: StepTable, draft: str) -> Speedup:
-        found = known(speedup([counts], [1.0], table.times(draft, GAMMA, 1, 256)))  # type: ignore[arg-type]
+        found = speedup([counts], [1.0], table.times(draft, GAMMA, 1, 256))
         return dataclasses.replace(found, sampling_error=0.0, skewness=0.0, unseen_slower=0.0, unseen_faster=0.0)
 
     exact = StepTable([StepRow(*step, 1, 256, ms) for step, ms in zip(STEPS, TRUE_MS, strict=True)])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alphaprof.cli import app
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES
+from tests.conftest import Runner
 from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, rows_of
 from tests.synthetic import Domain, Recipe, contents, flipped, write_run
@@ -20,21 +19,6 @@ from tests.synthetic import Domain, Recipe, contents, flipped, write_run
 STORY = Domain(temperature=0.7, continuation="sampled")
 SMALL = Recipe(domains={"code": Domain(), "story": STORY}, lookups=("lookup",), rules=("strict", "one_hot"))
 DRAWN = Recipe(domains={"story": STORY, "novel": STORY}, rules=("strict", "one_hot"))
-Runner = Any
-
-
-@pytest.fixture
-def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """The console script: exit code, standard output and standard error of a command line."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["alphaprof", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            app.main()
-        output = capsys.readouterr()
-        return int(caught.value.code or 0), output.out, output.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +32,21 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("drawn") / "run", DRAWN)
 
 
-def answered(alphaprof: Runner, *arguments: object) -> Any:
+def answered(console_script: Runner, *arguments: object) -> Any:
     """The JSON report that a command line prints, with nothing said beside it."""
-    code, output, errors = alphaprof("report", *arguments, "--format", "json")
+    code, output, errors = console_script("report", *arguments, "--format", "json")
     assert (code, errors) == (0, "")
     return json.loads(output, parse_constant=pytest.fail)
 
 
-def test_a_report_is_that_of_the_library(run: Run, alphaprof: Runner) -> None:
-    assert answered(alphaprof, run.path) == as_json(build_report(run))
+def test_a_report_is_that_of_the_library(run: Run, console_script: Runner) -> None:
+    assert answered(console_script, run.path) == as_json(build_report(run))
 
 
 @pytest.mark.parametrize("spelling", ["additive:0.2", "additive_0p2"])
-def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, alphaprof: Runner, spelling: str) -> None:
+def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, console_script: Runner, spelling: str) -> None:
     before, log = contents(run), log_of(run)
-    content = answered(alphaprof, run.path, "--rules", spelling)
+    content = answered(console_script, run.path, "--rules", spelling)
     assert contents(run) == before
     found = [result for result in content["results"] if result["rule"] == "additive_0p2"]
     assert [(result["domain"], result["draft"]) for result in found] == [
@@ -76,9 +60,9 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, alphapro
         assert (result["lossy"], result["verdict"], result["gammas"]) == (True, None, [])
 
 
-def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
+def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, console_script: Runner, tmp_path: Path) -> None:
     """A draft less at the end of a text is a token more of the target's own."""
-    plain, content = answered(alphaprof, run.path), answered(alphaprof, run.path, "--replay", "llamacpp")
+    plain, content = answered(console_script, run.path), answered(console_script, run.path, "--replay", "llamacpp")
     assert content == as_json(build_report(run, "llamacpp"))
     assert (plain["replay"], content["replay"]) == ("engine", "llamacpp")
     pairs = [
@@ -89,36 +73,24 @@ def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, alph
     assert all(one["tokens_per_round"]["value"] == pytest.approx(two["tokens_per_round"]["value"]) for one, two in pairs)
     assert any(one["accepted_per_drafted"] != two["accepted_per_drafted"] for one, two in pairs)
     page = tmp_path / "page.html"
-    assert alphaprof("report", run.path, "--replay", "llamacpp", "--format", "html", "--out", page)[0] == 0
+    assert console_script("report", run.path, "--replay", "llamacpp", "--format", "html", "--out", page)[0] == 0
     assert "Rounds as llama.cpp runs them." in page.read_text()
-    code, _, errors = alphaprof("report", run.path, "--replay", "hf")
+    code, _, errors = console_script("report", run.path, "--replay", "hf")
     assert (code, "'llamacpp'" in errors) == (2, True)  # what it takes instead
 
 
 BAD_RULES = {
     "unknown": ("nonsense", "unknown rule 'nonsense'"),
-    "nothing": ("", "unknown rule ''"),
     "not modelled": ("sglang", "'sglang' is not modelled"),
     "out of range": ("additive:2", "epsilon must be a number from 0 to 1"),
-    "not whole": ("top_m:1.5", "m must be a whole number"),
-    "no number": ("additive:x", "'x' is not a number"),
-    "no value": ("additive:", "'' is not a number"),
     "too few values": ("typical:0.1", "has 2 parameters, not 1"),
-    "a value too many": ("strict:1", "has 0 parameters, not 1"),
-    "infinite": ("top_m:inf", "m must be a whole number"),
-    "not a number": ("additive:nan", "epsilon must be a number"),
-    "auto": ("auto", "unknown rule 'auto'"),
     "hostile": ("x\n\x1b[2J\u202e", "unknown rule"),
 }
 BAD_SETTINGS = {
     "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
-    "unknown rule": ("decision.rule=nonsense", "unknown rule 'nonsense'"),
     "what was measured": ("gammas=[1]", "a report can change decision.*, route.* and costs.* only"),
-    "the whole group": ("decision={}", "a report can change decision.*, route.* and costs.* only"),
+    "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
     "no such draft": ("decision.draft=large", "none of the drafts (small, lookup)"),
-    "no such gamma": ("decision.gamma=9", "not among gammas"),
-    "no share": ("decision.weights={code: 2}", "must be shares"),
-    "no value": ("decision.rule", "decision.rule"),
     "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),
     "outside the timed": ("decision.concurrency=65", "65 lies outside"),
     "hostile": ("decision.\x1b[2J\u202e\n=1", "unknown key"),
@@ -130,9 +102,9 @@ BAD += [pytest.param("--set", *case, id=f"set: {name}") for name, case in BAD_SE
 
 @each(("option", "value", "problem"), BAD)
 def test_what_cannot_be_asked_is_refused_in_two_lines(
-    run: Run, alphaprof: Runner, option: str, value: str, problem: str
+    run: Run, console_script: Runner, option: str, value: str, problem: str
 ) -> None:
-    code, output, errors = alphaprof("report", run.path, option, value)
+    code, output, errors = console_script("report", run.path, option, value)
     lines = errors.splitlines()
     assert (code, output) == (2, "")
     assert [line.split(" ")[0] for line in lines] == ["error:", "hint:"]
@@ -141,49 +113,36 @@ def test_what_cannot_be_asked_is_refused_in_two_lines(
     assert len(lines[1]) > len("hint: ")
 
 
-def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path, alphaprof: Runner) -> None:
+def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path, console_script: Runner) -> None:
     """They are worked out again from the log; --verify, which looks at every byte, ends with an error."""
     run = write_run(tmp_path / "run", Recipe())
-    expected = answered(alphaprof, run.path, "--verify")
+    expected = answered(console_script, run.path, "--verify")
     names = sorted(name for name in run.manifest.files if name.startswith(("documents/", "totals/")))
     for name in names:
         (run.path / name).write_bytes(flipped(run.path / name, 8 * 50))
-    found = answered(alphaprof, run.path)
+    found = answered(console_script, run.path)
     warnings = found["notes"][: len(names)]
     assert [(item["code"], item["message"].split()[0]) for item in warnings] == [("damaged", name) for name in names]
     assert found | {"notes": found["notes"][len(names) :]} == expected
-    code, output, errors = alphaprof("report", run.path, "--verify")
+    code, output, errors = console_script("report", run.path, "--verify")
     assert (code, output) == (6, "")
     assert "is damaged: its content is not what was written (and 1 more of 9 files)" in errors
     assert "hint: alphaprof profile with --resume makes it again" in errors
 
 
-def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(alphaprof: Runner) -> None:
-    code, output, errors = alphaprof("rules")
+def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(console_script: Runner) -> None:
+    code, output, errors = console_script("rules")
     assert (code, errors) == (0, "")
     modelled, others = output.split("\nnot modelled:\n")
-    every = modelled.splitlines()
-    used = [line.removeprefix("    used by ") for line in every if line.startswith("    used by ")]
-    assert used == [rule.used_by for rule in RULES.values() if rule.used_by]
-    lines = [line for line in every if "values accept more" not in line and "used by" not in line]
-    assert len(lines) == 2 * len(RULES)
-    parameters = [item for rule in RULES.values() for item in rule.parameters]
-    told = [line.split(":")[0].strip() for line in every if "values accept more" in line]
-    assert told == [item.name for item in parameters]
-    for (name, rule), head, about in zip(RULES.items(), lines[::2], lines[1::2], strict=True):
-        spelling, kind, *policies = head.split()
-        assert spelling == ":".join([name, *([",".join(item.name for item in rule.parameters)] if rule.parameters else [])])
-        assert kind == ("lossy," if rule.emitted is None else "exact,")
-        assert policies == ["on", *" and ".join(rule.policies).split(), "text"]
-        assert about.strip() == rule.about
-    assert [line.split(maxsplit=1) for line in others.splitlines()] == [
-        [name, about] for name, about in NOT_MODELLED.items()
-    ]
+    named = [line.split()[0].split(":")[0] for line in modelled.splitlines() if not line.startswith(" ")]
+    assert named == list(RULES)
+    assert all(rule.about in modelled and rule.used_by in modelled for rule in RULES.values())
+    assert [line.split(maxsplit=1)[0] for line in others.splitlines()] == list(NOT_MODELLED)
 
 
-def test_the_command_prints_the_sections_in_the_order_of_the_table(tmp_path: Path, alphaprof: Runner) -> None:
+def test_the_command_prints_the_sections_in_the_order_of_the_table(tmp_path: Path, console_script: Runner) -> None:
     run: Run = write_run(tmp_path / "run")
-    code, printed, _ = alphaprof("report", run.path, "--show", "notes", "--show", "drafts")
+    code, printed, _ = console_script("report", run.path, "--show", "notes", "--show", "drafts")
     assert code == 0
     assert printed == as_terminal(build_report(run), 150, "notes", "drafts")
     assert printed.index("drafts: ") < printed.index("notes: ")

@@ -32,7 +32,7 @@ from alphaprof.log.store import Run
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
-from tests.commands.test_predict_page import LLAMA
+from tests.costs.test_roofline import LLAMA
 from tests.heads import law, write_curve
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -197,20 +197,6 @@ def alphaprof(words: list[str], expected: int, line: str) -> None:
     error = result.exception
     code = error.exit_code if isinstance(error, AlphaprofError) else result.exit_code
     assert code == expected, f"{line}\n{result.output}\n{error!r}"
-
-
-def test_what_is_not_run_must_exist_all_the_same(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    page = tmp_path / "page.md"
-    text = "<!-- not run: needs a server -->\n```{}\n{}\n```\n"
-    page.write_text(text.format("python", "1 / 0") + text.format("sh", "alphaprof report runs/nobody\ncurl server"))
-    work_through(page)
-    page.write_text(text.format("sh", "alphaprof reprot runs/nobody"))
-    with pytest.raises(AssertionError):
-        work_through(page)
-    page.write_text("```python\n1 / 0\n```\n")
-    with pytest.raises(ZeroDivisionError):
-        work_through(page)
 
 
 @pytest.mark.parametrize(

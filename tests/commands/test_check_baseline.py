@@ -90,15 +90,6 @@ def test_junit_skips_what_was_not_judged(runs: dict[str, Run]) -> None:
     assert {case.get("name") for case in suite if case.find("skipped") is not None} == {"chat", "songs"}
 
 
-def test_a_single_domain_that_falls_silent_fails_like_any_other(runs: dict[str, Run], tmp_path: Path) -> None:
-    whole, silent = run_of(tmp_path / "whole", code=CODE), run_of(tmp_path / "silent", ("code",), code=CODE)
-    code, found, _ = held(silent, whole, *WIDE)
-    assert (code, [item["outcome"] for item in found["items"]]) == (10, ["fail"])
-    code, found, text = held(runs["mute"], runs["whole"], *WIDE)
-    assert (code, [item["outcome"] for item in found["items"]]) == (10, ["fail"] * 3)
-    assert text.count("proposes nothing there any more") == 3
-
-
 @pytest.mark.parametrize(
     ("new", "old", "options", "problem"),
     [

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from tests.commands.test_export import HAND, RECIPE, STORY, by_batch, table, written
+from tests.loops import each
 from tests.reporting import only
-from tests.synthetic import SETTINGS, Domain, Recipe, head_facts, write_run
+from tests.synthetic import SETTINGS, Domain, Recipe, draft_facts, head_facts, lookup_facts, write_run
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +149,11 @@ def noisy(generator: np.random.Generator, dearer: bool) -> StepTable:
     for batch in (1, 4, 16):
         more = 8.0 if dearer and batch == 16 else 0.8
         rounds = (10 + more * np.arange(6)) * np.exp(generator.normal(0, 0.15, (8, 6)))
-        for n, (ms, each) in enumerate(zip(step_times(rounds).tolist(), rounds.T.tolist(), strict=True), start=1):
-            rows.append(StepRow(TARGET, "decode" if n == 1 else "verify", n, batch, 256, ms, rounds=tuple(each)))
+        for n, (ms, taken) in enumerate(zip(step_times(rounds).tolist(), rounds.T.tolist(), strict=True), start=1):
+            rows.append(StepRow(TARGET, "decode" if n == 1 else "verify", n, batch, 256, ms, rounds=tuple(taken)))
         rows.append(StepRow("lookup", "lookup", 1, batch, 256, 0.01))
-        each = tuple((0.6 * np.exp(generator.normal(0, 0.15, 8))).tolist())
-        rows.append(StepRow("small", "draft", 1, batch, 256, float(np.median(each)), rounds=each))
+        taken = tuple((0.6 * np.exp(generator.normal(0, 0.15, 8))).tolist())
+        rows.append(StepRow("small", "draft", 1, batch, 256, float(np.median(taken)), rounds=taken))
     return StepTable(rows)
 
 
@@ -248,11 +248,32 @@ def test_drafts_that_vllm_draws_otherwise_are_said(tmp_path: Path, monkeypatch: 
         assert sum("by temperature only" in said for said in found) == expected
 
 
-@pytest.mark.slow
-def test_the_documented_line_hands_the_file_on_to_a_command(run: Run) -> None:
-    """As in `vllm serve MODEL --speculative-config "$(...)"`: notes and warnings do not get into it."""
-    program = "import sys, json; print(json.loads(sys.argv[1])['method'])"
-    exported = f"{sys.executable} -m alphaprof export {run.path}:small --to vllm-config --gamma 3 2>/dev/null"
-    line = f'{sys.executable} -c "{program}" "$({exported})"'
-    said = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
-    assert said == "draft_model\n"
+BOTH = ("vllm-config", "sglang-args")
+MODEL, LOOKUP, HEAD = draft_facts("small"), lookup_facts("lookup"), head_facts("head", 3, reduced_vocabulary=False)
+REDUCED = dataclasses.replace(HEAD, reduced_vocabulary=True)
+MEDUSA = dataclasses.replace(HEAD, kind="medusa", engine_method="medusa", settings={}, in_one_step=True)
+SKIP = dataclasses.replace(MODEL, kind="layer_skip", engine_method=None, settings={})
+SERVED = {
+    "a model, greedy": (MODEL, "strict", BOTH),
+    "a model, its top tokens": (MODEL, "one_hot", BOTH),
+    "a model, drawn": (MODEL, "lossless", BOTH[:1]),  # SGLang draws from heads only
+    "prompt lookup": (LOOKUP, "strict", BOTH[:1]),  # SGLang's NGRAM is another draft
+    "prompt lookup has one token to draw": (LOOKUP, "lossless", BOTH[:1]),
+    "one token to draw in both": (dataclasses.replace(LOOKUP, settings=MODEL.settings), "lossless", BOTH),
+    "a head": (HEAD, "lossless", BOTH),
+    "a head of few tokens": (REDUCED, "one_hot", BOTH),
+    "a head of few tokens, drawn": (REDUCED, "lossless", BOTH[:1]),
+    "medusa": (MEDUSA, "one_hot", BOTH[:1]),
+    "medusa, drawn": (MEDUSA, "lossless", ()),  # vLLM takes its top tokens
+    "layers of the target": (SKIP, "strict", ()),
+    "a rule of no engine": (MODEL, "additive_0p1", ()),
+    "trees": (MODEL, "tree_2", ()),
+    "what engines do by default": (REDUCED, "auto", BOTH),
+    "a verdict on greedy and on sampled text": (MODEL, "strict and lossless", BOTH[:1]),
+}
+
+
+@each("name", SERVED)
+def test_a_format_is_offered_where_its_engine_does_what_was_measured(name: str) -> None:
+    facts, rule, expected = SERVED[name]
+    assert paste_formats(facts, rule) == expected

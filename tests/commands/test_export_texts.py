@@ -14,7 +14,7 @@ import pytest
 
 from alphaprof.commands.export.formats import TRAINERS
 from alphaprof.commands.export.texts import FILES, export_texts
-from alphaprof.errors import DataEmpty, NoPositionLog, OptionInvalid, RunExists, RunUnreadable
+from alphaprof.errors import DataEmpty, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.log.split import PARTS, TEST, TIME, TRAIN, split, texts_of
 from alphaprof.log.store import Run
 from tests.conftest import Runner
@@ -210,20 +210,6 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(run: Run, tmp
         with pytest.raises(error):
             export_texts(str(where), out, narrowed=narrowed)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_options_about_acceptance_are_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
-    for option in (("--rule", "strict"), ("--gamma", "3"), ("--domain", "chat")):
-        code, output, errors = alphaprof(str(run.path), "--to", "texts", "--out", str(tmp_path / "out"), *option)
-        assert (code, output, len(errors.splitlines()), (tmp_path / "out").exists()) == (2, "", 2, False)
-
-
-def test_an_imported_run_holds_no_texts(tmp_path: Path, console_script: Runner) -> None:
-    requests = Path(__file__).parents[1] / "golden" / "vllm" / "offline-draft-g1-0.32.0.jsonl"
-    code, _, errors = console_script("import", "vllm", str(requests), "--rule", "strict", "--out", str(tmp_path / "run"))
-    assert code == 0, errors
-    with pytest.raises(NoPositionLog):
-        export_texts(str(tmp_path / "run"), tmp_path / "out")
 
 
 def test_the_page_names_the_files_and_the_trainers() -> None:

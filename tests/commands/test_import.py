@@ -25,7 +25,7 @@ import alphaprof
 from alphaprof.cli.app import app
 from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.vllm import request_of
-from alphaprof.errors import AlphaprofError, NoPositionLog
+from alphaprof.errors import AlphaprofError
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
@@ -114,7 +114,7 @@ def test_rounds_follow_from_the_histogram_and_the_tokens(tmp_path: Path, written
     run = imported(tmp_path, [row])
     (result,) = build_report(run).results
     (item,) = result.gammas
-    assert (item.gamma, item.rounds, item.tokens_per_round.value) == (3, rounds, pytest.approx((written - 1) / rounds))  # type: ignore[union-attr]
+    assert (item.gamma, item.rounds, item.tokens_per_round.value) == (3, rounds, pytest.approx((written - 1) / rounds))
     assert item.acceptance_length == METRICS["mean_acceptance_length"]
     assert item.accepted_per_drafted == METRICS["draft_acceptance_rate"]
     assert item.marginal == pytest.approx((4 / 43, 3 / 43, 3 / 43))
@@ -204,16 +204,11 @@ UNCOUNTED = {
 }
 
 
-def test_each_recorded_answer_has_its_expected_outcome() -> None:
-    assert sorted(ANSWERS) == sorted((*SINGLE, *UNCOUNTED))
-
-
 @each("name", SINGLE)
 def test_a_recorded_answer_is_read_as_the_engine_counted_it(name: str, tmp_path: Path) -> None:
     known_by, (prompt, written, finish), (steps, plain), drafted, accepted = SINGLE[name]
     metrics = ANSWERS[name]["metrics"]["speculative_decoding"]
     run = imported(tmp_path, [ANSWERS[name]], name=name)
-    assert run.manifest.imported is not None
     assert (run.manifest.imported.prompts_known_by, run.manifest.target.reference) == (known_by, "TARGET")
     (document,) = run.documents().to_pylist()
     assert [document[key] for key in ("prompt_tokens", "continuation_tokens", "finish")] == [prompt, written, finish]
@@ -331,7 +326,6 @@ def test_the_documented_client_writes_lines_that_can_be_imported(tmp_path: Path,
     run = imported(tmp_path, [row | {"id": number} for number, row in enumerate(lines)], *STRICT, "--domain-key", "domain")
     assert run.manifest.skipped == {"the engine answered with an error": 1}
     assert run.documents()["prompt_tokens"].to_pylist() == [40, 40]
-    assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == "token ids"
 
 
@@ -354,7 +348,7 @@ def as_requests(run: Run, draft: str, gamma: int, beyond: int = 0) -> list[dict[
             if ready:
                 accepted.append(kept)
                 drafted.append(ready)
-        row = response(int(number), **counted(accepted, drafted, gamma)) | {"domain": domains[number]}  # type: ignore[call-overload]
+        row = response(int(number), **counted(accepted, drafted, gamma)) | {"domain": domains[number]}
         rows.append(row | {"usage": {"prompt_tokens": 8, "completion_tokens": len(text)}})
     return rows
 
@@ -389,7 +383,7 @@ def test_an_imported_run_reports_the_rounds_of_the_run_that_was_logged(simulated
         its = only(original, domain)
         (item,), other = mine.gammas, next(found for found in its.gammas if found.gamma == gamma)
         assert (mine.documents, mine.positions) == (its.documents, its.positions)
-        assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))  # type: ignore[arg-type]
+        assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))
         assert (item.rounds, item.acceptance_length) == pytest.approx((other.rounds, other.acceptance_length))
         assert item.marginal == pytest.approx(other.marginal)
         assert item.conditional == pytest.approx(other.conditional)
@@ -402,11 +396,10 @@ def test_drafts_accepted_behind_the_end_of_a_text_are_no_tokens(gamma: int, tmp_
     run = imported(tmp_path, as_requests(simulated, "small", gamma, beyond=2), *STRICT)
     mine, its = only(build_report(run), "traffic", "engine"), only(build_report(simulated), "code")
     (item,), other = mine.gammas, next(found for found in its.gammas if found.gamma == gamma)
-    assert run.manifest.imported is not None
     assert run.manifest.imported.beyond_the_end > 0
-    assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))  # type: ignore[arg-type]
+    assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))
     assert item.rounds == other.rounds
-    assert item.acceptance_length > other.acceptance_length  # type: ignore[operator]
+    assert item.acceptance_length > other.acceptance_length
 
 
 @pytest.fixture(scope="module")
@@ -503,7 +496,7 @@ def test_a_baseline_of_imported_runs_is_a_check_of_tokens_per_round(pair: tuple[
     good, bad = pair
     result = invoke("check", bad.path, "--baseline", good.path, "--margin", "0.1", "--format", "json")
     content = json.loads(result.stdout)
-    assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)  # type: ignore[union-attr]
+    assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)
     rng = np.random.default_rng(0)
     for item in content["items"]:
         whole = item["domain"] == "whole traffic"
@@ -530,7 +523,7 @@ def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -
     assert (content["documents"], content["same_text"]) == (42, None)
     for item in content["differences"]:
         (found,) = item["tokens_per_round"]
-        values = [only(report, item["domain"], "eagle").gammas[0].tokens_per_round.value for report in reports]  # type: ignore[union-attr]
+        values = [only(report, item["domain"], "eagle").gammas[0].tokens_per_round.value for report in reports]
         assert [found["first"], found["second"]] == pytest.approx(values)
         assert found["difference"]["value"] == pytest.approx(values[1] - values[0])
         assert (item["first"], item["second_coverage"], item["difference"]) == (None, None, None)
@@ -548,7 +541,6 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
     for item in content["differences"]:
         (found,) = item["tokens_per_round"]
         expected = only(report, item["domain"], "small", "strict").gammas[2].tokens_per_round
-        assert expected is not None
         assert (found["gamma"], found["first"]) == (3, pytest.approx(expected.value))
         assert found["difference"]["value"] == pytest.approx(0, abs=1e-9)
         half = math.hypot(expected.high - expected.value, expected.value - expected.low)
@@ -649,11 +641,8 @@ def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run
 REFUSED: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("trees", "GOOD"), 6, "no position log"),
     (("report", "GOOD", "--rules", "additive:0.2"), 6, "rounds of strict at gamma 3"),
-    (("report", "GOOD", "--replay", "llamacpp"), 6, "no position log"),
     (("report", "GOOD", "--set", "decision.gamma=2"), 2, "not among gammas"),
-    (("report", "GOOD", "--set", "costs.source=roofline", "--set", "costs.accelerator=l4"), 2, "give step times instead"),
     (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not give alpha"),
-    (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
     (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
 )
 
@@ -671,12 +660,6 @@ def test_rates_are_exported_as_the_engine_counted_them(pair: tuple[Run, Run]) ->
     result = invoke("export", pair[0].path, "--to", "vllm-synthetic", "--domain", "code")
     (item,) = only(build_report(pair[0]), "code", "eagle").gammas
     assert json.loads(result.stdout)["synthetic_acceptance_rates"] == pytest.approx(item.marginal, abs=1e-6)
-
-
-def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Run, Run]) -> None:
-    with pytest.raises(NoPositionLog, match="no position log"):
-        alphaprof.open(pair[0].path).positions()
-    assert len(alphaprof.open(pair[0].path).documents()) == 42
 
 
 NO_IDS = {"prompt_token_ids": None}
@@ -728,23 +711,13 @@ AGREE = "by their histogram 43 rounds of up to 3 accepted 10"
 BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(num_spec_steps=44), AGREE),
     (changed(num_accepted_draft_tokens=11), AGREE),
-    (changed(num_draft_tokens=130), AGREE),
-    (changed(num_draft_tokens=9), AGREE),
     (changed(num_spec_tokens=4), "num_spec_tokens is 4, and rounds are counted by 0 to 3"),
     (changed(acceptance_histogram=None), "acceptance_histogram is missing"),
-    (changed(acceptance_histogram=[43]), "at least 2 items"),
-    (changed(acceptance_histogram=[0] * 66), "at most 65 items"),
-    (changed(acceptance_histogram=[40, -1, 0, 3]), "acceptance_histogram.1 is -1"),
-    (changed(num_draft_tokens=129.0), "num_draft_tokens is 129.0"),
     (used(prompt_tokens=5, completion_tokens=50), "more rounds than their tokens allow"),
     (used(prompt_tokens=5), "completion_tokens is missing"),
-    (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is 0"),
     (changed(per_step_accepted=[0], per_step_drafted=[3]), "round by round, 3 tokens"),
-    (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "round by round"),
-    (changed(acceptance_histogram_by_draft_length={"2": [0] * 4}), "round by round"),
     (changed(num_draft_tokens=128), "drafts of several lengths, in metrics that are not detailed"),
     (response() | {"metrics": None}, "no metrics.speculative_decoding"),
-    (response() | {"model": ""}, "there is no model"),
     (5, "is not a JSON object"),
 )
 
@@ -778,22 +751,16 @@ def test_a_line_that_is_no_json_object_is_refused_with_its_number(line: bytes, w
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--rule", "one_hot"), 2, "--rule one_hot does not fit temperature 0"),
     ((*STRICT, "--temperature", "0.7"), 2, "--rule strict does not fit temperature 0.7"),
-    ((*STRICT, "--top-p", "0.5"), 2, "top_p 0.5"),
     ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 3"),
     ((*STRICT, "--verification", "block"), 2, "--rule lossless"),
     ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
     ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
-    ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "--domain-key alone"),
     ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
     ((*STRICT, "--domain-key", "half"), 3, "not a name"),
     ((*STRICT, "--cluster-key", "metrics"), 3, "not a name"),
     ((*STRICT, "--set", "target.dtype=float32"), 2, "the engine decided it"),
-    ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine decided it"),
-    ((*STRICT, "--set", "costs.source=roofline"), 2, "costs.source=table"),
     ((*STRICT, "--set", "costs.source=table"), 2, "| add --set costs.path=..."),
     ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
-    ((*STRICT, "--set", "decision.confidnce=0.9"), 2, "| did you mean confidence?"),
-    (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "top_p"),
 )
 
 
@@ -829,7 +796,7 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     run = imported(tmp_path, [response(1), idle, failed, *broken, empty, several, uneven, beyond], *STRICT, "--leave-out")
     report = build_report(run)
     (item,) = report.results[0].gammas
-    assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))  # type: ignore[union-attr]
+    assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))
     assert item.acceptance_length == METRICS["mean_acceptance_length"]
     assert run.manifest.skipped == {
         "the engine answered with an error": 4,
@@ -839,21 +806,6 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
         "more rounds than their tokens allow": 1,
     }
     assert {"no_steps", "plain_steps", "skipped"} <= codes(report)
-
-
-@each(
-    "answer",
-    [
-        {"error": "no room"},
-        {"object": "error", "message": "no room", "code": 400},
-        {"custom_id": "c", "response": {"status_code": 400, "body": {"error": {"message": "no room"}}}, "error": None},
-        response() | {"error": "no room"},
-    ],
-)
-def test_errors_alone_say_what_the_engine_said(answer: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(AlphaprofError, match=r"no request to import: the engine answered with an error \(1\)") as found:
-        imported(tmp_path, [answer])
-    assert "it said 'no room'" in found.value.hint
 
 
 KNOWN_BY: tuple[tuple[dict[str, Any], str | None], ...] = (
@@ -870,7 +822,6 @@ def test_prompts_are_known_by_the_best_that_all_requests_have(
 ) -> None:
     rows = [response(1) | fields, response(2) | {"prompt": "Ho"}]
     run = imported(tmp_path, rows, name=f"by {known_by}")
-    assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == known_by
     unknown = "prompts_unknown" in {note["code"] for note in run.manifest.warnings}
     assert unknown == (known_by in (None, "request id"))

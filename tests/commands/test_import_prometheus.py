@@ -163,28 +163,13 @@ LATER: Rounds = [*WARM, *ROUNDS]
 SPLIT = "not two pages of one server that went on"
 REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
-    "one engine began anew": (page({"0": WARM, "1": ROUNDS}), page({"0": LATER, "1": WARM}), "of engine '1'"),
     "restarted": (BEFORE, page({"0": LATER}, created=1.8e9), SPLIT),
     "another model": (BEFORE, page({"0": LATER}, model="other"), SPLIT),
-    "another engine": (BEFORE, AFTER + page({"1": ROUNDS}).removeprefix(OTHER_LINES), SPLIT),
-    "more positions": (BEFORE, page({"0": LATER}, gamma=4), SPLIT),
-    "not a number": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "NaN")), SPLIT),
     "nothing": (AFTER, AFTER, "no draft between"),
     "two models": (BEFORE + page({"0": WARM}, model="other"), AFTER + page({"0": LATER}, model="other"), "of 2 models"),
     "no speculation": (OTHER_LINES, OTHER_LINES, "there is no vllm:spec_decode_num_drafts_total"),
-    "no position": (
-        edited('position="0"', 'place="0"', BEFORE),
-        edited('position="0"', 'place="0"'),
-        "contradict each other",
-    ),
     "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
-    "accepted out of order": (
-        BEFORE,
-        edited('position="0"} 5.0', 'position="0"} 4.0', edited('position="1"} 4.0', 'position="1"} 5.0')),
-        "position [3, 4, 3]",
-    ),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
-    "HTML": (b"<!DOCTYPE html>\n", AFTER, "before.txt is not a metrics page"),
     "cut off": (BEFORE, AFTER[: AFTER.rindex('"')], "after.txt is not a metrics page"),
     "UTF-16, as PowerShell writes": (BEFORE, AFTER.encode("utf-16"), "after.txt is not a metrics page: \"'utf-8' codec"),
 }

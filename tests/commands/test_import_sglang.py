@@ -27,7 +27,7 @@ from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from tests.commands.test_import import counted, failure, invoke, response
 from tests.loops import each
-from tests.reporting import HOSTILE, codes
+from tests.reporting import codes
 
 # A round of a chain of five drafts, 43 times; the last round went one token beyond the end.
 DETAILS = {
@@ -173,7 +173,7 @@ def test_the_run_reports_what_the_answers_count(tmp_path: Path) -> None:
     report = build_report(Run.open(out))
     (item,) = report.results[0].gammas
     assert (report.run.imported, report.results[0].documents, item.gamma) == ("SGLang", 3, 5)
-    assert (item.rounds, item.tokens_per_round.value) == (129, pytest.approx(105 / 43))  # type: ignore[union-attr]
+    assert (item.rounds, item.tokens_per_round.value) == (129, pytest.approx(105 / 43))
     assert item.acceptance_length == pytest.approx(1 + 63 / 43)
     assert item.accepted_per_drafted == pytest.approx(DETAILS["spec_accept_rate"])
     assert item.marginal == pytest.approx([count / 43 for count in (32, 18, 7, 3, 3)])
@@ -194,13 +194,6 @@ def test_one_prompt_beside_a_list_is_that_of_all_its_answers() -> None:
     texts = [request.names["text"] for request in requests_in({"request": {"text": "Hi"}, "response": rows})]
     assert texts[0] == texts[1]
     assert all("text" not in request.names for request in requests_in({"prompt": ["Hi", "Ho"], "response": rows}))
-
-
-def test_the_messages_of_a_request_are_those_of_all_its_choices() -> None:
-    row = openai(details=False)
-    row["choices"] = [{**row["choices"][0], "prompt_token_ids": None} for _ in range(2)]
-    texts = [request.names["text"] for request in requests_in({"messages": ["Hi"], "request": {"n": 2}, "response": row})]
-    assert texts == [read({"messages": ["Hi"], "response": answer()}).names["text"]] * 2
 
 
 @pytest.fixture(scope="module", params=["tree", "adaptive"])
@@ -224,7 +217,6 @@ def test_trees_and_adaptive_steps_have_tokens_per_round_alone(rounds_only: tuple
     (result,) = report.results
     (item,) = result.gammas
     tokens = sum(len(rounds) + sum(rounds) for rounds in ([3, 0, 2, 1], [0, 3, 3], [1, 1], [2, 0, 3]))
-    assert item.tokens_per_round is not None
     assert (item.gamma, item.rounds, item.tokens_per_round.value) == (3, 12, pytest.approx(tokens / 12))
     assert 1 < item.tokens_per_round.low < item.tokens_per_round.high < 4
     unknown = (item.acceptance_length, item.accepted_per_drafted, item.speedup, *item.marginal, *item.conditional)
@@ -275,20 +267,14 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(spec_verify_ct=42, spec_num_proposed_drafts=210), "by their histogram 43 rounds"),
-    (changed(spec_num_correct_drafts=62), "by their histogram 43 rounds of up to 5 accepted 63"),
     (changed(spec_num_proposed_drafts=214), "--drafting tree or adaptive"),
-    (changed(spec_num_proposed_drafts=43 * 65), "--drafting tree or adaptive"),
     (changed(spec_num_proposed_drafts=172), "proposed 172 drafts and accepted up to 5"),
     (changed(spec_cap_length=3.5), "verified fewer than they proposed"),
     (changed(spec_correct_drafts_histogram=None), "spec_correct_drafts_histogram is missing"),
-    (changed(spec_num_correct_drafts=None), "spec_num_correct_drafts is missing"),
     (changed(completion_tokens=109), "more tokens than its rounds write"),
     (changed(completion_tokens=90), "more rounds than their tokens allow"),
     (changed(spec_verify_ct=None), "no spec_verify_ct in meta_info or sglext.spec_tokens_details"),
-    (changed(completion_tokens=None), "completion_tokens is missing"),
-    (changed(prompt_tokens=None) | {"prompt_token_ids": None}, "prompt_tokens is missing"),
     (openai() | {"sglext": {"spec_tokens_details": [DETAILS, DETAILS]}}, "several choices (n > 1)"),
-    ([1, 2], "no spec_verify_ct"),
 )
 
 
@@ -318,7 +304,6 @@ def test_what_prefills_write_after_retractions_is_no_round(tmp_path: Path) -> No
     ]
     items = [build_report(run).results[0].gammas[0] for run in runs]
     for item in items:
-        assert item.tokens_per_round is not None
         assert (item.rounds, item.tokens_per_round.value) == (15, pytest.approx(14 / 5))
     assert [run.manifest.imported.plain_steps for run in runs if run.manifest.imported] == [0, 0]
     assert "plain_steps" not in codes(build_report(runs[1]))
@@ -346,7 +331,6 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--drafting", "tree"), 2, "add --gamma N: the server's --speculative-num-steps"),
     ((*CHAIN, "--gamma", "3"), 3, "--gamma is 3, and rounds are counted by 0 to 5"),
-    ((*STRICT, "--drafting", "tree", "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 5"),
     (("--rule", "strict", "--drafting", "chain"), 3, "there is no model"),
     ((*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"), 2, "where rounds drafted chains"),
 )
@@ -359,15 +343,3 @@ def test_options_that_do_not_fit_the_answers_are_refused(
     with pytest.raises(AlphaprofError) as found:
         imported(tmp_path, [answer()], *options)
     assert (found.value.exit_code, words in f"{found.value.message} | {found.value.hint}") == (code, True)
-
-
-def test_names_from_sampled_answers_mean_nothing_but_themselves(tmp_path: Path) -> None:
-    texts = [text for name, text in HOSTILE.items() if name != "empty"]
-    rows = [answer(number, id=f"{text}{number}") | {"domain": text} for number, text in enumerate(texts)]
-    options = ("--rule", "one_hot", "--drafting", "chain", "--temperature", "0.7", "--target", "t", "--domain-key", "domain")
-    run = imported(tmp_path, rows, *options)
-    result = build_report(run).results[0]
-    assert result.sampling == {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    text = invoke("report", run.path).stdout
-    assert text
-    assert all(char.isprintable() or char == "\n" for char in text)

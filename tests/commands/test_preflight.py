@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +14,13 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from alphaprof.cli import app
 from alphaprof.commands.preflight import measure
 from alphaprof.commands.preflight.answer import Finding, Preflight
 from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
+from tests.conftest import Runner
 from tests.profiling.test_pipeline import NEW_TOKENS, Silent, profile_file
 from tests.tiny import llama, tokenizer
 
@@ -68,8 +67,6 @@ def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: P
 def test_what_a_run_takes_goes_by_all_documents_and_their_new_tokens(looked: Preflight) -> None:
     needs = looked.estimate
     assert (needs.documents, needs.positions) == (11, 11 * NEW_TOKENS)
-    assert needs.seconds is not None
-    assert needs.disk is not None
     assert needs.seconds > 0
     assert 50 < needs.disk / (11 * NEW_TOKENS) < 2000  # bytes of a position in tiny shards
     (disk,) = found(looked, "disk")
@@ -117,65 +114,28 @@ def ordinary(tiny: Path, tmp_path: Path) -> Path:
     )
 
 
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[int | str | None, str, str]:
-    """Exit code and output of `alphaprof profile`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["alphaprof", "profile", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        app.main()
-    output = capsys.readouterr()
-    return caught.value.code, output.out, output.err
-
-
 @pytest.mark.models
-def test_a_dry_run_prints_its_checks_and_ends_in_0(
-    ordinary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_its_checks_and_ends_in_0(ordinary: Path, console_script: Runner) -> None:
     before = snapshot(ordinary.parent)
-    code, text, _ = command(monkeypatch, capsys, ordinary, "--dry-run", "--limit", 2)
+    code, text, _ = console_script("profile", ordinary, "--dry-run", "--limit", 2)
     assert code == 0
     assert text.count("in 2 documents seen") == 2
     assert text.startswith(f"0 problems and 1 note, {FINE}\n")
-    code, text, _ = command(monkeypatch, capsys, ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
+    code, text, _ = console_script("profile", ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
     assert (code, json.loads(text)["format"]) == (0, "alphaprof-preflight")
     assert snapshot(ordinary.parent) == before
 
 
 @pytest.mark.models
-def test_what_would_stop_the_run_stops_the_dry_run(
-    ordinary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_would_stop_the_run_stops_the_dry_run(ordinary: Path, console_script: Runner) -> None:
     broken = llama()
     with torch.no_grad():
         broken.model.norm.weight[0] = torch.nan
     broken.save_pretrained(ordinary.parent / "target")
-    code, text, errors = command(monkeypatch, capsys, ordinary, "--dry-run")
+    code, text, errors = console_script("profile", ordinary, "--dry-run")
     assert (code, text) == (4, "")
     assert "the logits of target hold NaN or infinity" in errors
     taken = ordinary.parent / "target"
-    code, _, errors = command(monkeypatch, capsys, ordinary, "--dry-run", "--out", taken)
+    code, _, errors = console_script("profile", ordinary, "--dry-run", "--out", taken)
     assert code == 6
     assert f"{taken} exists and is not empty" in errors
-
-
-# Options that contradict each other, and words of the error.
-CONTRADICTIONS: dict[str, tuple[list[str], str]] = {
-    "resumed": (["--dry-run", "--resume"], "--resume cannot be combined with it"),
-    "reused": (["--dry-run", "--reuse-continuations", "x"], "--reuse-continuations cannot be combined with it"),
-    "until decided": (["--dry-run", "--until-decided"], "--until-decided cannot be combined with it"),
-    "a run as a table": (["--out", "run", "--format", "json"], "--format needs --dry-run"),
-    "a run to nowhere": ([], "a run needs a directory"),
-}
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_options_that_contradict_each_other_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    options, words = CONTRADICTIONS[name]
-    path = profile_file(tmp_path, tmp_path)
-    code, text, errors = command(monkeypatch, capsys, path, *options)
-    assert (code, text) == (2, "")
-    assert words in errors
-    assert len(errors.splitlines()) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 import os
@@ -11,12 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.config.load import apply_override, load_profile, validate
+from alphaprof.config.load import load_profile, validate
 from alphaprof.config.options import ModelDraft
-from alphaprof.config.profile import ProfileOptions, resolve, template_parts
+from alphaprof.config.profile import resolve, template_parts
 from alphaprof.errors import ProfileInvalid
 from alphaprof.rules import GAMMA_LIMIT
 from tests.loops import each
@@ -129,22 +127,17 @@ def test_a_key_like_no_other_is_answered_with_what_is_known_there(group: Keys) -
 
 MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("target",), ABSENT, "target: Field required", "add this key"),
-    (("target", "model"), ABSENT, "target.model: Field required", "add this key"),
     (("target",), "hub/target", "target: ", "group of options"),
     (("target", "dtype"), "int8", "target.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'", "correct"),
     (("drafts", "small", "kind"), ABSENT, "drafts.small: ", "add kind: model or layer_skip"),
-    (("drafts", "small", "kind"), "hydra", "drafts.small: Input tag 'hydra'", "correct"),
     (("drafts", "Small draft"), {"kind": "prompt_lookup"}, "drafts: draft name 'Small draft' must be lower case", "correct"),
     (("drafts", "target"), {"kind": "prompt_lookup"}, "drafts: draft name 'target' must be", "correct"),
     (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers.0: Input should be greater", "correct"),
     (("data",), [], "data: List should have at least 1 item", "correct"),
     (("data", 0, "limit"), True, "data.0.limit: Input should be a valid integer", "correct"),
     (("data", 0, "domain"), True, "data.0.domain: Input should be a valid string", "quote the word"),
-    (("data", 0, "domain"), 7, "data.0.domain: Input should be a valid string", "a number or a date: quote it"),
-    (("data", 2, "domain"), {"column": 5}, "data.2.domain.column: Input should be a valid string", "quote it"),
     (("data", 0, "continuation", "kind"), ABSENT, "data.0.continuation: ", "add kind: greedy or sampled or given or text"),
     (("data", 0, "prompt"), ABSENT, "data.0: needs exactly one of prompt, messages, prompt_ids (has none)", "correct"),
-    (("data", 0, "messages"), "m", "data.0: needs exactly one of prompt, messages, prompt_ids (has prompt, m", "correct"),
     (("data", 0, "prompt"), "{a", "data.0.prompt: '{a': expected", "correct"),
     (("data", 0, "prompt"), "{a!r}", "data.0.prompt: '{a!r}' has a field that is not a plain column", "correct"),
     (("data", 1, "chat"), True, "data.1: chat: true needs prompt", "correct"),
@@ -166,9 +159,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "continuation: top_k, top_p and min_p need",
         "correct",
     ),
-    (("costs", "budget"), float("inf"), "costs.budget: Input should be a finite number", "correct"),
     (("execution",), {"workers": {"min": 3, "max": 2}}, "execution.workers: min 3 is above max 2", "correct"),
-    (("decision", "min_speedup"), float("nan"), "decision.min_speedup: ", "correct"),
     (("decision", "draft"), "large", "decision.draft 'large' is none of the drafts (small, skip, layer_skip, ngram)", ""),
     (("decision", "gamma"), 9, "decision.gamma 9 is not among gammas [1, 2, 3, 4, 5, 6, 7, 8]", ""),
     (("decision", "concurrency"), 2, "decision.concurrency 2 lies outside costs.concurrency [1]", ""),
@@ -210,10 +201,6 @@ def test_gammas_are_sorted_and_distinct_up_to_their_limit() -> None:
     assert validate(changed((("gammas",), [GAMMA_LIMIT, 1, 3, 1])), "").gammas == [1, 3, GAMMA_LIMIT]
 
 
-def test_weights_may_name_domains_that_only_the_data_know() -> None:
-    assert validate(changed((("decision", "weights"), {"code": 0.5, "from-a-column": 0.5})), "").decision.weights
-
-
 def test_weights_name_every_domain() -> None:
     """Of sources that name their domains; others only the data know."""
     tree = changed((("data", 2), ABSENT), (("decision", "weights"), {"code": 0.5, "chat": 0.3, "poetry": 0.2}))
@@ -226,10 +213,8 @@ def test_a_template_is_split_into_text_and_columns() -> None:
 
 
 BROKEN = {
-    "- target": "holds no profile",
     "a: b: c": " line 1: mapping values are not allowed here",
     "target: !!python/object:os.system x": "could not determine a constructor",
-    "target: 2024-99-99": "month must be in 1..12",
     "target:\n  model: a\n  model: b\n": " line 3: the key 'model' occurs twice",
 }
 
@@ -299,13 +284,10 @@ def test_set_changes_one_place_where_yaml_anchors_share_a_group(tmp_path: Path) 
 
 WRONG_OVERRIDES = [
     ("target.dtype", "is not KEY=VALUE", "target.dtype=float32"),
-    ("target..dtype=3", "is not KEY=VALUE", "target.dtype=float32"),
     ("target.dtype=[", "'[' is not a YAML value", "quote it"),
     ("target.model.name=x", "target.model: Input should be a valid string", "correct"),
     ("data.poetry.limit=5", "data.poetry: no single element 'poetry' in a list of 3", "or a domain that one source has"),
-    ("data.3.limit=5", "no single element '3' in a list of 3", "an index from 0 to 2"),
     ("target.dtpe=float32", "unknown key target.dtpe", "did you mean dtype?"),
-    ("data.0.domain=no", "data.0.domain", "quote the word"),
 ]
 
 
@@ -318,32 +300,6 @@ def test_an_override_that_means_nothing_is_refused(tmp_path: Path, override: str
 
 
 KEY = st.sampled_from(["target", "data", "drafts", "model", "code", "gammas", "0", "9", "", "\u00b2"]) | st.text()
-
-
-@given(st.builds("{}={}".format, st.lists(KEY, max_size=4).map(".".join), st.text()))
-def test_no_override_ends_in_anything_but_a_value_or_a_refusal(override: str) -> None:
-    with contextlib.suppress(ProfileInvalid):
-        apply_override(changed(), override)
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["auto", "greedy", "given", "model"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers() | st.booleans(), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-
-
-@given(st.sampled_from([(*group, name) for group, name in MISSPELT]), JSON)
-def test_no_value_of_any_option_ends_in_anything_but_options_or_a_refusal(keys: Keys, value: Any) -> None:
-    with contextlib.suppress(ProfileInvalid):
-        assert isinstance(validate(changed((keys, value)), "profile.yaml"), ProfileOptions)
 
 
 def test_a_default_yields_to_the_file_and_the_file_to_set_and_set_to_a_later_set(tmp_path: Path) -> None:
@@ -386,14 +342,11 @@ def test_paths_start_at_the_folder_of_the_profile_and_hub_ids_stay(tmp_path: Pat
 REFERENCES = [
     ("./model", "FOLDER/model"),
     ("../model", "PARENT/model"),
-    (".", "FOLDER"),
     ("/elsewhere/model", "/elsewhere/model"),
     ("~/model", "HOME/model"),
-    ("~nobody-of-this-name/model", "FOLDER/~nobody-of-this-name/model"),
     ("sub/data.parquet", "FOLDER/sub/data.parquet"),
     ("owner/name", "owner/name"),
     ("name", "name"),
-    ("x" * 5000, "x" * 5000),
 ]
 
 

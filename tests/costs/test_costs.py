@@ -45,7 +45,6 @@ def test_times_between_context_tokens_and_batches_by_hand() -> None:
     assert times.decode.ms == pytest.approx(0.75 * 11 + 0.25 * 22)  # a quarter of the way in context, then in batch
     assert times.target[3].ms == pytest.approx(0.75 * 14 + 0.25 * 28)  # half of the way in tokens; its one context
     assert times.draft.ms == pytest.approx(1.25)
-    assert times.draft_after_full is not None
     assert times.draft_after_full.ms == pytest.approx(2.0)
 
 
@@ -138,20 +137,16 @@ def test_prefill_by_hand() -> None:
     rows = [row("target", "prefill", tokens, 1, 0, ms) for tokens, ms in ((200, 30.0), (100, 10.0))]
     others = [row("target", "prefill", 400, 2, 0, 1.0), row("target", "prefill", 400, 1, 64, 1.0)]
     found = StepTable([*rows, *others]).prefill_ms("target", np.array([50, 100, 150, 200, 300]))
-    assert found is not None
     assert found[0] == pytest.approx([10, 10, 20, 30, 50])
     assert found[1] == pytest.approx(1 / 5)
     falling = StepTable([*rows, row("target", "prefill", 300, 1, 0, 20.0)]).prefill_ms("target", np.array([300, 900]))
-    assert falling is not None
     assert falling[0] == pytest.approx([20, 20])
     one = StepTable(rows[:1]).prefill_ms("target", np.array([100, 200, 400]))
-    assert one is not None
     assert (list(one[0]), one[1]) == ([30, 30, 60], pytest.approx(1 / 3))
     assert TABLE.prefill_ms("target", np.array([100])) is None
     assert StepTable(others).prefill_ms("target", np.array([100])) is None
     assert StepTable(rows).prefill_ms("small", np.array([100])) is None
     nobody = StepTable(rows).prefill_ms("target", np.array([]))
-    assert nobody is not None
     assert nobody[1] == 0
 
 

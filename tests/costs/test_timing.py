@@ -120,12 +120,3 @@ def test_the_least_sure_round_counts_and_the_machine_does_not() -> None:
     logs = np.log(noise[:, 2] / np.median(noise[:, 2]))
     assert largest_error(slow * noise, mixes, 0.2) == pytest.approx(reach(logs, 0.2))
     assert largest_error(slow * noise, mixes[:1], 0.0) == pytest.approx(0, abs=1e-12)
-
-
-def test_one_autocorrelation_of_all_steps_is_surer_than_one_of_each() -> None:
-    """8 rounds of independent noise: each step by itself is widened four-fold now and then, all together hardly ever."""
-    rng = np.random.default_rng(0)
-    noise = np.exp(0.15 * rng.standard_normal((1000, 8, 11)))
-    together = [autocorrelation(steps_of(each)) for each in noise]
-    alone = [autocorrelation(steps_of(each[:, :2])) for each in noise]
-    assert np.quantile(together, 0.95) < 0.4 < 0.8 < np.quantile(alone, 0.95)

@@ -43,6 +43,7 @@ OUTPUTS = {
     "compare": ("compare", "{run}:small", "{run}:ngram"),
     "compare as JSON": ("compare", "{run}:small", "{run}:ngram", "--format", "json"),
     "vLLM's rates, JSON": ("export", "{run}:small", "--to", "vllm-synthetic"),
+    "an engine's configuration, JSON": ("export", "{run}:small", "--to", "vllm-config", "--gamma", "2"),
     "trees": ("trees", "{run}:small", "--nodes", "4"),
     "trees as JSON": ("trees", "{run}:small", "--nodes", "4", "--format", "json"),
 }

@@ -188,23 +188,6 @@ def test_paper_gets_every_figure_whole_and_nothing_to_press(fresh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_keyboard_gets_everywhere(fresh: Any) -> None:
-    focused = "document.activeElement"
-    fresh.keyboard.press("Tab")
-    skip = fresh.locator(".skip")
-    assert skip.evaluate(f"one => one === {focused}")
-    assert skip.bounding_box()["x"] >= 0
-    assert fresh.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
-    fresh.keyboard.press("Enter")
-    assert fresh.url.endswith("#answer")
-    links = fresh.locator("#contents a")
-    links.first.focus()
-    for place in range(links.count()):
-        assert links.nth(place).evaluate(f"one => one === {focused}")
-        fresh.keyboard.press("Tab")
-
-
-@pytest.mark.slow
 def test_long_names_leave_the_page_as_wide_as_a_phone(fresh: Any) -> None:
     fresh.set_viewport_size({"width": 400, "height": 800})
     assert fresh.evaluate("document.documentElement.scrollWidth") <= 400

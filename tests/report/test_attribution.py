@@ -171,13 +171,10 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
     assert rules == ({"strict"} if kind == "greedy" else {"one_hot", "lossless"})
     for item in report.causes:
         result = only(report, item.domain, item.draft, item.rule)
-        assert result.alpha is not None
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage, abs=1e-12)
         assert sum(shares(item).values()) == pytest.approx(item.lost.value, abs=1e-12)
         assert all(cause.share.low <= cause.share.value <= cause.share.high for cause in item.causes)
         best = next(one for one in result.gammas if one.gamma == result.best_gamma)
-        assert best.tokens_per_round is not None
-        assert best.speedup is not None
         assert (item.gamma, item.tokens_per_round) == (result.best_gamma, best.tokens_per_round.value)
         assert item.speedup == best.speedup.value
         assert item.perfect_speedup is not None
@@ -324,7 +321,6 @@ def test_with_many_documents_expected_rounds_stay_the_reports_own(tmp_path: Path
     report = reported(tmp_path, Recipe(domains={"d": domain}, rules=("lossless",), decision={"rule": "lossless"}))
     (item,) = report.causes
     best = next(one for one in report.results[0].gammas if one.gamma == item.gamma)
-    assert best.tokens_per_round is not None
     assert item.tokens_per_round == best.tokens_per_round.value
     assert [cause.name for cause in item.causes if (cause.tokens_per_round or 0) < item.tokens_per_round] == []
     assert item.gamma is not None
@@ -371,7 +367,6 @@ def test_without_rounds_causes_still_add_up(domain: Domain, decision: dict[str, 
     wanted = decision.get("rule", "strict")
     for draft in ("small", "ngram"):
         item, result = of(report, "d", draft, wanted), only(report, "d", draft, wanted)
-        assert result.alpha is not None
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage)
         assert sum(shares(item).values()) == pytest.approx(item.lost.value)
         assert (item.gamma, item.tokens_per_round, item.speedup, item.perfect_speedup, item.best) == (None,) * 5

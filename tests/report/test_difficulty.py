@@ -19,7 +19,6 @@ SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
 def test_the_autocorrelation_of_a_sequence_by_hand() -> None:
     # 1 1 0 0 1: pairs 11 10 00 01, so both 1 of 4, first 2 of 4, second 2 of 4: (1/4 - 1/4) / (1/4) = 0
     found = autocorrelation(np.array([0]), tuple(np.array([[4.0], [2.0], [2.0], [1.0]])), 0.95)
-    assert found is not None
     assert (found.value, found.low, found.high) == (0.0, -1.0, 1.0)
 
 
@@ -35,7 +34,6 @@ def test_the_interval_of_the_autocorrelation_holds_the_truth(bursts: float) -> N
         first, second = chain[:, :-1], chain[:, 1:]
         sums = (np.full(40, 59.0), first.sum(1), second.sum(1), (first & second).sum(1))
         found = autocorrelation(np.arange(40), sums, 0.95)
-        assert found is not None
         inside += found.low <= bursts <= found.high
     assert 180 <= inside <= 199  # nominal 190 of 200, standard deviation 3
 
@@ -49,7 +47,6 @@ def test_burstiness_is_the_correlation_of_neighbours_in_the_log(tmp_path: Path, 
     known = following.notna()
     expected = np.corrcoef(kept[known], following[known])[0, 1]
     found = only(reported(tmp_path / "again", recipe), "code").burstiness
-    assert found is not None
     assert found.value == pytest.approx(expected, abs=1e-9)
     assert found.low < found.value < found.high
 
@@ -83,7 +80,6 @@ def test_the_slowest_and_the_fastest_documents_are_found(tmp_path: Path) -> None
     log, speeds = log_of(run), []
     for domain in ("code", "chat"):
         gamma = only(report, domain).best_gamma
-        assert gamma is not None
         cost = (gamma * 1.0 + 10 + 0.5 * gamma) / 10  # of a round in decode steps: see Recipe
         for document, rows in rows_of(log, domain, "small").groupby("document"):
             if len(rows) >= SHORTEST:

@@ -95,7 +95,6 @@ def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]
     """The documents and positions of every such value are those of the part, and a note names the remedy."""
     _, part, whole = reports
     told = part.run.log_documents
-    assert told is not None
     assert told < part.run.documents
     (warning,) = [warning for warning in part.notes if warning.code == "part_of_log"]
     assert f"{told} of {part.run.documents} documents" in warning.message

@@ -26,9 +26,6 @@ from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
-ROOT = Path(__file__).parents[2]
-
-
 RICH = Recipe(
     domains={
         "code": Domain(documents=9, alpha=0.8),
@@ -78,7 +75,6 @@ def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataF
     share, error, t = spread(by_document["sum"], by_document["count"])
     half = t * error
     alpha = only(report, "chat").alpha
-    assert alpha is not None
     assert (alpha.low, alpha.high) == (pytest.approx(share - half, abs=1e-5), pytest.approx(share + half, abs=1e-5))
 
 
@@ -97,7 +93,6 @@ def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.Dat
     timing = 0.01 * math.sqrt((1 - plain) ** 2 + verify**2 + draft**2)
     far = stats.norm.ppf(0.975) * timing
     found = only(report, "chat").gammas[0].speedup
-    assert found is not None
     skew, share = skewed(time, tokens, error, t), max(2 / len(time), 0.1)
     near = t * error / relative
     slower = math.log(max(math.exp(near) + max(skew, 0), 1 + share * (1.15 / relative - 1)))
@@ -162,8 +157,6 @@ FIXED = {"draft": "small", "gamma": 2}
 def test_fixed_draft_and_gamma_are_judged_by_all_documents(tmp_path: Path) -> None:
     found = reported(tmp_path, Recipe(decision=FIXED))
     assert (found.traffic.draft, found.traffic.gamma, found.traffic.documents) == ("small", 2, 12)
-    assert found.traffic.speedup is not None
-    assert found.traffic.tested is not None
     assert found.traffic.tested.value == found.traffic.speedup.value
     assert all(result.best_gamma == 2 for result in found.results)
     assert "held-out" not in found.traffic.reason
@@ -178,8 +171,6 @@ def test_auto_chooses_the_better_draft_and_tests_it_on_the_other_half(tmp_path: 
         traffic.documents == sum(held_out({"code": lots_of(written.documents()["prompt_hash"].to_pylist())})["code"]) == 10
     )
     assert "10 independent held-out documents" in traffic.reason
-    assert traffic.tested is not None
-    assert traffic.speedup is not None
     assert traffic.tested.value == traffic.speedup.value
     assert traffic.speedup.low < traffic.tested.low  # two-sided, and one-sided
 
@@ -189,9 +180,6 @@ def test_given_weights_weigh_times(tmp_path: Path) -> None:
     recipe = Recipe(decision=FIXED | {"weights": {"code": 0.9, "chat": 0.1}})
     found = reported(tmp_path, recipe)
     code, chat = (only(found, domain).gammas[1] for domain in ("code", "chat"))
-    assert code.speedup is not None
-    assert chat.speedup is not None
-    assert found.traffic.speedup is not None
     assert found.traffic.speedup.value == pytest.approx(1 / (0.9 / code.speedup.value + 0.1 / chat.speedup.value))
     assert not found.traffic.weights_observed
     assert "shares of tokens from the profile" in as_terminal(found)
@@ -203,12 +191,6 @@ def test_observed_weights_are_shares_of_tokens(tmp_path: Path) -> None:
     assert found.traffic.weights == pytest.approx({domain: count / sum(size.values()) for domain, count in size.items()})
     assert found.traffic.weights_observed
     assert "observed shares of tokens" in as_terminal(found)
-
-
-def test_weights_that_miss_a_domain_are_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(ProfileInvalid) as error:
-        reported(tmp_path, Recipe(decision={"weights": {"code": 1.0}}))
-    assert error.value.message == "decision.weights does not name domain 'chat', which the data has"
 
 
 def test_a_domain_with_two_kinds_of_own_text_counts_both(tmp_path: Path) -> None:
@@ -237,8 +219,6 @@ def test_dependent_documents_count_as_one(tmp_path: Path, options: dict[str, Any
     assert "4 of 6" in as_terminal(found)
     assert "there are 4" in result.reason
     apart = only(reported(tmp_path / "apart", Recipe(domains={"code": Domain(documents=6)}, decision=FIXED)), "code")
-    assert result.alpha is not None
-    assert apart.alpha is not None
     assert result.alpha.value == apart.alpha.value
     assert (result.alpha.low, result.alpha.high) != (apart.alpha.low, apart.alpha.high)
 
@@ -261,9 +241,7 @@ def test_a_draft_without_any_proposal_has_no_alpha(tmp_path: Path) -> None:
     found = reported(tmp_path, Recipe(domains={"code": Domain(documents=20, coverage=0.0)}))
     result = only(found, "code")
     assert (result.alpha, result.coverage) == (None, 0.0)
-    assert result.gammas[0].tokens_per_round is not None
     assert result.gammas[0].tokens_per_round.value == 1.0
-    assert result.gammas[0].speedup is not None
     assert result.gammas[0].speedup.value == pytest.approx(1.0)
     assert (result.gammas[0].acceptance_length, result.gammas[0].accepted_per_drafted) == (None, None)
     as_json(found)

@@ -17,7 +17,7 @@ from scipy import stats
 
 from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.sections.certificates import Certificate, Certificates
+from alphaprof.report.sections.certificates import Certificate
 from alphaprof.report.sections.predictability import EPSILONS, Predictability
 from alphaprof.stats.estimate import Interval
 from tests import reference
@@ -65,18 +65,14 @@ def with_units(run: Run) -> pd.DataFrame:
     return rows
 
 
-def held(report: Report) -> Certificates:
-    """The certificates, which there must be."""
-    assert report.certificates is not None
-    return report.certificates
-
-
 def certificate(
     report: Report, domain: str, kind: str = "greedy", draft: str = "small", rule: str = "strict"
 ) -> Certificate:
     """The one certificate of a text, draft and rule."""
     key = (domain, kind, draft, rule)
-    (found,) = [item for item in held(report).certificates if (item.domain, item.continuation, item.draft, item.rule) == key]
+    (found,) = [
+        item for item in report.certificates.certificates if (item.domain, item.continuation, item.draft, item.rule) == key
+    ]
     return found
 
 
@@ -106,7 +102,6 @@ def share_of(values: pd.Series, units: pd.Series) -> Interval:
 
 def close(found: Interval | None, expected: Interval, tolerance: float = 1e-6) -> None:
     """Equal up to rounding."""
-    assert found is not None
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(expected), abs=tolerance)
 
 
@@ -203,7 +198,7 @@ def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: st
 @pytest.mark.parametrize("draft", MODELS)
 def test_lossless_bounds_are_those_of_the_log(report: Report, log: pd.DataFrame, draft: str) -> None:
     """The means over positions of each bound; and in their order."""
-    for found in (item for item in held(report).lossless if item.draft == draft):
+    for found in (item for item in report.certificates.lossless if item.draft == draft):
         rows = rows_of(log, found.domain, found.continuation, draft)
         rows = rows[rows["overlap"].notna()]
         least = rows[["kl_target_draft", "kl_draft_target"]].astype(float).min(axis=1)
@@ -244,7 +239,7 @@ def test_infinite_divergences_are_said_and_promise_nothing(tmp_path: Path) -> No
     item = certificate(found, "code")
     assert (item.mean_divergence, item.rejected_at_most) == (math.inf, 7 / 8)
     assert (item.certified.value, item.accepted.value, item.contradicted) == (7 / 8, 7 / 8, 0)
-    (bounds,) = held(found).lossless
+    (bounds,) = found.certificates.lossless
     assert (bounds.mean_divergence, bounds.from_mean) == (math.inf, 0.0)
     assert bounds.sharp.value == pytest.approx(7 / 8 * sharpest(float(np.float32(0.1))))
     content = as_json(found)["certificates"]
@@ -273,14 +268,14 @@ def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> 
         run = rewritten(run, draft, consistent)
     honest = build_report(run)
     assert "contradicted" not in codes(honest)
-    assert sum(item.contradicted for item in held(honest).certificates) == 0
+    assert sum(item.contradicted for item in honest.certificates.certificates) == 0
 
     def wrong(rows: pd.DataFrame) -> None:
         odd = rows.index[(rows["draft_top"] != rows["target_top"]) & (rows["domain"] == "chat")][:3]
         rows.loc[odd, ["threshold_strict", "kl_target_draft"]] = 0.5, 0.4
 
     found = build_report(rewritten(run, "large", wrong))
-    alarms = [(item.domain, item.draft, item.contradicted) for item in held(found).certificates if item.contradicted]
+    alarms = [(item.domain, item.draft, item.contradicted) for item in found.certificates.certificates if item.contradicted]
     assert alarms == [("chat", "large", 3)]
     (warning,) = [warning for warning in found.notes if warning.code == "contradicted"]
     assert "3 certified positions were rejected" in warning.message
@@ -353,7 +348,6 @@ def test_certain_runs_are_those_of_the_log(
             assert item.tokens_per_round is None
             continue
         counted = [engine(run, [gamma] * len(run), gamma) for run in runs]
-        assert item.tokens_per_round is not None
         tokens, rounds = (sum(count[name] for count in counted) for name in ("tokens", "rounds"))
         assert item.tokens_per_round.value == pytest.approx(tokens / rounds)
         assert 1 <= item.tokens_per_round.low <= item.tokens_per_round.value <= item.tokens_per_round.high <= gamma + 1
@@ -461,11 +455,11 @@ def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any
     }
     found = build_report(profiled(drafts))
     rules, trees = [*CERTIFIED, "tree_4"], ["tree_2", "tree_3", "tree_4"]
-    judged = [(item.domain, item.draft, item.rule) for item in held(found).certificates]
+    judged = [(item.domain, item.draft, item.rule) for item in found.certificates.certificates]
     greedy, drawn = (list(itertools.product(names, drafts)) for names in (["code"], ["story", "novel"]))
     assert len(judged) == 3 * len(rules) + 2 * 3 * (len(rules) - len(trees)) == len(set(judged))
     assert {(domain, draft) for domain, draft, _ in judged} == {each for each in greedy + drawn if each[1] != "ngram"}
-    for item in held(found).certificates:
+    for item in found.certificates.certificates:
         assert item.contradicted == 0
         assert item.certified.value <= item.accepted.value
         assert 1 - item.accepted.value <= item.rejected_at_most
@@ -473,16 +467,16 @@ def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any
             assert (item.accepted.value, item.rejected_at_most) == (1, pytest.approx(0, abs=0.02))
             assert item.certified.value > 0.9
     for rule in rules:
-        assert any(0 < item.certified.value < 1 for item in held(found).certificates if item.rule == rule)
+        assert any(0 < item.certified.value < 1 for item in found.certificates.certificates if item.rule == rule)
     assert "contradicted" not in codes(found)
-    truncated = [item for item in held(found).certificates if (item.domain, item.draft) == ("novel", "skip")]
+    truncated = [item for item in found.certificates.certificates if (item.domain, item.draft) == ("novel", "skip")]
     assert {item.mean_divergence for item in truncated} == {math.inf}
-    for item in held(found).lossless:
+    for item in found.certificates.lossless:
         assert 0 <= item.from_mean <= item.sharp.value + 1e-9 <= item.beta.value + 1e-6
     as_json(found)
     assert "nan" not in as_terminal(found)
     alone = build_report(profiled({}))
-    assert held(alone).certificates == ()
+    assert alone.certificates.certificates == ()
     bare, full = ([dataclasses.replace(text, free=()) for text in each.predictability] for each in (alone, found))
     assert bare == full
     assert [(free.draft, free.rule) for text in alone.predictability for free in text.free] == [
@@ -525,8 +519,6 @@ def test_what_is_certain_is_the_least_that_a_draft_within_epsilon_reaches(tmp_pa
     found = build_report(rewritten(run, "small", change))
     (least,) = [item for item in found.predictability[0].runs if (item.rule, item.epsilon) == ("strict", 0.03)]
     reached = only(found, "code").gammas[-1]
-    assert least.tokens_per_round is not None
-    assert reached.tokens_per_round is not None
     assert reached.gamma == least.gamma == 4
     if luck:
         assert reached.tokens_per_round.value > least.tokens_per_round.value

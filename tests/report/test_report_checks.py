@@ -46,7 +46,6 @@ def test_honest_sampled_text_agrees_with_its_distributions(honest: Report) -> No
     found = [result for result in checked(honest) if result.rule != "tree_2"]
     assert len(found) == 20 * 2 * 2
     for result in found:
-        assert result.self_check is not None
         assert result.self_check.low < 0 < result.self_check.high
         assert result.self_check.high - result.self_check.low < 0.3
     assert "off_policy_sample" not in codes(honest)
@@ -63,7 +62,6 @@ def test_the_self_check_is_what_happened_less_what_was_expected(tmp_path: Path) 
         kept = (rows["draft_token_prob"] / rows["target_token_prob"]).clip(upper=1) - rows["overlap"]
         for rule, difference in (("one_hot", hits), ("lossless", hits if draft == "lookup" else kept)):
             check = only(found, "story", draft, rule).self_check
-            assert check is not None
             assert check.value == pytest.approx(difference.mean(), abs=1e-6)
 
 
@@ -71,7 +69,6 @@ def test_the_self_check_of_texts_of_one_length_by_hand() -> None:
     """Four texts of ten proposals that differ by 1, 0, 2 and 1: .1 +- t(3 at 99.95 %) x .0816 / 2."""
     columns = {"accepted": np.full(4, 5.0), "emitted": np.array([6.0, 5.0, 7.0, 6.0]), "proposals": np.full(4, 10.0)}
     check = _self_check(DocumentTotals(columns, Units.named("abcd"), "sampled", "sampled", None))
-    assert check is not None
     assert (check.value, check.high - check.value) == pytest.approx((0.1, 12.924 * 0.08165 / 2), rel=1e-4)
     assert check.value - check.low == pytest.approx(check.high - check.value)
 
@@ -92,7 +89,6 @@ def test_the_self_check_is_wrong_as_rarely_as_it_says() -> None:
     rng, misses = np.random.default_rng(1), 0
     for _ in range(6000):
         check = _self_check(pool_of(rng, 8))
-        assert check is not None
         misses += not check.low <= 0 <= check.high
     assert SELF_CHECK_CONFIDENCE == 0.999
     assert 1 <= misses <= 14
@@ -107,7 +103,6 @@ def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Pa
     found = reported(tmp_path, Recipe(domains=domains, rules=RULES))
     for rule in ("one_hot", "lossless"):
         check = only(found, "false", rule=rule).self_check
-        assert check is not None
         assert not check.low <= 0 <= check.high
     (warning,) = [warning for warning in found.notes if warning.code == "off_policy_sample"]
     assert f"false ({continuation} at temperature 0.7; small, one_hot) -0." in warning.message
@@ -130,7 +125,6 @@ def test_what_rounding_may_make_is_no_accusation(tmp_path: Path) -> None:
     for share, accused in ((0.004, False), (0.006, True)):
         found = build_report(rewritten(run, "small", nearly(share)))
         check = only(found, "story", rule="lossless").self_check
-        assert check is not None
         assert check.value == pytest.approx(-share, abs=1e-6)
         assert ("lossless" in " ".join(warning.message for warning in found.notes)) == accused
 
@@ -211,7 +205,6 @@ def test_alpha_by_phase_is_that_of_the_position_log(thinking: tuple[Run, Report]
                 rows = rows_of(log, domain, draft)
                 rows = rows[rows["phase"] == name]
                 assert phase.positions == len(rows) > 0
-                assert phase.alpha is not None
                 assert phase.alpha.value == pytest.approx(rows[f"accept_{rule}"].mean(), abs=1e-6)
                 assert phase.alpha.low <= phase.alpha.value <= phase.alpha.high
             assert sum(phase.positions for phase in result.phases.values()) == result.positions

@@ -16,7 +16,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.decision import held_out
 from alphaprof.report.inputs import ReportInputs, draft_pools
-from alphaprof.report.model import Route, ServerPool
+from alphaprof.report.model import ServerPool
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.verdict import halves
 from alphaprof.totals.documents import lots_of
@@ -48,11 +48,6 @@ def asked(run: Run, by: str = "domain", **decision: Any) -> Report:
     """The report of a run with another decision."""
     config = run.manifest.config
     return build_report(run, config=config | {"decision": config["decision"] | decision, "route": {"by": by}})
-
-
-def found(report: Report) -> Route:
-    assert report.routing is not None
-    return report.routing
 
 
 class Anew:
@@ -124,7 +119,7 @@ def test_the_route_is_that_of_a_search_through_all(
         weights = {name: share / sum(kept.values()) for name, share in kept.items()}
     run = write_run(tmp_path / "run", recipe)
     report, anew = asked(run, weights=weights, min_route_gain=least_gain), Anew(run, recipe)
-    route = found(report)
+    route = report.routing
     single, assigned = anew.chosen(weights, least_gain)
     assert goes(route.pools) == assigned
     assert set(goes([route.over]).values()) == {single}
@@ -143,14 +138,13 @@ def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], dict[str, 
     pools: dict[str, dict[str, DocumentTotals]] = {}
     for item in draft_pools(inquiry, inquiry.deciding):
         pools.setdefault(item.draft, {})[item.domain] = item.pool
-    assert inquiry.book is not None
     return pools, dict(inquiry.book.timing(1).times), inquiry
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["as observed", "given weights"])
 def test_intervals_of_a_route_are_those_of_its_tested_documents(tmp_path: Path, weights: dict[str, float] | None) -> None:
     run = write_run(tmp_path / "run", MIXED)
-    route, (pools, times, inquiry) = found(asked(run, weights=weights)), pools_of(run)
+    route, (pools, times, inquiry) = asked(run, weights=weights).routing, pools_of(run)
     tested = held_out({name: pools["small"][name].units.lots for name in DOMAINS})
 
     def way(assigned: dict[str, Option]) -> list[Decoded]:
@@ -165,7 +159,6 @@ def test_intervals_of_a_route_are_those_of_its_tested_documents(tmp_path: Path, 
     second = [one if goes([route.over])[name] == goes(route.pools)[name] else two for name, one, two in each(first, second)]
     mix = Mix.of(weights) if weights else Mix(tuple(DOMAINS), None, inquiry.strata)
     gain = speedup_interval(mix.gain(first, second), 0.95)
-    assert gain is not None
     assert dataclasses.astuple(route.gain) == pytest.approx([value - 1 for value in dataclasses.astuple(gain)])
     assert route.speedup == speedup_interval(mix.routed(second), 0.95)
 
@@ -176,14 +169,13 @@ def each(first: list[Decoded], second: list[Decoded]) -> list[tuple[str, Decoded
 
 def test_a_domain_where_nothing_pays_goes_without_speculation(tmp_path: Path) -> None:
     report = reported(tmp_path, DEAR)
-    route = found(report)
+    route = report.routing
     assert goes(route.pools) == {"code": ("small", 4), "chat": None}
     assert route.worth_it
     assert report.route == route.pools
     answers = {item.domain: item.best for item in report.domains}
     assert (answers["code"].verdict, answers["chat"].verdict) == ("GO", "NO-GO")
     speedup = answers["chat"].speedup
-    assert speedup is not None
     assert speedup.high < 1
 
 
@@ -191,7 +183,6 @@ def test_what_is_deployed_follows_the_verdict(tmp_path: Path) -> None:
     """One pool with the draft, none while undecided, and one without a draft."""
     run = write_run(tmp_path / "run", ALIKE)
     whole = asked(run).speedup
-    assert whole is not None
     for least, verdict, pools in (
         (1.05, "GO", (ServerPool("small", 4, ("a", "b"), 1.0),)),
         (whole.value, "UNDECIDED", ()),
@@ -206,12 +197,12 @@ def test_both_lower_ends_decide_whether_a_route_is_worth_it(tmp_path: Path, asks
     """At the end itself it is; a little above it is not, and the single pool stays."""
     run = write_run(tmp_path / "run", DEAR)
     report = asked(run, min_speedup=1.0)
-    end = found(report).gain.low if asks == "min_route_gain" else found(report).speedup.low
+    end = report.routing.gain.low if asks == "min_route_gain" else report.routing.speedup.low
     assert end > {"min_route_gain": 0.0, "min_speedup": 1.0}[asks]
     at, above = (asked(run, **{"min_speedup": 1.0, asks: end + more}) for more in (0.0, 1e-6))
-    assert (found(at).worth_it, found(above).worth_it) == (True, False)
-    assert found(above).pools == found(at).pools
-    assert at.route == found(at).pools
+    assert (at.routing.worth_it, above.routing.worth_it) == (True, False)
+    assert above.routing.pools == at.routing.pools
+    assert at.route == at.routing.pools
     assert len(above.route) == (1 if above.verdict != "UNDECIDED" else 0)
 
 
@@ -233,7 +224,7 @@ def test_fewer_than_five_documents_tell_of_no_gain(tmp_path: Path) -> None:
             "chat": dataclasses.replace(chat, documents=documents),
         }
         recipe = dataclasses.replace(DEAR, domains=domains, decision={"min_speedup": 0.5, "min_route_gain": -0.9})
-        route = found(reported(tmp_path / str(documents), recipe))
+        route = reported(tmp_path / str(documents), recipe).routing
         assert route.documents == documents
         assert route.gain.low > -0.9
         assert route.worth_it == worth_it
@@ -250,9 +241,9 @@ def sequential(run: Run, choosing: int) -> Run:
 def test_a_run_that_stops_when_it_is_sure_calls_for_no_second_pool(tmp_path: Path) -> None:
     """Its route is tested on documents after those that chose, but by an interval for a fixed number of them."""
     run = write_run(tmp_path / "run", DEAR)
-    assert found(asked(run)).worth_it
+    assert asked(run).routing.worth_it
     report = asked(sequential(run, 32))
-    route = found(report)
+    route = report.routing
     assert route.documents == len(run.documents()) - 32
     assert route.gain.low > 0.03
     assert not route.worth_it
@@ -267,7 +258,6 @@ def test_equal_prompts_do_not_choose_and_test(tmp_path: Path) -> None:
     run = sequential(write_run(tmp_path / "run", Recipe(domains={"code": domain}, gammas=(1, 4))), 8)
     pools, _, inquiry = pools_of(run)
     parts = halves(pools["small"], inquiry.question.order)
-    assert parts is not None
     units = pools["small"]["code"].cluster
     choosing, testing = (set(units[part["code"]].tolist()) for part in parts)
     assert (len(choosing), len(testing)) == (8, 4)
@@ -290,9 +280,7 @@ def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
         assert item.next_best is not None
         assert [(one.draft, one.gamma) for one in (item.best, item.next_best)] == [best, second]
         for one, option in ((item.best, best), (item.next_best, second)):
-            assert one.speedup is not None
             assert one.speedup.value == pytest.approx(1 / time[option][1])
-        assert item.ahead is not None
         assert item.ahead.value == pytest.approx(time[second][1] / time[best][1])
         pools, times, _ = pools_of(run)
         tested = held_out({item.domain: pools["small"][item.domain].units.lots})[item.domain]

@@ -70,7 +70,6 @@ def test_the_first_documents_choose_and_the_others_are_bet_on(tmp_path: Path) ->
     assert times.full_round_cost == pytest.approx(1.45)
     bounds = Bounds(1.45 / 4, 1.45, LENGTH - 1)
     expected = decide_sequentially(base[tested], spent[tested], 1.0, bounds, 1.5, 0.95)
-    assert found.tested is not None
     assert (found.tested.low, found.tested.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
     assert found.tested.value == pytest.approx(base[tested].sum() / spent[tested].sum())
     assert found.documents == tested.sum()
@@ -245,6 +244,5 @@ def test_what_is_shown_of_documents_in_random_order_is_of_those_that_were_tested
     expected = ratio(spent[number >= 32], base[number >= 32])
     speedup = auto.traffic.speedup
     assert auto.traffic.chosen
-    assert speedup is not None
     assert speedup.value == pytest.approx(1 / expected.value)
     assert speedup.low < 1 / (expected.value + expected.stderr)

@@ -150,7 +150,6 @@ def test_tokens_outside_the_vocabulary_end_rounds() -> None:
 def test_the_first_size_that_satisfies() -> None:
     measured = curve(law(0.1, 0.5, 0.4), 1e-4)
     size = first_size(measured, lambda band: band.high <= 0.1 + 0.5 * 2**-0.4 + 0.001, 0.95)
-    assert size is not None
     assert 1.7 * SIZES[-1] < size < 2.4 * SIZES[-1]
     assert first_size(measured, lambda band: band.high <= 0.1, 0.95) is None
     assert first_size(measured, lambda _: True, 0.95) == SIZES[-1]

@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from alphaprof.costs.speedup import Speedup
-from alphaprof.stats.estimate import ratio
 from alphaprof.stats.sequential import (
     BOLDEST,
     Bounds,
@@ -268,14 +266,3 @@ def test_power_is_about_what_theory_promises(corpus: Corpus, margin: float, verd
     found = corpus.verdicts(np.random.default_rng(11), 1.83 / margin)
     assert [one.verdict for one in found].count(verdict) >= 40
     assert least <= np.median([one.documents for one in found]) <= most
-
-
-def test_stopping_at_will_takes_several_times_the_documents_of_one_look(corpus: Corpus) -> None:
-    """Beside the fixed number at which half of the intervals are clear of the threshold."""
-    error = ratio(corpus.rounds, corpus.base)
-    spread = error.stderr / error.value * math.sqrt(len(corpus.base))  # of one document
-    for margin in (1.10, 1.30):
-        one = Speedup(1.83, spread / math.sqrt(2), 0.0, 1, 2)
-        fixed = next(n for n in range(5, 10_000) if one.at(n).bounds(1 - CONFIDENCE)[0] >= 1.83 / margin)
-        found = corpus.verdicts(np.random.default_rng(12), 1.83 / margin)
-        assert 2 < np.median([one.documents for one in found]) / fixed < 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.research.forecast_coverage import family, late_rise, outcomes, summary
+from scripts.research.forecast_coverage import family, outcomes
 
 
 def test_a_thousand_curves_of_the_family() -> None:
@@ -10,10 +10,3 @@ def test_a_thousand_curves_of_the_family() -> None:
     assert len(found) > 700
     assert sum(each.held for each in found) >= 0.95 * len(found)
     assert sum(each.above for each in found) <= 0.05 * len(found)
-
-
-def test_others_are_printed() -> None:
-    line = summary("late rise", list(outcomes(late_rise, 40, 1)))
-    assert line.startswith("late rise  40 curves (at 4 x held ")
-    assert "median width" in line
-    assert "no forecast of any" in summary("late rise", [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import runpy
 from typing import Any
@@ -18,7 +17,6 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "research" / "interval_coverage.p
 GLOBALS = SCRIPT["main"].__globals__  # what the script's functions look names up in
 SETTINGS = list(SCRIPT["SETTINGS"])
 MEMBERS, SAMPLES = 40, 250
-Array = np.ndarray[Any, Any]
 every_setting = pytest.mark.parametrize("name", SETTINGS)
 
 
@@ -145,11 +143,6 @@ def too_narrow(function: Any) -> Any:
     return narrowed
 
 
-def certain(function: Any) -> Any:
-    """Bounds that meet in the middle."""
-    return lambda *arguments: (math.sqrt(math.prod(function(*arguments))),) * 2
-
-
 def easily_convinced(function: Any) -> Any:
     """A verdict at a confidence of 30 %."""
     return lambda *arguments, **options: function(*arguments[:-1], 0.3, **options)
@@ -160,37 +153,21 @@ def generous(function: Any) -> Any:
     return lambda found, threshold, *arguments, **options: function(found, 0.95 * threshold, *arguments, **options)
 
 
-def surer(function: Any) -> Any:
-    """A speedup that claims to be three times as sure as it is."""
-
-    def claimed(*arguments: Any) -> Any:
-        found = function(*arguments)
-        error = found.sampling_error / 3
-        return dataclasses.replace(found, sampling_error=error, skewness=0.0, unseen_slower=0.0, unseen_faster=0.0)
-
-    return claimed
-
-
 @pytest.mark.parametrize(
-    ("name", "wrong", "part", "expected"),
+    ("name", "wrong", "part"),
     [
-        ("pooled_share", too_narrow, "intervals", 1),
-        ("tokens_interval", too_narrow, "intervals", 1),
-        ("speedup_interval", too_narrow, "intervals", 1),
-        ("decide_sequentially", easily_convinced, "gates", 1),
-        ("decide", generous, "choices", 1),
-        ("timing_bounds", certain, "step_times", 6),
-        ("known", surer, "gains", 9),
+        ("pooled_share", too_narrow, "intervals"),
+        ("speedup_interval", too_narrow, "intervals"),
+        ("decide_sequentially", easily_convinced, "gates"),
+        ("decide", generous, "choices"),
     ],
 )
 def test_what_is_wrong_is_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any, part: str, expected: int
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any, part: str
 ) -> None:
     """In one setting, and no other part, to be quick."""
     title, header, _, measured = SCRIPT["PARTS"][part]
-    setting = {"step_times": "log-normal", "gains": "other draft"}.get(part, "different")
-    monkeypatch.setitem(GLOBALS, "PARTS", {part: (title, header, [setting], measured)})
+    monkeypatch.setitem(GLOBALS, "PARTS", {part: (title, header, ["different"], measured)})
     monkeypatch.setitem(GLOBALS, name, wrong(GLOBALS[name]))
-    samples = "120" if part != "step_times" else "10"
-    assert SCRIPT["main"]([f"--{part}", samples, "--members", "10"]) == 1
-    assert capsys.readouterr().out.endswith(f"\n{expected} not met\n")
+    assert SCRIPT["main"]([f"--{part}", "120", "--members", "10"]) == 1
+    assert capsys.readouterr().out.endswith("\n1 not met\n")
