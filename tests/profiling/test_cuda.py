@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import scorer as module
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.continuations import Continuation, generate
+from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
 from alphaprof.rules import DEFAULT_RULES
@@ -128,45 +127,6 @@ def test_the_loop_over_a_batch_waits_for_the_device_once_at_its_end(
     assert set(found) == {"draft", "ngram"}
     assert {"threshold_strict", "thresholds_exact", "target_top_10_prob"} <= set(found["ngram"])
     assert {"accept_multi_draft_4", "emitted_multi_draft_2"} <= set(found["draft"])
-
-
-@each_setting
-def test_columns_in_float32_are_those_of_a_cpu(settings: Processing | None) -> None:
-    batch = texts(settings)
-    expected, found = (scorer(*models(device, torch.float32)).score(batch) for device in ("cpu", "cuda"))
-    for draft, columns in expected.items():
-        for name, values in columns.items():
-            equal = np.isclose(found[draft][name], values, atol=1e-3, rtol=1e-3, equal_nan=True)
-            # Rounding may move a token across a cut of the truncation, or of a rule.
-            cut = settings == SETTINGS[-1] or name.startswith("threshold")
-            assert equal.mean() > 0.97 if cut else equal.all(), name
-
-
-@each_setting
-def test_a_small_run_in_bfloat16_writes_and_scores_its_own_text(settings: Processing | None) -> None:
-    target, draft = models("cuda", torch.bfloat16)
-    written = generate(target, documents(settings), TOKENS)
-    own = DraftModel("draft", target.network, "model", "t")
-    assert [item.finish == "eos" for item in written] == [int(item.ids[-1]) == 256 for item in written]
-    found = scorer(target, own).score(written)["draft"]
-    assert np.all(found["overlap"] > 1 - 1e-4)
-    assert np.array_equal(found["draft_top"], found["target_top"])
-    other = scorer(target, draft).score(written)["draft"]
-    assert 0 < other["overlap"].mean() < 1
-    if settings is None:
-        assert np.mean(found["target_top"] == found["token"]) > 0.9  # bfloat16 near-ties may fall otherwise
-    else:
-        assert np.mean(found["target_token_prob"] > 0) > 0.9
-
-
-def test_sampled_text_in_float32_does_not_depend_on_its_batch_or_the_device() -> None:
-    settings = Processing(1.2, 0, 0.95)
-    on_cpu, on_gpu = (models(device, torch.float32)[0] for device in ("cpu", "cuda"))
-    together = {item.document.document: item.ids.tolist() for item in generate(on_gpu, documents(settings), TOKENS)}
-    for document in documents(settings):
-        alone = dataclasses.replace(document, document=document.document + 10)
-        for target in (on_cpu, on_gpu):
-            assert generate(target, [alone], TOKENS)[0].ids.tolist() == together[document.document]
 
 
 def test_a_recorded_step_writes_the_keys_of_an_eager_one() -> None:
