@@ -10,73 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import VERSION, File, Manifest, Shard, digest_of, read_manifest
 from alphaprof.log.place import place_of
 from alphaprof.log.schema import (
-    CONTINUATION_COLUMNS,
-    DOCUMENT_COLUMNS,
-    LATENCY_COLUMNS,
-    PROMPT_COLUMNS,
     Column,
     LogRules,
-    totals_columns,
     violations,
 )
 from alphaprof.rules import DEFAULT_RULES
 from tests import synthetic
 from tests.loops import each
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Recipe
 
 RULES = (*DEFAULT_RULES, "multi_draft_2")
 CERTIFIED = ("strict", "additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6")
 HELD = LogRules(RULES, ("multi_draft_2",), CERTIFIED)
-TABLES = {
-    "positions": HELD.columns,
-    "totals": totals_columns([1, 4, 8]),
-    "documents": DOCUMENT_COLUMNS,
-    "continuations": CONTINUATION_COLUMNS,
-    "latency": LATENCY_COLUMNS,
-    "prompts": PROMPT_COLUMNS,
-}
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text of every kind, two kinds of draft, and phases: what may be null is null somewhere."""
-    path = tmp_path_factory.mktemp("schema") / "run"
-    domains = {
-        "code": Domain(documents=2),
-        "story": Domain(documents=2, temperature=0.7, continuation="sampled"),
-        "wiki": Domain(documents=2, on_policy=False, continuation="text"),
-    }
-    lookup = Recipe(domains, gammas=(1, 4, 8), rules=RULES, lookups=("lookup",), thinking=0.5, shard_documents=6)
-    write_run(path, dataclasses.replace(lookup, certificates=True))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("table", "part"),
-    [
-        ("positions", "positions/draft=small/part-00000.*.parquet"),
-        ("positions", "positions/draft=lookup/part-00000.*.parquet"),
-        ("totals", "totals/draft=small/part-*.parquet"),
-        ("totals", "totals/draft=lookup/part-*.parquet"),
-        ("continuations", "continuations/part-00000.*.parquet"),
-        ("documents", "documents/part-*.parquet"),
-        ("latency", "latency.*.parquet"),
-    ],
-)
-def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> None:
-    """Names, types, units and meanings survive the way through Parquet."""
-    stored = pq.ParquetFile(next(run_path.glob(part))).read()
-    assert violations(stored, TABLES[table]) == []
-    for column in TABLES[table]:
-        assert stored.schema.field(column.name).metadata[b"doc"] == column.doc.encode()
-        assert stored.schema.field(column.name).metadata[b"unit"] == column.unit.encode()
 
 
 SHARE = Column("share", pa.float32(), "A share.", "ratio", 0, 1)

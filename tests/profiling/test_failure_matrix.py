@@ -90,6 +90,7 @@ def test_workers_killed_at_random_moments_lose_nothing(sampled_run: Run, tiny: P
     require_equal(Run.open(out), sampled_run)
 
 
+@pytest.mark.slow
 def test_two_workers_measure_one_shard(sampled_run: Run, tiny: Path, tmp_path: Path) -> None:
     """The same part twice at once: one of two attempts is named, the other one's files are removed."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"

@@ -40,6 +40,7 @@ from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
+    PROMPT_COLUMNS,
     LogRules,
     totals_columns,
     violations,
@@ -53,8 +54,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import DraftTotals, read_totals
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import read_totals
 from tests.conftest import slow
 from tests.runs import MIXED, NEW_TOKENS, Silent, interrupted, log_of, mixed_file, profile_file, run_profile
 from tests.synthetic import interrupted as left_running
@@ -282,31 +282,6 @@ def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "alphaprof", "profile", str(path), "--out", str(out), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_another_draft_is_measured_on_the_same_text_without_generating(
-    greedy_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "generate", None)
-    options = load_profile(greedy_run.path.parent / "profile.yaml").model_copy(
-        update={"batch_tokens": 90, "shard_documents": 7}
-    )
-    drafts = {name: draft for name, draft in options.drafts.items() if name == "skip"}
-    options = options.model_copy(update={"drafts": drafts})
-    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=greedy_run.path)
-    assert run.manifest.reused == str(greedy_run.path)
-    assert run.documents().to_pylist() == greedy_run.documents().to_pylist()
-    before, now = (
-        pd.read_parquet(path / "positions", filters=[("draft", "==", "skip")]).reset_index(drop=True)
-        for path in (greedy_run.path, run.path)
-    )
-    pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    shorter = options.model_copy(update={"continuation": options.continuation.model_copy(update={"max_new_tokens": 3})})
-    with pytest.raises(RunMismatch, match=r"another profile \(continuation differ\)"):
-        pipeline.profile(shorter, tmp_path / "other", Silent(), reuse=greedy_run.path)
-    other = options.model_copy(update={"target": options.target.model_copy(update={"model": str(tiny / "draft")})})
-    with pytest.raises(RunMismatch, match="another target"):
-        pipeline.profile(other, tmp_path / "third", Silent(), reuse=greedy_run.path)
 
 
 def test_a_complete_run_is_left_alone(greedy_run: Run, tiny: Path, tmp_path: Path) -> None:
@@ -561,15 +536,20 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
     assert report.results[0].gammas[0].tokens_per_round is not None
 
 
-def test_every_table_of_a_mixed_run_keeps_to_its_declaration(sampled_run: Run) -> None:
-    assert sampled_run.manifest.status == "complete"
-    assert violations(sampled_run.documents(), DOCUMENT_COLUMNS) == []
-    for shard in sampled_run.shards:
-        assert violations(sampled_run.continuations(shard.index), CONTINUATION_COLUMNS) == []
-        for draft in ("close", "ngram"):
-            assert violations(sampled_run.positions(draft, shard.index), sampled_run.log_rules.columns) == []
-    for part in [*sampled_run.totals_parts("close"), *sampled_run.totals_parts("ngram")]:
-        assert violations(sampled_run.totals(part), totals_columns(sampled_run.gammas)) == []
+def test_every_file_of_a_run_keeps_to_its_declaration(sampled_run: Run) -> None:
+    """Names, types, ranges, units and meanings."""
+    declared = {"positions": sampled_run.log_rules.columns, "totals": totals_columns(sampled_run.gammas)}
+    declared |= {"documents": DOCUMENT_COLUMNS, "continuations": CONTINUATION_COLUMNS, "prompts": PROMPT_COLUMNS}
+    seen = set()
+    for name in sampled_run.manifest.files:
+        folder = name.partition("/")[0]
+        table = pq.ParquetFile(sampled_run.path / name).read()
+        assert violations(table, declared[folder]) == [], name
+        for column in declared[folder]:
+            metadata = table.schema.field(column.name).metadata
+            assert (metadata[b"doc"], metadata[b"unit"]) == (column.doc.encode(), column.unit.encode()), (name, column.name)
+        seen.add(folder)
+    assert seen >= {"positions", "totals", "documents", "continuations"}
 
 
 def test_documents_of_a_mixed_run_say_how_they_came_about(sampled_run: Run) -> None:
@@ -651,19 +631,22 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
     assert log["accepted_run"].max() > 1
 
 
-def test_sampled_continuations_are_measured_again_without_drawing_them(
-    sampled_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_texts_are_measured_again_without_writing_them(
+    sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "generate", None)
     options = load_profile(sampled_run.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
     run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
+    assert run.manifest.reused == str(sampled_run.path)
     assert run.documents().to_pylist() == sampled_run.documents().to_pylist()
     for draft in ("close", "ngram"):
         before, now = log_of(sampled_run, draft), log_of(run, draft)
         pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    reseeded = load_profile(sampled_run.path.parent / "profile.yaml", ["data.1.continuation.seed=4"])
-    with pytest.raises(RunMismatch, match=r"another profile \(data differ\)"):
-        pipeline.profile(reseeded, tmp_path / "other", Silent(), reuse=sampled_run.path)
+    others = {"data.1.continuation.seed=4": r"profile \(data differ\)", f"target.model={tiny / 'draft'}": "another target"}
+    for change, words in others.items():
+        other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
+        with pytest.raises(RunMismatch, match=words):
+            pipeline.profile(other, tmp_path / "other", Silent(), reuse=sampled_run.path)
 
 
 @pytest.mark.parametrize("generation_config", [True, False])
@@ -759,22 +742,3 @@ def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would
     assert asked == []
     kept = pipeline.profile(options, tmp_path / "whole", Silent(), resume=True)
     assert (kept.manifest.status, len(kept.documents())) == ("complete", documents)
-
-
-def test_a_process_that_finishes_a_run_while_another_one_does_ends_with_the_same_run(
-    sampled_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it was about to join has been joined and removed."""
-    out, sources, others = tmp_path / "run", DraftTotals.sources, list[Run]()
-
-    def overtaken(totals: DraftTotals, *rest: Any) -> Any:
-        found = sources(totals, *rest)
-        if not others:
-            others.append(Run.open(out))
-            finish(others[0])
-        return found
-
-    monkeypatch.setattr(DraftTotals, "sources", overtaken)
-    run = run_profile(sampled_run.path.parent / "profile.yaml", out)
-    assert (others[0].manifest, run.manifest.status) == (run.manifest, "complete")
-    require_same_tables(out, sampled_run)

@@ -117,19 +117,6 @@ def test_however_many_shards_are_counted_at_once_the_files_are_equal(
     assert joined(going) == joined(run)
 
 
-def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(run: Run) -> None:
-    (part,) = run.totals_parts("small")
-    before = run.totals(part)
-    (run.path / part.name).write_bytes((run.path / part.name).read_bytes()[:-1])
-    assert rows(read_totals(run, "small", TotalsRequest(RULES, run.gammas))) == rows(before)
-    assert run.damaged == {part.name}
-    again = Run.open(run.path)
-    finish(again)
-    assert [again.totals(part).equals(before) for part in again.totals_parts("small")] == [True]
-    assert again.damaged == set()
-    Run.open(run.path).verify()
-
-
 def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:
     """It imports neither numba nor torch."""
     run = write_run(tmp_path / "run", Recipe())
