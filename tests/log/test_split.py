@@ -178,7 +178,7 @@ def test_a_group_that_is_most_of_a_domain_is_for_training_and_said_so() -> None:
     seed=st.integers(0, 10_000),
     domains=st.integers(1, 3),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_no_group_is_torn_and_no_unit_lost(sizes: list[int], seed: int, domains: int) -> None:
     rng = np.random.default_rng(seed)
     texts = []
@@ -244,7 +244,7 @@ def test_by_time_the_last_groups_are_to_test_and_those_before_them_to_stop() -> 
     spread=st.integers(0, 8),
     seed=st.integers(0, 10_000),
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_nothing_to_train_on_is_as_late_as_what_is_held_out(
     days: list[tuple[int, int, int]], spread: int, seed: int
 ) -> None:

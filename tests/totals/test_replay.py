@@ -166,7 +166,7 @@ def assert_equal(found: Rounds, expected: Rounds) -> None:
 
 @every_flavour
 @given(documents, st.integers(1, 6), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_expectations_of_what_is_certain_are_the_facts(
     flavour: Flavour, given_documents: list[list[tuple[bool, int]]], gamma: int, room: int
 ) -> None:
@@ -407,7 +407,7 @@ def lookups(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
 
 @every_flavour
 @given(lookups(), st.integers(1, 7))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_rounds_of_prompt_lookup_are_those_of_the_plain_loop(
     flavour: Flavour, given_documents: list[tuple[list[int], list[int], int]], gamma: int
 ) -> None:

@@ -23,6 +23,7 @@ from alphaprof.rules import DEFAULT_RULES, parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
+from tests.conftest import slow
 from tests.loops import each
 from tests.reference import MultiDraft
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
@@ -321,7 +322,7 @@ def decoded(length: int, width: int, gamma: int) -> dict[Tokens, np.ndarray]:
     return found
 
 
-@each(("width", "gamma"), [(1, 2), (2, 1), (2, 2), (3, 2), (2, 3)])
+@pytest.mark.parametrize(("width", "gamma"), [(1, 2), (2, 2), *slow([(2, 1), (3, 2), (2, 3)])])
 def test_rounds_of_a_tree_of_draws_are_those_of_every_way_to_decode(width: int, gamma: int) -> None:
     """Full trees of i.i.d. children, each node's tried in turn: texts follow the target, and given each text the expected
     rounds and accepted drafts are those of a chain that accepts with the sum of a^(r) over the children.
