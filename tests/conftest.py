@@ -7,10 +7,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from alphaprof.log.store import Run
 
 ROOT = Path(__file__).parent.parent
 Runner = Callable[..., tuple[int, str, str]]  # of a command line: exit code, standard output and standard error
@@ -89,6 +92,43 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_models(folder)
     return folder
+
+
+# Complete runs on the tiny models, each with its profile beside it. Tests that only read one share it.
+
+
+@pytest.fixture(scope="session")
+def greedy_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Greedy text, four drafts, step times."""
+    from tests.runs import profile_file, run_profile
+
+    folder = tmp_path_factory.mktemp("greedy")
+    return run_profile(profile_file(folder, tiny), folder / "run")
+
+
+@pytest.fixture(scope="session")
+def sampled_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Sampled text beside greedy, given and plain text; a draft model and prompt lookup, thinking, certificates."""
+    from tests.runs import mixed_file, run_profile
+
+    folder = tmp_path_factory.mktemp("sampled")
+    return run_profile(mixed_file(folder, tiny), folder / "run")
+
+
+@pytest.fixture(scope="session")
+def lookup_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Greedy text of 30 prompts, on which heads are trained, with prompt lookup alone."""
+    from tests.runs import run_of_prompts
+
+    return run_of_prompts(tmp_path_factory.mktemp("lookup"), tiny)
+
+
+@pytest.fixture(scope="session")
+def head_run(lookup_run: Run) -> Run:
+    """The run that tested a head of twelve steps on texts that were held out; the head is the folder around it."""
+    from tests.runs import train_head
+
+    return train_head(lookup_run, Path(lookup_run.path).parent / "head")
 
 
 def fetched(name: str) -> Path:

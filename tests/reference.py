@@ -176,10 +176,9 @@ class MultiDraft:
 
     @classmethod
     def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
-        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V."""
-        if np.shape(p) != np.shape(q):
-            raise ValueError(f"p has shape {np.shape(p)} and q {np.shape(q)}")
-        draft, targets = _distribution("q", q), [_distribution("p", p)]
+        """From p and q, both [V] or [n, V]."""
+        p, q = (np.asarray(law, dtype=np.float64) for law in (p, q))
+        draft, targets = q / q.sum(-1, keepdims=True), [p / p.sum(-1, keepdims=True)]
         reached = [np.ones(draft.shape[:-1])]
         for _ in range(width):
             excess = np.maximum(targets[-1] - draft, 0.0)
@@ -208,12 +207,3 @@ class MultiDraft:
         draft = np.take_along_axis(self.draft[..., None, :], index, -1)[..., 0]
         joint = self.reached[..., :-1] * np.minimum(target[..., :-1], draft)
         return np.asarray(np.divide(joint, target[..., :1], out=np.zeros_like(joint), where=target[..., :1] > 0))
-
-
-def _distribution(name: str, values: Array) -> Array:
-    """Probabilities [..., V] in float64 that sum to 1."""
-    values = np.asarray(values, dtype=np.float64)
-    total = values.sum(-1, keepdims=True)
-    if not ((values >= 0).all() and (np.abs(total - 1) <= 1e-4).all()):
-        raise ValueError(f"{name} is no probability distribution along its last axis")
-    return np.asarray(values / total)

@@ -478,17 +478,6 @@ def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) ->
     assert "makes decoding slower at gamma 4" in warning
 
 
-def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> None:
-    run = write_run(tmp_path / "run", Recipe(domains={name: Domain(documents=2) for name in HOSTILE.values()}))
-    asked = [("--to", to) for to in ("vllm-config", "sglang-synthetic", "dynamo")]
-    asked += [("--to", "vllm-synthetic", "--domain", name) for name in HOSTILE.values()]
-    for options in asked:
-        code, output, errors = alphaprof(run.path, "--gamma", 2, *options)
-        assert code == 0
-        assert all(line.isascii() and line.isprintable() for line in output.splitlines())
-        assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
-
-
 def test_the_page_names_every_format_and_its_convention() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "exports.md").read_text().split())
     assert [name for name, form in EXPORTS.items() if f"--to {name}" not in page or form.convention not in page] == []

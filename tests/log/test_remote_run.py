@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import alphaprof
-from alphaprof.log.manifest import Commit, File, Shard, commit_name
 from alphaprof.log.place import place_of
 from alphaprof.log.store import Run
 from alphaprof.render.json import render_json
@@ -18,7 +15,7 @@ from alphaprof.report.build import build_report
 from alphaprof.totals.finish import finish
 from scripts.synthetic_log import Size, write_log
 from tests.log.test_place import Gate, gate, on_servers, server
-from tests.synthetic import Domain, Recipe, manifest, write_run
+from tests.synthetic import Domain, Recipe, write_run
 
 __all__ = ["gate", "server"]  # fixtures
 
@@ -65,30 +62,3 @@ def test_a_report_fetches_a_twentieth_of_the_log(gate: Gate, tmp_path: Path, kin
     texts = [render_json(build_report(run)).replace(str(run.path), "RUN") for run in (remote, Run.open(local.path))]
     assert texts[0] == texts[1]
     assert 0 < gate.sent <= 0.05 * log
-
-
-@on_servers
-def test_commits_are_asked_for_together(gate: Gate) -> None:
-    """The gate lets requests through in eights: of a reader that waits for each answer none would come through."""
-    place, number = place_of("s3://bucket/runs/r1"), 64
-    run = Run(place, dataclasses.replace(manifest(Recipe({"code": Domain(4)})), status="running", staged=(2,) * number))
-    run.begin()
-    for index in range(number):
-        files = {f"continuations/part-{index:05d}.1f2e3d4c.parquet": File(1, "0" * 16, "0" * 32)}
-        commit = Commit(Shard(index, 2, 8, "0" * 32), files, run.worker, 1.0, "2026-11-23T07:00:00+00:00")
-        place.put(commit_name(index), commit.to_json().encode())
-    reader = Run(place, run.manifest)
-    names = place.names
-
-    def then_together(prefix: str) -> dict[str, int]:
-        found = names(prefix)
-        gate.meeting = threading.Barrier(8)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(place), "names", lambda _, prefix: then_together(prefix))
-        assert list(reader.commits()) == list(range(number))
-    gate.meeting = None
-    before = len(gate.asked)
-    assert list(reader.commits()) == list(range(number))
-    assert len(gate.asked) == before + 1  # what is known is not asked for again

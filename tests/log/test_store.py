@@ -16,8 +16,7 @@ import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.place import place_of
-from alphaprof.log.store import Run, require_new
+from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
@@ -27,13 +26,9 @@ from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, writ
 
 REMEDIES = {
     errno.ENOSPC: "free space, then go on with --resume",
-    errno.EDQUOT: "free space, then go on with --resume",
     errno.EACCES: "correct the permissions",
-    errno.EROFS: "correct the permissions",
     errno.EFBIG: "lower shard_documents",
     errno.EIO: "check that disk or mount",
-    errno.ESTALE: "check that disk or mount",
-    errno.EBUSY: "check that disk or mount",
 }
 
 
@@ -86,14 +81,6 @@ def test_the_files_of_a_shard_are_on_the_disk_before_its_commit(
         assert step.startswith(expected)
     assert steps[6].startswith(".00001.json.")
     assert steps[7:] == ["named", "commits"]
-
-
-def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DiskFull, match="is not a directory"):
-        require_new(place_of(tmp_path / "file" / "run"))
-    require_new(place_of(tmp_path / "new" / "run"))
-    assert not (tmp_path / "new").exists()
 
 
 STORY = Domain(documents=2, temperature=0.7, continuation="sampled")
@@ -222,18 +209,6 @@ def test_a_run_that_goes_on_has_the_shards_that_are_committed_without_a_gap(run:
 MANY = Recipe(domains={"code": Domain(documents=8)})
 
 
-def test_commits_of_more_than_a_hundred_thousand_shards_are_in_order(tmp_path: Path) -> None:
-    """Their names do not sort as their numbers do."""
-    run = interrupted(write_run(tmp_path / "run"), tmp_path / "going", 1)
-    (commit,) = run.commits().values()
-    for index in (99_999, 100_000):
-        later = dataclasses.replace(commit, shard=dataclasses.replace(commit.shard, index=index))
-        run.place.put_new(f"commits/{index:05d}.json", later.to_json().encode())
-    assert list(Run.open(run.path).commits()) == [0, 99_999, 100_000]
-    files = dict.fromkeys([f"documents/part-{index:05d}.abcdef01.parquet" for index in (100_000, 99_999)])
-    assert Run(run.path, dataclasses.replace(run.manifest, files=files))._parts("documents") == list(files)[::-1]
-
-
 @pytest.mark.parametrize("damage", ["half", "another shard's", "edited"])
 def test_a_damaged_commit_is_none_for_readers_and_its_shard_is_measured_again(run: Run, tmp_path: Path, damage: str) -> None:
     going = interrupted(run, tmp_path / "going")
@@ -256,21 +231,6 @@ def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None
     with pytest.raises(RunUnreadable, match="not one of the files"):
         Run(run.path, dataclasses.replace(run.manifest, files={})).continuations(0)
     assert (run.path / totals.name).exists()
-
-
-RICH = Recipe(domains={"story": STORY}, rules=("strict", "multi_draft_2"), certificates=True)
-
-
-@pytest.mark.parametrize("loss", ["deleted", "renamed"])
-def test_a_directory_that_is_gone_ends_the_run_at_the_next_write(run: Run, tmp_path: Path, loss: str) -> None:
-    """It is not made again, half empty."""
-    going = interrupted(run, tmp_path / "going", 1)
-    shutil.rmtree(going.path) if loss == "deleted" else going.path.rename(tmp_path / "elsewhere")
-    writes = (lambda: commit_again(going, run, 1), lambda: going.write_manifest(going.manifest), going.require_there)
-    for write in writes:
-        with pytest.raises(DiskFull, match="was deleted or renamed while it was written"):
-            write()
-    assert not going.path.exists()
 
 
 def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from alphaprof.errors import HeadRecordUnreadable
 from alphaprof.log.store import Run
-from alphaprof.log.training import TRAINING, fraction_of, read_training, texts_digest
+from alphaprof.log.training import TRAINING, read_training, texts_digest
 from tests.heads import training_record, write_training
 from tests.synthetic import Recipe, write_anew
 
@@ -40,10 +40,7 @@ def _edited(path: Path, *keys: str, value: Any) -> None:
     [
         (("schema",), "alphaprof-training-9", "schema: Input should be"),
         (("size", "units"), "many", r"size\.units: Input should be a valid integer"),
-        (("floor",), float("nan"), "floor: Input should be a finite number"),
-        (("vocabulary", "ceiling_test"), float("inf"), "ceiling_test: Input should be a finite number"),
         (("seconds", "cpu"), None, r"seconds\.cpu: Field required"),
-        (("more",), 1, "more: "),
     ],
 )
 def test_what_a_record_cannot_say_is_refused(tmp_path: Path, keys: tuple[str, ...], value: Any, words: str) -> None:
@@ -58,17 +55,6 @@ def test_a_missing_record_names_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(HeadRecordUnreadable, match=r"holds no training\.json") as refused:
         read_training(tmp_path)
     assert "units and tokens" in refused.value.hint
-
-
-@pytest.mark.parametrize(("text", "value"), [("1", 1.0), ("1/8", 0.125), ("3/4", 0.75)])
-def test_fractions(text: str, value: float) -> None:
-    assert fraction_of(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "0", "1/0", "-1/2", "2", "1/2/2", "half", "1e-3", "\u00bd", "1" * 30])
-def test_what_is_no_fraction(text: str) -> None:
-    with pytest.raises(ValueError, match=r".*"):
-        fraction_of(text)
 
 
 def test_texts_are_known_by_their_content_and_not_by_who_wrote_them(tmp_path: Path) -> None:

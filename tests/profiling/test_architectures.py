@@ -86,8 +86,14 @@ def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
         state[".".join(parts)] = value
     separate.load_state_dict(state)
     ids = torch.randint(0, 250, (2, 40))
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
     with torch.inference_mode():
         assert torch.equal(draft(input_ids=ids).logits, separate(input_ids=ids).logits)
+        written = [model.generate(input_ids=ids, **how) for model in (draft, separate)]
+    assert torch.equal(*written)  # with a KV cache: layer indices are those of the cache
+    theirs = {parameter.data_ptr() for parameter in net.parameters()}
+    assert {parameter.data_ptr() for parameter in draft.parameters()} <= theirs
+    assert net.config.num_hidden_layers == 4
 
 
 @each("dropped", [[1, 3], [2], [3]], ids=str)

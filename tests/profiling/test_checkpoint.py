@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.hub import require_model
-from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.models.load import load_model
 from tests.loops import each
 from tests.tiny import llama
 
@@ -64,20 +64,6 @@ def test_a_damaged_description_is_named(model: Path, content: bytes) -> None:
     assert str(model / "config.json") in refusal(model).message
 
 
-@pytest.mark.models
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer.json", '{"a": 1'),
-        ("tokenizer_config.json", "null"),
-        ("tokenizer_config.json", '{"model_max_length": "x"}'),
-    ],
-)
-def test_a_damaged_tokenizer_is_refused(model: Path, name: str, content: str) -> None:
-    (model / name).write_text(content)
-    assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
-
-
 @pytest.mark.parametrize(
     ("shard", "problem"),
     [
@@ -99,29 +85,6 @@ def test_pickles_are_refused_unless_safetensors_lie_beside_them(model: Path) -> 
     require_model(options(model), "target")
     (model / "model.safetensors").unlink()
     assert "holds its weights as pickles only" in refusal(model).message
-
-
-def cached(model: Path, monkeypatch: pytest.MonkeyPatch) -> TargetOptions:
-    """A model on the hub whose cache is what a folder holds."""
-    folder = model.parent / "models--some--model"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("abc")
-    shutil.copytree(model, folder / "snapshots" / "abc")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(model.parent))
-    return TargetOptions(model="some/model", dtype="float32")
-
-
-def test_a_pickle_in_the_cache_of_the_hub_says_nothing_about_the_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    require_model(cached(model, monkeypatch), "target")
-
-
-@pytest.mark.models
-def test_weights_that_a_config_does_not_use_are_an_error(model: Path) -> None:
-    edit(model / "config.json", num_hidden_layers=2)
-    message = refusal(model, load).message
-    assert "holds weights that its config does not use: model.layers." in message
-    assert "and 15 more" in message
 
 
 @pytest.mark.models
@@ -191,12 +154,6 @@ def test_a_tied_head_that_was_saved_as_well_is_no_unused_weight(tmp_path: Path) 
     weights = load_file(tmp_path / "model.safetensors")
     add(tmp_path, **{"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
     load(options(tmp_path))
-
-
-@pytest.mark.models
-def test_weights_of_other_shapes_than_the_config_says_are_named_as_such(model: Path) -> None:
-    edit(model / "config.json", intermediate_size=32)
-    assert "its weights have other shapes than its config.json says" in refusal(model, load).message
 
 
 def add(model: Path, *names: str, **tensors: torch.Tensor) -> None:

@@ -60,28 +60,6 @@ def run(demo_model: Path, target: Model, tmp_path_factory: pytest.TempPathFactor
     return Run.open(folder / "run")
 
 
-@pytest.mark.slow
-def test_the_tokenizer_adds_no_bos_and_chat_text_is_what_the_template_says(demo_model: Path) -> None:
-    tokenizer = load_tokenizer(TargetOptions(model=str(demo_model)))
-    assert tokenizer("Hello  world\n\tx = 12; Zürich")["input_ids"] == [
-        19556,
-        216,
-        905,
-        198,
-        197,
-        104,
-        446,
-        216,
-        33,
-        34,
-        43,
-        1777,
-        7170,
-        5130,
-    ]
-    assert tokenizer.eos_token_id == 2
-
-
 def totals_of(run: Run, draft: str, rule: str, flavour: Flavour = "engine") -> pd.DataFrame:
     """Totals of one draft and rule by document."""
     found = read_totals(run, draft, TotalsRequest([rule], run.gammas, flavour)).to_pandas()

@@ -11,13 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alphaprof.config.load import load_profile
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.profiling.models import dtype
-from alphaprof.profiling.run import pipeline
 from tests.loops import each
-from tests.profiling.test_pipeline import Silent, interrupted, profile_file, run_profile
+from tests.runs import interrupted, profile_file, run_profile
 
 pytestmark = pytest.mark.models
 CPU = torch.device("cpu")
@@ -132,16 +130,3 @@ def test_an_interrupted_run_goes_on_in_the_dtype_that_it_began_in(
     run = run_profile(path, out, True)
     assert (run.manifest.status, run.manifest.target.dtype) == ("complete", "bfloat16")
     assert run_profile(path, out, True, "target.dtype=bfloat16").manifest.status == "complete"
-
-
-@pytest.mark.slow
-def test_text_is_measured_again_in_the_dtype_that_wrote_it(tiny: Path, tmp_path: Path, speed: dict[str, float]) -> None:
-    path = auto(tmp_path / "place", tiny)
-    first = run_profile(path, tmp_path / "first")
-    speed["bfloat16"] = 0.3
-    again = pipeline.profile(load_profile(path, []), tmp_path / "again", Silent(), reuse=first.path)
-    assert again.manifest.target.dtype == "bfloat16"
-    assert again.manifest.config["target"]["dtype"] == "bfloat16"
-    named = load_profile(path, ["target.dtype=float32"])
-    with pytest.raises(RunMismatch, match="another target, dtype"):
-        pipeline.profile(named, tmp_path / "other", Silent(), reuse=first.path)

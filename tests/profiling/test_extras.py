@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models.drafts import Arrays, PromptLookup
@@ -197,25 +195,6 @@ def test_thresholds_are_those_of_whole_distributions(
 
 
 @models
-def test_where_a_rule_accepts_more_than_is_looked_at_its_threshold_is_a_lower_bound_and_says_so(target: Model) -> None:
-    """Typical acceptance on distributions that are so flat that it keeps some 20 to 90 tokens."""
-    batch = batch_of(FLAT)
-    found = scored(target, batch, Extras.of(["typical_0p09_0p3"], certificates=True), model("d", noisy(target.network, 0.1)))
-    values, exact = found["d"][column("typical_0p09_0p3")], found["d"]["thresholds_exact"]
-    whole = np.concatenate([laws(target, item) for item in batch])
-    counts = [COUNTS["typical"](p, 0.09, 0.3) for p in whole]
-    expected = np.array([threshold(p, count) for p, count in zip(whole, counts, strict=True)])
-    assert exact.tolist() == [count + 1 <= TOP for count in counts]
-    assert 0.1 < exact.mean() < 0.9
-    assert values[exact] == pytest.approx(expected[exact], abs=1e-5)
-    assert (values[~exact] <= expected[~exact]).all()
-    assert (values[~exact] > 0.9 * expected[~exact]).all()
-    assert (values[~exact] < expected[~exact] - 1e-4).any()
-    strict = Extras.of(["strict", "top_m_3", "tree_4"], certificates=True)
-    assert scored(target, batch, strict, model("d", noisy(target.network, 0.1)))["d"]["thresholds_exact"].all()
-
-
-@models
 def test_without_a_request_nothing_is_measured_beyond_the_columns_of_every_log(target: Model) -> None:
     draft = model("draft", noisy(target.network, 0.05))
     plain = scored(target, batch_of(None), Extras(), draft)["draft"]
@@ -283,22 +262,6 @@ def columns_of(target: torch.Tensor, draft: torch.Tensor, extras: Extras) -> dic
     arrays = {name: values.numpy() for name, values in both.items()} | {"token": top.numpy()}
     arrays["greedy"] = np.ones(len(target), dtype=bool)
     return arrays | extras.thresholds(arrays.pop("top_probs"), arrays["target_entropy"], target.shape[1])
-
-
-WEIGHTS = st.lists(st.integers(0, 40), min_size=2, max_size=9).filter(any)
-
-
-@given(WEIGHTS, st.data())
-def test_no_draft_that_leans_to_a_rejected_token_is_rejected_within_its_threshold(weights: list[int], data: Any) -> None:
-    """Drafts that are the target with some of its mass moved to one token: nearly the cheapest ways to be rejected."""
-    p = np.array(weights) / sum(weights) + 1e-7
-    leant = data.draw(st.integers(0, len(p) - 1))
-    share, flat = data.draw(st.floats(0, 0.999)), data.draw(st.floats(0, 1))
-    q = (1 - share) * np.minimum(p, max(flat, float(p[leant]), 1e-6)) + share * (np.arange(len(p)) == leant)
-    found = columns_of(torch.tensor(np.log(p))[None].float(), torch.tensor(np.log(q / q.sum()))[None].float(), every())
-    for rule in map(parse_rule, RULES):
-        if rule.accept(found)[0] < 1:
-            assert found["kl_target_draft"][0] + 1e-5 >= found[column(rule.id)][0], rule.id
 
 
 def cheapest(p: Array, accepted: int) -> Array:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,31 +20,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
-from alphaprof.errors import OptionInvalid, RunMismatch, RunUnreadable
-from alphaprof.log import joining
-from alphaprof.log.joining import SIGN, alive, last_seen
+from alphaprof.errors import OptionInvalid, RunUnreadable
+from alphaprof.log.joining import SIGN
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import parts, pipeline
 from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
-from alphaprof.report.build import build_report
 from tests.profiling.test_many_workers import (
     Meanwhile,
-    alone,
     children,
     ended,
     profiled,
     require_equal,
     started,
 )
-from tests.profiling.test_pipeline import Silent, mixed_file
+from tests.runs import mixed_file
 
-__all__ = ["alone"]  # a fixture
 pytestmark = pytest.mark.models
 
 
@@ -76,30 +69,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, after: bool
         monkeypatch.setattr(LocalPlace, each, dying(getattr(LocalPlace, each), each == verb))
 
 
-KILLS = {
-    "before its files": ("put", "positions/", False),
-    "between its files": ("put", "continuations/", False),
-    "before its commit": ("put_new", "commits/", False),
-    "after its commit": ("put_new", "commits/", True),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", KILLS)
-def test_a_worker_is_killed(case: str, alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same part started again measures what it had not committed; the other one is not touched by it."""
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    profiled(path, out, Part(0, 2))
-    with monkeypatch.context() as patch:
-        killed_at(patch, *KILLS[case])
-        with pytest.raises(Killed):
-            profiled(path, out, Part(1, 2))
-    assert (1 in Run.open(out).commits()) == (case == "after its commit")
-    require_equal(profiled(path, out, Part(1, 2)), alone)
-
-
-@pytest.mark.slow
-def test_workers_killed_at_random_moments_lose_nothing(alone: Run, tiny: Path, tmp_path: Path) -> None:
+def test_workers_killed_at_random_moments_lose_nothing(sampled_run: Run, tiny: Path, tmp_path: Path) -> None:
     """Five kills; `scripts/campaign.py --only workers` draws a hundred."""
     path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", np.random.default_rng(5)
     kills = 0
@@ -116,39 +87,22 @@ def test_workers_killed_at_random_moments_lose_nothing(alone: Run, tiny: Path, t
         process.terminate()
         process.communicate()
     ended(started(path, out, "--resume"))
-    require_equal(Run.open(out), alone)
+    require_equal(Run.open(out), sampled_run)
 
 
-def test_two_workers_measure_one_shard(alone: Run, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_workers_measure_one_shard(sampled_run: Run, tiny: Path, tmp_path: Path) -> None:
     """The same part twice at once: one of two attempts is named, the other one's files are removed."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
     profiled(path, out, Part(0, 2))
-    pipeline.profile(options, out, Meanwhile(lambda: profiled(path, out, Part(1, 2))), part=Part(1, 2))
-    require_equal(Run.open(out), alone)
+    pipeline.profile(load_profile(path), out, Meanwhile(lambda: profiled(path, out, Part(1, 2))), part=Part(1, 2))
+    require_equal(Run.open(out), sampled_run)
     part = [worker for worker in Run.open(out).workers().values() if worker.part == "1/2"]
     assert len(part) == 2
 
 
 @pytest.mark.slow
-def test_shards_of_two_devices_are_mixed_on_purpose_alone(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    profiled(path, out, Part(0, 2))
-    monkeypatch.setitem(pipeline._environment.__globals__, "version", lambda name: "9.9")
-    with pytest.raises(RunMismatch, match=r"torch 9\.9, not"):
-        profiled(path, out, Part(1, 2))
-    options = load_profile(path, ["costs={source: none}", "execution={threads: 1, mixed_devices: true}"])
-    run = pipeline.profile(options, out, Silent(), part=Part(1, 2))
-    assert run.manifest.status == "complete"
-    (warning,) = [each for each in run.manifest.warnings if each["code"] == "mixed_devices"]
-    assert "torch 9.9, not" in warning["message"]
-    assert any(note.code == "mixed_devices" for note in build_report(run).notes)
-
-
-@pytest.mark.slow
-def test_part_0_dies_while_it_stages(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_0_dies_while_it_stages(sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever begins again reads the prompts from the first one; what the dead one staged is in no manifest."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -158,7 +112,7 @@ def test_part_0_dies_while_it_stages(alone: Run, tiny: Path, tmp_path: Path, mon
     assert not (out / MANIFEST).exists()
     assert len(list((out / "prompts").iterdir())) == 2
     profiled(path, out, Part(0, 2))
-    require_equal(profiled(path, out, Part(1, 2)), alone)
+    require_equal(profiled(path, out, Part(1, 2)), sampled_run)
     assert not (out / SIGN).exists()
 
 
@@ -204,42 +158,8 @@ def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_part_0_gives_signs_of_life_until_the_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "BEAT", 0.001)
-    place, seen, twice = place_of(tmp_path), set[str](), threading.Event()
-    put = LocalPlace.put
-
-    def counting(place: LocalPlace, name: str, content: Any) -> None:
-        put(place, name, content)
-        seen.add(f"{name} {len(seen)}")
-        if len(seen) > 1:
-            twice.set()
-
-    monkeypatch.setattr(LocalPlace, "put", counting)
-    with alive(place):
-        assert twice.wait(60)
-        assert last_seen(place).startswith(f"process {os.getpid()} on ")
-        assert place.names("") == {}
-    assert (last_seen(place), list(tmp_path.iterdir())) == ("", [])
-
-
-@pytest.mark.slow
-def test_data_that_are_gone_after_staging_are_not_asked_for_by_the_command(alone: Run, tiny: Path, tmp_path: Path) -> None:
-    """Neither by a part, nor by who resumes the run."""
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    profiled(path, out, Part(0, 3))
-    for file in tmp_path.glob("*.jsonl"):
-        file.unlink()
-    settings = ["--set", "costs={source: none}", "--set", "execution.threads=1"]
-    for more in (["--part", "1/3"], ["--resume"]):
-        done = CliRunner().invoke(app, ["profile", str(path), "--out", str(out), *settings, *more])
-        assert done.exit_code == 0, done.output
-    require_equal(Run.open(out), alone)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
-def test_spot_takes_all(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_spot_takes_all(sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Four parts are killed after a shard each, while they hold the files of the next; others, fewer, finish the run."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     for index in range(4):
@@ -249,7 +169,7 @@ def test_spot_takes_all(alone: Run, tiny: Path, tmp_path: Path, monkeypatch: pyt
     assert Run.open(out).committed() == {0, 2}
     for index in range(count):
         run = profiled(path, out, Part(index, count), resume=True)
-    require_equal(run, alone)
+    require_equal(run, sampled_run)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tok
 from alphaprof.profiling.run import pipeline
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
-from tests.profiling.test_speculation import Silent
+from tests.runs import Silent
 
 pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_stories15m"

@@ -14,7 +14,7 @@ from alphaprof.profiling.models.drafts import Arrays, DraftModel, layer_skip
 from alphaprof.profiling.models.load import NOISE, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.scorer import Scorer, by_document
-from alphaprof.profiling.texts.continuations import Continuation, Fed, generate, generation_batches, scoring_batches
+from alphaprof.profiling.texts.continuations import Continuation, Fed, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from tests.tiny import llama, noisy
 
@@ -73,24 +73,6 @@ def test_little_of_what_is_scored_is_padding_whatever_the_lengths() -> None:
             fed += Fed.of([item.tokens - 1 for item in batch])
         shares.append(fed.padding / fed.size)
     assert shares[0] < 0.1 < 1 / 3 < shares[1]
-
-
-@pytest.mark.models
-def test_the_head_of_a_loaded_model_is_fed_contiguous_rows(tiny: Path) -> None:
-    """While a batch of prompts is read, where torch would copy the weight once a prompt on a CPU."""
-    target = load_model("target", TargetOptions(model=str(tiny / "target")), "float32")
-    seen: list[tuple[int, bool]] = []
-    head = target.network.get_output_embeddings()
-    head.register_forward_pre_hook(lambda _, arguments: seen.append((len(arguments[0]), arguments[0].is_contiguous())))
-    ids = [np.random.default_rng(number).integers(0, 250, 6 + number) for number in range(3)]
-    documents = [
-        Document(number, "a", None, 0, number, text.astype(np.int32), None, False, 4, "greedy", True)
-        for number, text in enumerate(ids)
-    ]
-    for batch in generation_batches(documents, 1000):
-        generate(target, batch, 260)
-    assert seen[0] == (3, True)
-    assert all(contiguous for _, contiguous in seen)
 
 
 def logit_gap(columns: Arrays, model: str) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,18 +150,6 @@ def timed_by_clockwork(
     return rows, said, clock
 
 
-def test_rounds_run_twice_forwards_and_twice_backwards_with_decode_at_both_ends_and_between(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Settling stays behind its step."""
-    rows, _, clock = timed_by_clockwork(monkeypatch, MeasuredCosts(context=8, repeats=3), 0.001)
-    decode = ("target", 1)
-    forward = [decode, ("target", 2), decode, ("a", 1), ("a", 2), decode]
-    assert clock.order[:36] == [*forward, *forward, *forward[::-1], *forward[::-1], *forward, *forward]
-    assert {tokens for _, tokens in clock.order[36:]} == {0}  # prefills come last
-    assert [row["median_ms"] for row in rows if row["step"] == "bookkeeping"] == [2.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("step_s", "noise", "costs", "rounds", "why"),
     [
@@ -179,16 +166,6 @@ def test_rounds_end_when_they_are_sure_or_the_budget_is_spent(
     assert {row["repeats"] for row in rows if row["step"] != "prefill"} == {rounds}
     assert said[-1].startswith(f"1 sequence of 8 tokens: {rounds} rounds of all steps in ")
     assert said[-1].endswith(why)
-
-
-def test_batch_sizes_and_contexts_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of about 90 ms: four cells have 13.5 s each, and prefills need little of their 6."""
-    costs = MeasuredCosts(context=[8, 12], concurrency=[1, 2], repeats=1000)
-    rows, said, clock = timed_by_clockwork(monkeypatch, costs, 0.01, 0.5)
-    counts = [row["repeats"] for row in rows if row["step"] == "decode"]
-    assert counts == pytest.approx([147] * 4, rel=0.1)
-    assert len(said) == 4
-    assert 54 < clock.now < 56
 
 
 @each("step_s", [0.02, 0.9, 11.0, 200.0])
@@ -237,14 +214,6 @@ def test_the_batch_size_that_decides_is_timed_first(monkeypatch: pytest.MonkeyPa
     assert [reason.split(":")[0] for reason in timed.late] == ["1 sequence of 8 tokens", "16 sequences of 8 tokens"]
 
 
-def test_a_budget_shorter_than_the_fewest_rounds_says_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 of 10 seconds for 9 steps of a second."""
-    Clockwork(monkeypatch, 1.0)
-    with pytest.raises(BudgetSpent, match="and 4 rounds of 8 steps take about 32 s") as error:
-        measure(subjects_of_two_tokens(), MeasuredCosts(context=8, budget=10), ignored)
-    assert "raise costs.budget" in error.value.remedy
-
-
 @each("waiting", [0.0, 0.5, math.nan])
 def test_the_share_of_the_time_that_timing_waits_for_a_processor(waiting: float) -> None:
     """None where the system does not count it."""
@@ -252,19 +221,6 @@ def test_the_share_of_the_time_that_timing_waits_for_a_processor(waiting: float)
         Clockwork(patch, 0.01, waiting=waiting)
         found = measure(subjects_of_two_tokens(), MeasuredCosts(context=8), ignored).waiting
     assert found == (None if math.isnan(waiting) else pytest.approx(waiting))
-
-
-@each(
-    ("counted", "expected"),
-    [("7000000000 2500000000 31\n", 2.5), ("0 0 0\n", math.nan), (None, math.nan)],  # the second: a kernel without counts
-)
-def test_how_long_a_thread_waited_is_counted_by_linux(tmp_path: Path, counted: str | None, expected: float) -> None:
-    path = tmp_path / str(counted)
-    if counted is not None:
-        path.write_text(counted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "SCHEDSTAT", path)
-        assert latency._waited_s() == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,14 +282,6 @@ def test_a_batch_is_filled_by_reading_its_text_once(kind: type[Stepper], monkeyp
             assert torch.equal(layer.keys[0], layer.keys[2])
         found.step(2)
     assert seen[1:] == [(3, 2)]
-
-
-def test_a_model_on_several_devices_is_not_recorded() -> None:
-    """A graph holds the work of one device: of the others it would miss theirs."""
-    network = llama()
-    network.lm_head.to("meta")
-    with pytest.raises(NotTimed, match="target lies on several devices"):
-        GraphStepper(DraftModel("target", network, "model", "t"), TEXT)
 
 
 def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ import pytest
 from alphaprof.commands.runs import RunStatus
 from alphaprof.config.load import load_profile
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.errors import RunExists, RunMismatch
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import commit_name
 from alphaprof.log.store import Run
@@ -28,9 +27,8 @@ from alphaprof.profiling.run import parts, pipeline
 from alphaprof.profiling.run.parts import Part, part_of
 from alphaprof.profiling.run.shards import Plan
 from alphaprof.report.build import build_report
-from alphaprof.totals.finish import finish
 from tests.conftest import slow
-from tests.profiling.test_pipeline import Silent, mixed_file, profile_file
+from tests.runs import Silent, mixed_file, profile_file
 
 pytestmark = pytest.mark.models
 TABLES = ("positions", "continuations", "totals", "documents", "prompts")
@@ -61,49 +59,26 @@ def require_equal(found: Run, expected: Run) -> None:
 
 
 def profiled(path: Path, out: Path, part: Part = parts.WHOLE, **more: Any) -> Run:
-    """A part of a profile, with one thread and roofline costs, so that reports can be compared."""
-    options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
-    return pipeline.profile(options, out, Silent(), part=part, **more)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
-    """The run of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return profiled(mixed_file(folder, tiny), folder / "run")
+    """A part of a profile."""
+    return pipeline.profile(load_profile(path), out, Silent(), part=part, **more)
 
 
 @pytest.mark.parametrize(
     ("order", "count"), [([0, 1], 2), *slow([([0, 2, 1], 3), ([0, 3, 1, 2], 4), ([0, 5, 4, 3, 2, 1], 6)])]
 )
 def test_parts_in_any_order_make_the_run_of_one_process(
-    alone: Run, order: list[int], count: int, tiny: Path, tmp_path: Path
+    sampled_run: Run, order: list[int], count: int, tiny: Path, tmp_path: Path
 ) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     for place, index in enumerate(order):
         run = profiled(path, out, Part(index, count))
         assert run.manifest.status == ("complete" if place == count - 1 else "running")
         status = RunStatus.of(run)
-        assert status.committed + len(status.lacking) == status.shards == len(alone.shards)
+        assert status.committed + len(status.lacking) == status.shards == len(sampled_run.shards)
         assert len(status.workers) == place + 1
-    require_equal(run, alone)
+    require_equal(run, sampled_run)
     frame = pd.read_parquet(out / "positions")
     assert len(frame) == sum(shard.positions for shard in run.shards) * 2
-
-
-@pytest.mark.slow
-def test_a_run_that_parts_began_is_finished_by_one_process(alone: Run, tiny: Path, tmp_path: Path) -> None:
-    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    run = profiled(path, out, Part(0, 4))
-    with pytest.raises(RunMismatch, match="lacks"):
-        finish(Run.open(out))
-    with pytest.raises(RunExists, match="holds a run already"):
-        profiled(path, out)
-    run = profiled(path, out, resume=True)
-    require_equal(run, alone)
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    finish(Run.open(out))
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
 def one_document_a_shard(folder: Path, tiny: Path) -> ProfileOptions:
@@ -176,14 +151,13 @@ def test_parts_stop_where_one_process_stops(case: str, tiny: Path, tmp_path: Pat
 
 
 COMMAND = [sys.executable, "-m", "alphaprof", "profile"]
-ALONE = ["--set", "costs={source: none}", "--set", "execution.threads=1"]
 
 
 def started(path: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     """`alphaprof profile` as a process of its own, which leads its group."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*COMMAND, str(path), "--out", str(out), *ALONE, *more], env=environment, **pipes)
+    return subprocess.Popen([*COMMAND, str(path), "--out", str(out), *more], env=environment, **pipes)
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -201,7 +175,7 @@ def children(process: subprocess.Popen[str]) -> Sequence[int]:
 
 
 @pytest.mark.slow
-def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run, tiny: Path, tmp_path: Path) -> None:
+def test_workers_share_a_run_and_one_that_is_killed_is_started_again(sampled_run: Run, tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     process = started(path, out, "--workers", "2")
     while not (out / "commits").is_dir() and process.poll() is None:
@@ -209,7 +183,7 @@ def test_workers_share_a_run_and_one_that_is_killed_is_started_again(alone: Run,
     os.kill(children(process)[1], signal.SIGKILL)
     assert "is started again" in ended(process)
     run = Run.open(out)
-    require_equal(run, alone)
+    require_equal(run, sampled_run)
     measured = {commit.worker for commit in run.commits().values()}
     assert len(measured) > 1
     assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}

@@ -68,25 +68,11 @@ def test_markers_are_what_the_profile_says() -> None:
     assert marked("", "a##b##c##d", same) == ".##b##.##d"
 
 
-def test_special_tokens_are_markers_too() -> None:
-    user, model = (BYTES.convert_tokens_to_ids(name) for name in ("<user>", "<model>"))
-    text = [*ids(BYTES, "a"), user, *ids(BYTES, "bc"), model, *ids(BYTES, "d")]
-    found = thinking(Markers(begin="<user>", end="<model>"), BYTES, [model], text)
-    assert found.tolist() == [False, True, True, True, True, False]
-
-
 def test_a_token_that_holds_part_of_a_marker_belongs_to_thinking() -> None:
     words = words_of(".<", "think", ">a", "</", ">b")
     text = ids(words, "x.<think>ab</think>bc")
     assert words.convert_ids_to_tokens(text) == ["x", ".<", "think", ">a", "b", "</", "think", ">b", "c"]
     assert thinking(MARKERS, words, [], text).tolist() == [False, True, True, True, True, True, True, True, False]
-
-
-def test_the_cut_between_prompt_and_continuation_may_lie_anywhere() -> None:
-    text = ids(BYTES, "p<think>a</think>b<think>c")
-    whole = thinking(MARKERS, BYTES, [], text).tolist()
-    for cut in range(len(text) + 1):
-        assert thinking(MARKERS, BYTES, text[:cut], text[cut:]).tolist() == whole[cut:]
 
 
 def fallback() -> PreTrainedTokenizerFast:

@@ -22,19 +22,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-import yaml
 from safetensors.torch import load_file, save_file
 
 from alphaprof.commands.check import SAME, check_baseline
 from alphaprof.config.load import load_profile
+from alphaprof.config.options import TargetOptions
 from alphaprof.config.profile import Markers
 from alphaprof.errors import (
-    DiskFull,
     ModelUnloadable,
     OutOfMemory,
-    RunExists,
+    ProfileInvalid,
     RunMismatch,
-    VocabularyMismatch,
 )
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.run_draft import side_of
@@ -42,6 +40,7 @@ from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
+    PROMPT_COLUMNS,
     LogRules,
     totals_columns,
     violations,
@@ -49,83 +48,21 @@ from alphaprof.log.schema import (
 from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.profiling.models.load import load_model
-from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.run import pipeline, shards
-from alphaprof.profiling.texts.continuations import generate, thinking
-from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.texts.continuations import thinking
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import DraftTotals, read_totals
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import read_totals
 from tests.conftest import slow
+from tests.runs import MIXED, NEW_TOKENS, Silent, interrupted, log_of, mixed_file, profile_file, run_profile
 from tests.synthetic import interrupted as left_running
 from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
-NEW_TOKENS = 24
-
-
-class Silent:
-    """A progress that remembers warnings only."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def say(self, message: str) -> None: ...
-
-    def warn(self, code: str, message: str, remedy: str) -> None:
-        self.warnings.append(code)
-
-    def start(self, label: str, total: int | None, unit: str) -> None: ...
-
-    def advance(self, steps: float, positions: int = 0) -> None: ...
-
-
-def write_data(folder: Path) -> None:
-    """Two domains of different lengths, and logged responses as text and as ids."""
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "some", "more", "of", "it"]
-    generator = np.random.default_rng(0)
-    for domain, count in (("long", 9), ("short", 6)):
-        rows = []
-        for index in range(count):
-            size = int(generator.integers(2, 12)) if domain == "long" else 1
-            text = f"{index} " + " ".join(generator.choice(words, size))
-            ids = generator.integers(0, 250, 5 + index).tolist()
-            row = {"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2}
-            rows.append(row | {"asked": f"2026-03-{9 - index:02}T08:00:00.25+02:00"})
-        (folder / f"{domain}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
-    """A profile over the tiny models; changes replace top-level keys."""
-    write_data(folder)
-    tree = {
-        "target": {"model": str(tiny / "target"), "dtype": "float32"},
-        "drafts": {
-            "close": {"kind": "model", "model": str(tiny / "draft")},
-            "skip": {"kind": "layer_skip", "drop_layers": [2]},
-            "wide": {"kind": "model", "model": str(tiny / "wide")},
-            "brief": {"kind": "model", "model": str(tiny / "short")},
-        },
-        "data": [
-            {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "chat": True},
-            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation", "time": "asked"},
-        ],
-        "continuation": {"kind": "greedy", "max_new_tokens": NEW_TOKENS},
-        "gammas": [1, 2, 4],
-        "costs": {"context": 16, "repeats": 3},
-        "batch_tokens": 160,
-        "shard_documents": 4,
-    }
-    path = folder / "profile.yaml"
-    path.write_text(yaml.safe_dump(tree | changes))
-    return path
-
-
-def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) -> Run:
-    return pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume)
+ROOFLINE = {"source": "roofline", "accelerator": "h100-sxm"}  # nothing is timed
+SKIP = {"skip": {"kind": "layer_skip", "drop_layers": [2]}}
 
 
 def strict_totals(run: Run, draft: str) -> Any:
@@ -156,73 +93,20 @@ def require_same_tables(out: Path, expected: Run) -> None:
         assert getattr(run.manifest, part) == getattr(expected.manifest, part)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
-    """An unbroken run."""
-    folder = tmp_path_factory.mktemp("finished")
-    return run_profile(profile_file(folder, tiny), folder / "run")
-
-
-MIXED: dict[str, Any] = {
-    "drafts": {
-        "close": {"kind": "model", "model": "TINY/draft"},
-        "ngram": {"kind": "prompt_lookup", "max_ngram": 2},
-    },
-    "data": [
-        {"domain": "greedy", "path": "long.jsonl", "prompt": "{text}", "chat": True, "limit": 4},
-        {
-            "domain": "drawn",
-            "path": "long.jsonl",
-            "prompt": "{text} {text}",
-            "continuation": {"kind": "sampled", "temperature": 1.2, "top_p": 0.9, "seed": 3, "max_new_tokens": 20},
-        },
-        {
-            "domain": "drawn",
-            "path": "short.jsonl",
-            "prompt": "{text}",
-            "continuation": {"kind": "sampled", "top_k": 40, "max_new_tokens": 15},
-        },
-        {
-            "domain": "logged",
-            "path": "short.jsonl",
-            "prompt": "{text}",
-            "continuation": {"kind": "given", "column": "response", "temperature": 0.8},
-        },
-        {"domain": "plain", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "text", "prompt_tokens": 9}},
-    ],
-    "thinking": {"begin": "o", "end": "e"},
-    "rules": [*DEFAULT_RULES, "tree_2", "multi_draft_2"],
-    "certificates": True,
-}
-
-
-def mixed_file(folder: Path, tiny: Path, **changes: Any) -> Path:
-    """A profile with greedy, sampled, given and plain texts, a model and prompt lookup as drafts, and thinking markers."""
-    drafts = json.loads(json.dumps(MIXED["drafts"]).replace("TINY", str(tiny)))
-    return profile_file(folder, tiny, **MIXED | {"drafts": drafts} | changes)
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
-    """An unbroken run over every kind of text."""
-    folder = tmp_path_factory.mktemp("mixed")
-    return run_profile(mixed_file(folder, tiny), folder / "run")
-
-
-def test_documents_hold_when_they_were_asked_where_a_column_says_it(finished: Run) -> None:
+def test_documents_hold_when_they_were_asked_where_a_column_says_it(greedy_run: Run) -> None:
     times = {domain: set[Any]() for domain in ("long", "short")}
-    for row in finished.documents().to_pylist():
+    for row in greedy_run.documents().to_pylist():
         times[row["domain"]].add(row["time"] and row["time"].isoformat())
     assert times == {"long": {None}, "short": {f"2026-03-{9 - index:02}T06:00:00.250000+00:00" for index in range(6)}}
 
 
-def test_the_log_holds_every_position_of_every_document_once_for_every_draft(finished: Run) -> None:
-    log = pd.read_parquet(finished.path / "positions")
-    documents = pd.read_parquet(finished.path / "documents")
+def test_the_log_holds_every_position_of_every_document_once_for_every_draft(greedy_run: Run) -> None:
+    log = pd.read_parquet(greedy_run.path / "positions")
+    documents = pd.read_parquet(greedy_run.path / "documents")
     assert sorted(log["draft"].unique()) == ["brief", "close", "skip", "wide"]
-    assert len(documents) == 15 == finished.manifest.documents
+    assert len(documents) == 15 == greedy_run.manifest.documents
     assert documents["document"].tolist() == list(range(15))
-    assert finished.manifest.positions == documents["continuation_tokens"].sum() == len(log) / 4
+    assert greedy_run.manifest.positions == documents["continuation_tokens"].sum() == len(log) / 4
     for _, rows in log.groupby("draft", observed=True):
         assert rows["document"].is_monotonic_increasing
         for number, document in rows.groupby("document"):
@@ -231,25 +115,25 @@ def test_the_log_holds_every_position_of_every_document_once_for_every_draft(fin
     assert [name for name in log.columns if name != "draft"] == expected
 
 
-def test_continuations_hold_the_ids_that_the_log_was_measured_on(finished: Run) -> None:
-    log = pd.read_parquet(finished.path / "positions", filters=[("draft", "==", "close")])
-    for shard in finished.shards:
-        for row in finished.continuations(shard.index).to_pylist():
+def test_continuations_hold_the_ids_that_the_log_was_measured_on(greedy_run: Run) -> None:
+    log = pd.read_parquet(greedy_run.path / "positions", filters=[("draft", "==", "close")])
+    for shard in greedy_run.shards:
+        for row in greedy_run.continuations(shard.index).to_pylist():
             token = log.loc[log["document"] == row["document"], "token"]
             assert token.tolist() == row["continuation_ids"]
             assert (row["finish"] == "eos") == (row["continuation_ids"][-1] == 256)
             assert len(row["prompt_ids"]) == row["prompt_tokens"]
 
 
-def test_target_columns_are_the_same_for_every_draft(finished: Run) -> None:
-    log = pd.read_parquet(finished.path / "positions")
+def test_target_columns_are_the_same_for_every_draft(greedy_run: Run) -> None:
+    log = pd.read_parquet(greedy_run.path / "positions")
     shared = ["token", "target_top", "target_top_prob", "target_entropy", "raw_target_margin"]
     parts = [rows[shared].reset_index(drop=True) for _, rows in log.groupby("draft", observed=True)]
     assert all(part.equals(parts[0]) for part in parts)
 
 
-def test_a_draft_with_padding_rows_scores_like_the_same_draft_without(finished: Run) -> None:
-    log = pd.read_parquet(finished.path / "positions")
+def test_a_draft_with_padding_rows_scores_like_the_same_draft_without(greedy_run: Run) -> None:
+    log = pd.read_parquet(greedy_run.path / "positions")
     close, wide = (log[log["draft"] == name].reset_index(drop=True) for name in ("close", "wide"))
     assert np.isfinite(wide["kl_target_draft"]).all()
     for name in ("overlap", "kl_target_draft", "draft_entropy"):
@@ -257,16 +141,10 @@ def test_a_draft_with_padding_rows_scores_like_the_same_draft_without(finished: 
     assert (close["draft_top"] == wide["draft_top"]).all()
 
 
-def test_totals_are_the_sums_of_the_log(finished: Run) -> None:
-    assert_sums(finished)
-
-
-def test_totals_of_mixed_texts_are_the_sums_of_the_log(mixed: Run) -> None:
-    assert_sums(mixed)
-
-
-def assert_sums(run: Run) -> None:
-    """Totals of every draft and rule against plain sums over the log."""
+@pytest.mark.parametrize("whole", ["greedy_run", "sampled_run"])
+def test_totals_are_the_sums_of_the_log(whole: str, request: pytest.FixtureRequest) -> None:
+    """Of every draft and rule, by pandas."""
+    run: Run = request.getfixturevalue(whole)
     log = pd.read_parquet(run.path / "positions")
     for draft in run.manifest.drafts:
         totals = read_totals(run, draft, TotalsRequest(run.rules, run.gammas)).to_pandas()
@@ -280,14 +158,14 @@ def assert_sums(run: Run) -> None:
         assert sorted(totals["rule"].unique()) == sorted(run.rules)
 
 
-def test_a_draft_at_the_end_of_its_context_covers_part_of_the_positions(finished: Run) -> None:
-    totals = strict_totals(finished, "brief").to_pandas()
+def test_a_draft_at_the_end_of_its_context_covers_part_of_the_positions(greedy_run: Run) -> None:
+    totals = strict_totals(greedy_run, "brief").to_pandas()
     assert 0 < totals["proposals"].sum() < totals["positions"].sum()
-    assert totals["rounds_4"].sum() > strict_totals(finished, "close").to_pandas()["rounds_4"].sum()
+    assert totals["rounds_4"].sum() > strict_totals(greedy_run, "close").to_pandas()["rounds_4"].sum()
 
 
-def test_the_manifest_names_what_was_run(finished: Run) -> None:
-    manifest = finished.manifest
+def test_the_manifest_names_what_was_run(greedy_run: Run) -> None:
+    manifest = greedy_run.manifest
     assert manifest.status == "complete"
     assert manifest.target.dtype == "float32"
     assert manifest.target.eos == (256,)
@@ -299,30 +177,30 @@ def test_the_manifest_names_what_was_run(finished: Run) -> None:
 
 
 def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_it_another_draft(
-    finished: Run, tmp_path: Path, tiny: Path
+    greedy_run: Run, tmp_path: Path, tiny: Path
 ) -> None:
     shutil.copytree(tiny / "draft", tmp_path / "draft")
     weights = load_file(tmp_path / "draft" / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"].view(torch.int32)[3, 5] ^= 1
     save_file(weights, tmp_path / "draft" / "model.safetensors", {"format": "pt"})
-    again = finished.manifest.config["drafts"]
+    again = greedy_run.manifest.config["drafts"]
     drafts = {name: again[name] for name in ("close", "skip")} | {"changed": {"kind": "model", "model": "./draft"}}
-    costs = {"source": "roofline", "accelerator": "h100-sxm"}
-    new = run_profile(profile_file(tmp_path, tiny, drafts=drafts, costs=costs), tmp_path / "run")
+    new = run_profile(profile_file(tmp_path, tiny, drafts=drafts, costs=ROOFLINE), tmp_path / "run")
     for name, old in (("close", "close"), ("skip", "skip"), ("changed", "close")):
-        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{finished.path}:{old}"), None, 0.02, False)
+        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{greedy_run.path}:{old}"), None, 0.02, False)
         if name != "changed":
             assert (found.outcome, found.reason) == ("pass", SAME)
             continue
         assert found.outcome == "undecided"
 
 
-@pytest.mark.parametrize(("whole", "written"), [("mixed", mixed_file), *slow([("finished", profile_file)])])
+@pytest.mark.parametrize(("whole", "written"), [("sampled_run", mixed_file), *slow([("greedy_run", profile_file)])])
 def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """While prompts are staged, between the files of a shard and its commit, while the run is finished."""
-    path, out, expected = written(tmp_path, tiny), tmp_path / "run", request.getfixturevalue(whole)
+    timed = {"costs": {"context": 16, "repeats": 3}}
+    path, out, expected = written(tmp_path, tiny, **timed), tmp_path / "run", request.getfixturevalue(whole)
 
     class Killed(BaseException):
         pass
@@ -359,7 +237,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     ("first", "second"), [("prompts/*", "commits/00000.json"), ("commits/00000.json", "commits/00002.json")]
 )
 def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(
-    finished: Run, tiny: Path, tmp_path: Path, first: str, second: str
+    greedy_run: Run, tiny: Path, tmp_path: Path, first: str, second: str
 ) -> None:
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
     for marker in (first, second):
@@ -371,7 +249,7 @@ def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(
     with start(path, out, "--resume") as last:
         _, errors = last.communicate(timeout=240)
     assert last.returncode == 0, errors
-    require_same_tables(out, finished)
+    require_same_tables(out, greedy_run)
 
 
 def wait_for(out: Path, marker: str, process: subprocess.Popen[str]) -> None:
@@ -384,7 +262,7 @@ def wait_for(out: Path, marker: str, process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_processes_that_begin_one_run_at_once_end_well_with_the_same_rows(
-    finished: Run, tiny: Path, tmp_path: Path, killed: bool
+    greedy_run: Run, tiny: Path, tmp_path: Path, killed: bool
 ) -> None:
     """Both load, both stage, both measure, both finish; and where one of them is killed, the other has all of it."""
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
@@ -395,7 +273,7 @@ def test_two_processes_that_begin_one_run_at_once_end_well_with_the_same_rows(
         ends = [process.communicate(timeout=240)[1] for process in (first, second)]
     assert [first.returncode, second.returncode] == [-signal.SIGKILL if killed else 0, 0], ends
     assert "Traceback" not in "".join(ends)
-    require_same_tables(out, finished)
+    require_same_tables(out, greedy_run)
     assert len(Run.open(out).workers()) >= 1
 
 
@@ -406,154 +284,16 @@ def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_another_draft_is_measured_on_the_same_text_without_generating(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "generate", None)
-    options = load_profile(finished.path.parent / "profile.yaml").model_copy(
-        update={"batch_tokens": 90, "shard_documents": 7}
-    )
-    drafts = {name: draft for name, draft in options.drafts.items() if name == "skip"}
-    options = options.model_copy(update={"drafts": drafts})
-    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=finished.path)
-    assert run.manifest.reused == str(finished.path)
-    assert run.documents().to_pylist() == finished.documents().to_pylist()
-    before, now = (
-        pd.read_parquet(path / "positions", filters=[("draft", "==", "skip")]).reset_index(drop=True)
-        for path in (finished.path, run.path)
-    )
-    pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    shorter = options.model_copy(update={"continuation": options.continuation.model_copy(update={"max_new_tokens": 3})})
-    with pytest.raises(RunMismatch, match=r"another profile \(continuation differ\)"):
-        pipeline.profile(shorter, tmp_path / "other", Silent(), reuse=finished.path)
-    other = options.model_copy(update={"target": options.target.model_copy(update={"model": str(tiny / "draft")})})
-    with pytest.raises(RunMismatch, match="another target"):
-        pipeline.profile(other, tmp_path / "third", Silent(), reuse=finished.path)
-
-
-def test_a_complete_run_is_left_alone(finished: Run, tiny: Path, tmp_path: Path) -> None:
-    before = (finished.path / "manifest.json").stat().st_mtime_ns
-    run_profile(finished.path.parent / "profile.yaml", finished.path, resume=True)
-    assert (finished.path / "manifest.json").stat().st_mtime_ns == before
-
-
-def test_an_output_directory_with_anything_in_it_is_refused(finished: Run, tiny: Path, tmp_path: Path) -> None:
-    path = profile_file(tmp_path, tiny)
-    with pytest.raises(RunExists, match="holds a run already"):
-        run_profile(path, finished.path)
-    with pytest.raises(RunExists, match="not empty"):
-        run_profile(path, tmp_path)
-
-
-def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that ends after its second shard."""
-    with monkeypatch.context() as patch:
-        original = pipeline.measure_shard
-
-        def limited(plan: Any, index: int, *rest: Any) -> Any:
-            if index == 2:
-                raise KeyboardInterrupt
-            return original(plan, index, *rest)
-
-        patch.setattr(pipeline, "measure_shard", limited)
-        with pytest.raises(KeyboardInterrupt):
-            run_profile(path, out)
-
-
-def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before it loads anything, with or without --resume; the first run is what it would have been alone."""
-    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    (tmp_path / "other").mkdir()
-    other = profile_file(tmp_path / "other", tiny, gammas=[1])
-    load, stage, measure, refusals = pipeline.load, pipeline.stage, pipeline.measure_shard, []
-
-    def second(*cases: tuple[Path, bool]) -> None:
-        monkeypatch.setattr(pipeline, "load", None)  # nothing is loaded for those that are refused
-        for another, resume in cases:
-            with pytest.raises((RunExists, RunMismatch)) as caught:
-                run_profile(another, out, resume)
-            refusals.append((another == other, resume, caught.value.message.removeprefix(str(out))))
-        monkeypatch.setattr(pipeline, "load", load)
-
-    def loading(*rest: Any, **named: Any) -> Any:
-        second((other, False), (other, True))
-        return load(*rest, **named)
-
-    def staging(*rest: Any) -> None:
-        stage(*rest)
-        second((other, False), (other, True))
-
-    def measuring(plan: Any, index: int, *rest: Any) -> Any:
-        if index == 1:
-            second((path, False), (other, False), (other, True))
-        return measure(plan, index, *rest)
-
-    monkeypatch.setattr(pipeline, "load", loading)
-    monkeypatch.setattr(pipeline, "stage", staging)
-    monkeypatch.setattr(pipeline, "measure_shard", measuring)
-    run_profile(path, out)
-    begun, there = [message for _, _, message in refusals[:4]], refusals[4:]
-    assert len(refusals) == 7
-    assert all(re.fullmatch(rf" was begun with another profile \(process {os.getpid()} on .*\)", each) for each in begun)
-    assert there == [
-        (False, False, " holds a run already"),
-        (True, False, " holds a run already"),
-        (True, True, " was made with another profile (data, gammas changed)"),
-    ]
-    require_same_tables(out, finished)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["load", "stage", "_measure_latency"])
-def test_a_process_that_fails_takes_nothing_from_another_one_that_has_joined(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    """The one that began the run fails at its beginning, while the other is at the same place; alone it leaves nothing."""
-    path, out = finished.path.parent / "profile.yaml", tmp_path / "run"
-    original, turns = getattr(pipeline, place), iter(["first", "second"])
-
-    def failing(*rest: Any, **named: Any) -> Any:
-        if next(turns, None) == "first":
-            original(*rest, **named)
-            run_profile(path, out) if together else None
-            raise KeyboardInterrupt
-        return original(*rest, **named)
-
-    for together in (False, True):
-        with monkeypatch.context() as patch:
-            turns = iter(["first", "second"])
-            patch.setattr(pipeline, place, failing)
-            with pytest.raises(KeyboardInterrupt):
-                run_profile(path, out)
-        assert out.exists() == together
-    require_same_tables(out, finished)
-
-
-def test_a_run_whose_directory_is_renamed_ends_at_the_next_batch(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out, measure = profile_file(tmp_path, tiny), tmp_path / "run", pipeline.measure_shard
-
-    def renaming(plan: Any, index: int, *rest: Any) -> Any:
-        assert index < 2
-        if index == 1:
-            out.rename(tmp_path / "moved")
-        return measure(plan, index, *rest)
-
-    monkeypatch.setattr(pipeline, "measure_shard", renaming)
-    with pytest.raises(DiskFull, match="run was deleted or renamed while it was written"):
-        run_profile(path, out)
-    assert not out.exists()
-    monkeypatch.setattr(pipeline, "measure_shard", measure)
-    assert run_profile(path, tmp_path / "moved", resume=True).manifest.documents == 15
+def test_a_complete_run_is_left_alone(greedy_run: Run, tiny: Path, tmp_path: Path) -> None:
+    before = (greedy_run.path / "manifest.json").stat().st_mtime_ns
+    run_profile(greedy_run.path.parent / "profile.yaml", greedy_run.path, resume=True)
+    assert (greedy_run.path / "manifest.json").stat().st_mtime_ns == before
 
 
 def test_damaged_step_times_are_measured_again_and_nothing_else(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    greedy_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "run")))
+    run = Run.open(Path(shutil.copytree(greedy_run.path, tmp_path / "run")))
     old = {"code": "not_timed_there", "message": "of the times that are lost", "remedy": "none"}
     earlier = (old, old | {"code": "busy"})
     left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=earlier)
@@ -562,12 +302,12 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
         (name,) = (name for name in run.manifest.files if name.startswith(folder))
         (run.path / name).write_bytes(b"PAR1")
     monkeypatch.setattr(pipeline, "measure_shard", None)
-    again = run_profile(finished.path.parent / "profile.yaml", run.path, resume=True)
+    again = run_profile(greedy_run.path.parent / "profile.yaml", run.path, resume=True)
     again.verify()
-    expected, found = tables(finished.path), tables(again.path)
+    expected, found = tables(greedy_run.path), tables(again.path)
     assert found.keys() == expected.keys()
     assert [name for name in expected if not found[name].equals(expected[name])] == []
-    assert len(again.latency()) == len(finished.latency())
+    assert len(again.latency()) == len(greedy_run.latency())
     assert (again.manifest.skipped, again.manifest.truncated, again.manifest.warnings) == ({"too long": 40}, {"cut": 9}, ())
 
 
@@ -590,15 +330,15 @@ def damage(file: Path, how: str) -> None:
     ],
 )
 def test_damaged_shards_are_measured_again_and_no_other_ones(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
+    greedy_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
 ) -> None:
     """They are found beyond a gap too, and withdrawn by a process that can measure them; their rows are what they were."""
     out, measured = tmp_path / "run", list[int]()
     if complete:
-        shutil.copytree(finished.path, out)
+        shutil.copytree(greedy_run.path, out)
     else:
-        left_running(finished, out).withdraw(1)
-    names = [finished.name_of(folder, index) for index in (0, 2)]
+        left_running(greedy_run, out).withdraw(1)
+    names = [greedy_run.name_of(folder, index) for index in (0, 2)]
     for name in names:
         damage(out / name, how)
     original, load = pipeline.measure_shard, pipeline.load
@@ -613,17 +353,17 @@ def test_damaged_shards_are_measured_again_and_no_other_ones(
 
     monkeypatch.setattr(pipeline, "measure_shard", counting)
     monkeypatch.setattr(pipeline, "load", loading)
-    run_profile(finished.path.parent / "profile.yaml", out, resume=True)
+    run_profile(greedy_run.path.parent / "profile.yaml", out, resume=True)
     assert measured == ([0, 2] if complete else [0, 1, 2])
-    require_same_tables(out, finished)
+    require_same_tables(out, greedy_run)
     assert not any((out / name).exists() for name in names)
 
 
 def test_changed_profile_is_noticed_on_resume_and_changed_data_cannot_matter(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are read once, before anything is measured: who goes on needs no data at all."""
-    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
+    path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     interrupted(path, out, monkeypatch)
     with pytest.raises(RunMismatch, match=r"another profile \(gammas changed\)"):
         run_profile(path, out, True, "gammas=[1]")
@@ -631,7 +371,7 @@ def test_changed_profile_is_noticed_on_resume_and_changed_data_cannot_matter(
     data.write_text(data.read_text().replace("0 ", "7 "))
     (tmp_path / "short.jsonl").unlink()
     run_profile(path, out, resume=True)
-    require_same_tables(out, finished)
+    require_same_tables(out, sampled_run)
 
 
 def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> None:
@@ -667,7 +407,7 @@ def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> N
 
 
 def test_running_out_of_memory_halves_batches_and_says_so(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    greedy_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = shards.generate
 
@@ -677,31 +417,22 @@ def test_running_out_of_memory_halves_batches_and_says_so(
         return original(target, documents, ids_drawn)
 
     monkeypatch.setattr(shards, "generate", small)
-    run = run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
+    path = profile_file(tmp_path, tiny, drafts=SKIP, costs=ROOFLINE)
+    run = run_profile(path, tmp_path / "run")
     assert sum(shard.halved_batches for shard in run.shards) > 0
-    expected, found = tables(finished.path), tables(run.path)
+    expected, found = tables(greedy_run.path), tables(run.path)
     for name in expected:
         if name.startswith("continuations"):
             assert found[name].equals(expected[name])
     monkeypatch.setattr(shards, "generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
-        run_profile(profile_file(tmp_path, tiny), tmp_path / "other")
+        run_profile(path, tmp_path / "other")
 
 
-def test_a_draft_with_another_vocabulary_is_refused_before_any_work(tiny: Path, tmp_path: Path) -> None:
-    drafts = {"odd": {"kind": "model", "model": str(tiny / "other")}}
-    with pytest.raises(VocabularyMismatch, match="draft odd has another vocabulary"):
-        run_profile(profile_file(tmp_path, tiny, drafts=drafts), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_directory_that_is_no_model_is_refused(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelUnloadable, match="cannot load"):
-        run_profile(profile_file(tmp_path, tiny), tmp_path / "run", False, f"target.model={tmp_path}")
-
-
-def test_step_times_cover_every_length_and_draft(finished: Run) -> None:
-    rows = finished.latency().to_pandas()
+def test_step_times_cover_every_length_and_draft(greedy_run: Run) -> None:
+    table = greedy_run.latency()
+    assert violations(table, LATENCY_COLUMNS) == []
+    rows = table.to_pandas()
     target = rows[(rows["model"] == "target") & rows["step"].isin(["decode", "verify"])]
     assert target["tokens"].tolist() == [1, 2, 3, 4, 5]
     drafting = rows[rows["step"] == "draft"].groupby("model")["tokens"].agg(list).to_dict()
@@ -728,7 +459,8 @@ def own_target(tiny: Path, tmp_path: Path) -> Path:
 def test_another_eos_or_another_version_is_noticed_on_resume(
     tiny: Path, own_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"}), tmp_path / "run"
+    target, out = {"model": str(own_target), "dtype": "float32"}, tmp_path / "run"
+    path = profile_file(tmp_path, tiny, target=target, drafts=SKIP, costs=ROOFLINE)
     interrupted(path, out, monkeypatch)
     edited(own_target, "generation_config.json", eos_token_id=[256, 97])
     with pytest.raises(RunMismatch, match=r"not those that the run began with \(target eos, skip eos differ\)"):
@@ -751,18 +483,29 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
 def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp_path: Path) -> None:
     edited(own_target, "generation_config.json", eos_token_id=97)
     edited(own_target, "config.json", eos_token_id=97)
-    path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"})
-    assert run_profile(path, tmp_path / "run").manifest.target.eos == (97, 256)
+    path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"}, costs={"source": "none"})
+    run = pipeline.profile(load_profile(path, limit=1), tmp_path / "run", Silent())
+    assert run.manifest.target.eos == (97, 256)
 
 
-def test_weights_that_a_checkpoint_lacks_are_an_error_and_not_random(tiny: Path, own_target: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
+def test_weights_that_a_checkpoint_lacks_are_an_error_and_not_random(own_target: Path) -> None:
     weights = load_file(own_target / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, own_target / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelUnloadable, match=r"lacks weights .*lm_head\.weight"):
-        run_profile(profile_file(tmp_path, tiny), tmp_path / "run", False, f"target.model={own_target}")
+        load_model("target", TargetOptions(model=str(own_target)), "float32")
+
+
+def test_weights_that_miss_a_domain_are_refused_before_anything_is_measured(tiny: Path, tmp_path: Path) -> None:
+    """The names in a column are known once prompts are read."""
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "teams.jsonl"
+    file.write_text("".join(json.dumps({"text": team, "team": team}) + "\n" for team in "aab"))
+    source = {"domain": {"column": "team"}, "path": str(file), "prompt": "{text}"}
+    path = profile_file(tmp_path, tiny, data=[source], decision={"weights": {"a": 1.0}})
+    with pytest.raises(ProfileInvalid, match=r"decision\.weights does not name domain 'b'"):
+        pipeline.profile(load_profile(path), tmp_path / "run", Silent())
+    assert not (tmp_path / "run" / "positions").exists()
 
 
 def test_models_that_do_not_fit_into_memory_say_so(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -793,27 +536,24 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
     assert report.results[0].gammas[0].tokens_per_round is not None
 
 
-def log_of(run: Run, draft: str) -> pd.DataFrame:
-    """The positions of one draft."""
-    return pd.read_parquet(run.path / "positions", filters=[("draft", "==", draft)]).reset_index(drop=True)
+def test_every_file_of_a_run_keeps_to_its_declaration(sampled_run: Run) -> None:
+    """Names, types, ranges, units and meanings."""
+    declared = {"positions": sampled_run.log_rules.columns, "totals": totals_columns(sampled_run.gammas)}
+    declared |= {"documents": DOCUMENT_COLUMNS, "continuations": CONTINUATION_COLUMNS, "prompts": PROMPT_COLUMNS}
+    seen = set()
+    for name in sampled_run.manifest.files:
+        folder = name.partition("/")[0]
+        table = pq.ParquetFile(sampled_run.path / name).read()
+        assert violations(table, declared[folder]) == [], name
+        for column in declared[folder]:
+            metadata = table.schema.field(column.name).metadata
+            assert (metadata[b"doc"], metadata[b"unit"]) == (column.doc.encode(), column.unit.encode()), (name, column.name)
+        seen.add(folder)
+    assert seen >= {"positions", "totals", "documents", "continuations"}
 
 
-def test_every_table_of_a_mixed_run_keeps_to_its_declaration(mixed: Run) -> None:
-    assert mixed.manifest.status == "complete"
-    assert violations(mixed.documents(), DOCUMENT_COLUMNS) == []
-    latency = mixed.latency()
-    assert latency is not None
-    assert violations(latency, LATENCY_COLUMNS) == []
-    for shard in mixed.shards:
-        assert violations(mixed.continuations(shard.index), CONTINUATION_COLUMNS) == []
-        for draft in ("close", "ngram"):
-            assert violations(mixed.positions(draft, shard.index), mixed.log_rules.columns) == []
-    for part in [*mixed.totals_parts("close"), *mixed.totals_parts("ngram")]:
-        assert violations(mixed.totals(part), totals_columns(mixed.gammas)) == []
-
-
-def test_documents_of_a_mixed_run_say_how_they_came_about(mixed: Run) -> None:
-    found = pd.read_parquet(mixed.path / "documents").groupby("source")
+def test_documents_of_a_mixed_run_say_how_they_came_about(sampled_run: Run) -> None:
+    found = pd.read_parquet(sampled_run.path / "documents").groupby("source")
     settings = ["continuation", "on_policy", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens"]
     expected = [
         ("greedy", True, None, None, None, None, None, NEW_TOKENS),
@@ -825,41 +565,13 @@ def test_documents_of_a_mixed_run_say_how_they_came_about(mixed: Run) -> None:
     for source, rows in found:
         distinct = rows[settings].astype(object).where(rows[settings].notna(), None).drop_duplicates()
         assert [tuple(row) for row in distinct.itertuples(index=False)] == [expected[int(source)]]
-    drawn = pd.read_parquet(mixed.path / "documents").query("domain == 'drawn'")
+    drawn = pd.read_parquet(sampled_run.path / "documents").query("domain == 'drawn'")
     assert set(drawn["finish"]) == {"eos", "length"}
 
 
-def test_sampled_documents_of_a_run_are_those_that_the_sampler_writes_alone(mixed: Run, tiny: Path) -> None:
-    target = load_model("target", load_profile(mixed.path.parent / "profile.yaml").target, "float32")
-    checked = 0
-    for shard in mixed.shards:
-        for row in mixed.continuations(shard.index).to_pylist():
-            if row["continuation"] == "sampled":
-                settings = Processing(*(row[name] for name in ("temperature", "top_k", "top_p", "min_p")))
-                document = Document(
-                    document=0,
-                    domain="",
-                    cluster=None,
-                    source=0,
-                    source_row=row["source_row"],
-                    prompt=np.array(row["prompt_ids"], dtype=np.int32),
-                    given=None,
-                    cut=False,
-                    max_new_tokens=row["max_new_tokens"],
-                    kind="sampled",
-                    on_policy=True,
-                    processing=settings,
-                    seed=row["seed"],
-                )
-                (alone,) = generate(target, [document], 260)
-                assert alone.ids.tolist() == row["continuation_ids"]
-                checked += 1
-    assert checked == 15
-
-
-def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(mixed: Run) -> None:
-    close = log_of(mixed, "close")
-    documents = pd.read_parquet(mixed.path / "documents").set_index("document")
+def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(sampled_run: Run) -> None:
+    close = log_of(sampled_run, "close")
+    documents = pd.read_parquet(sampled_run.path / "documents").set_index("document")
     sampled = close["document"].map(documents["continuation"] == "sampled")
     assert (close.loc[sampled, "target_token_prob"] > 0).all()
     nucleus = close["document"].map(documents["top_p"] == 0.9)
@@ -867,30 +579,30 @@ def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(mi
     plain = close["document"].map(documents["temperature"].isna())
     for rows, same in ((plain, True), (nucleus, False)):
         assert np.allclose(close.loc[rows, "target_entropy"], close.loc[rows, "raw_target_entropy"]) == same
-    totals = read_totals(mixed, "close", TotalsRequest(mixed.rules, mixed.gammas)).to_pandas()
+    totals = read_totals(sampled_run, "close", TotalsRequest(sampled_run.rules, sampled_run.gammas)).to_pandas()
     lossless = totals[totals["rule"] == "lossless"].set_index("document").sort_index()
     assert lossless["impossible"].sum() == 0
     assert lossless["tokens"].notna().tolist() == (documents["continuation"] == "sampled").tolist()
 
 
-def test_phases_of_a_run_are_those_of_its_texts(mixed: Run, finished: Run) -> None:
+def test_phases_of_a_run_are_those_of_its_texts(sampled_run: Run, greedy_run: Run) -> None:
     markers, words = Markers(**MIXED["thinking"]), tokenizer()
     for draft in ("close", "ngram"):
-        log = log_of(mixed, draft)
-        for shard in mixed.shards:
-            for row in mixed.continuations(shard.index).to_pylist():
+        log = log_of(sampled_run, draft)
+        for shard in sampled_run.shards:
+            for row in sampled_run.continuations(shard.index).to_pylist():
                 flags = thinking(markers, words, row["prompt_ids"], row["continuation_ids"])
                 found = log.loc[log["document"] == row["document"], "phase"]
                 assert found.tolist() == ["thinking" if flag else "answer" for flag in flags]
-    assert set(log_of(mixed, "close")["phase"]) == {"thinking", "answer"}
-    assert log_of(finished, "close")["phase"].isna().all()
+    assert set(log_of(sampled_run, "close")["phase"]) == {"thinking", "answer"}
+    assert log_of(greedy_run, "close")["phase"].isna().all()
 
 
-def test_thinking_totals_are_sums_over_that_phase(mixed: Run) -> None:
+def test_thinking_totals_are_sums_over_that_phase(sampled_run: Run) -> None:
     for draft in ("close", "ngram"):
-        log = log_of(mixed, draft)
+        log = log_of(sampled_run, draft)
         inside = log[log["phase"] == "thinking"]
-        totals = read_totals(mixed, draft, TotalsRequest(mixed.rules, mixed.gammas)).to_pandas()
+        totals = read_totals(sampled_run, draft, TotalsRequest(sampled_run.rules, sampled_run.gammas)).to_pandas()
         for rule, rows in totals.groupby("rule", observed=True):
             found = rows.set_index("document").sort_index()
             size = inside.groupby("document").size().reindex(found.index, fill_value=0)
@@ -901,11 +613,11 @@ def test_thinking_totals_are_sums_over_that_phase(mixed: Run) -> None:
             assert found["thinking_accepted"].to_numpy() == pytest.approx(accepted.to_numpy(), abs=1e-5)
 
 
-def test_prompt_lookup_of_a_run_is_that_of_its_texts(mixed: Run) -> None:
+def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
     draft = PromptLookup("ngram", 2, (256,), 260, "float32")
-    log = log_of(mixed, "ngram")
-    for shard in mixed.shards:
-        for row in mixed.continuations(shard.index).to_pylist():
+    log = log_of(sampled_run, "ngram")
+    for shard in sampled_run.shards:
+        for row in sampled_run.continuations(shard.index).to_pylist():
             expected = draft.columns(np.array(row["prompt_ids"] + row["continuation_ids"]), row["prompt_tokens"])
             found = log[log["document"] == row["document"]]
             assert found["proposed"].tolist() == expected["proposed"].tolist()
@@ -919,40 +631,22 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(mixed: Run) -> None:
     assert log["accepted_run"].max() > 1
 
 
-def test_sampled_continuations_are_measured_again_without_drawing_them(
-    mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_texts_are_measured_again_without_writing_them(
+    sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "generate", None)
-    options = load_profile(mixed.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
-    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=mixed.path)
-    assert run.documents().to_pylist() == mixed.documents().to_pylist()
+    options = load_profile(sampled_run.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
+    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
+    assert run.manifest.reused == str(sampled_run.path)
+    assert run.documents().to_pylist() == sampled_run.documents().to_pylist()
     for draft in ("close", "ngram"):
-        before, now = log_of(mixed, draft), log_of(run, draft)
+        before, now = log_of(sampled_run, draft), log_of(run, draft)
         pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    reseeded = load_profile(mixed.path.parent / "profile.yaml", ["data.1.continuation.seed=4"])
-    with pytest.raises(RunMismatch, match=r"another profile \(data differ\)"):
-        pipeline.profile(reseeded, tmp_path / "other", Silent(), reuse=mixed.path)
-
-
-def test_the_log_holds_what_prompt_lookup_proposes_through_an_eos_of_the_target_and_before_it(
-    tiny: Path, tmp_path: Path
-) -> None:
-    row = {"prompt": [1, 2, 7, 256, 5, 3, 1, 2], "response": [7, 9]}
-    (tmp_path / "ids.jsonl").write_text(json.dumps(row) + "\n")
-    source = {
-        "domain": "d",
-        "path": "ids.jsonl",
-        "prompt_ids": "prompt",
-        "continuation": {"kind": "given", "column": "response"},
-    }
-    drafts = {"ngram": {"kind": "prompt_lookup"}}
-    run = run_profile(profile_file(tmp_path, tiny, data=[source], drafts=drafts), tmp_path / "run")
-    log = log_of(run, "ngram")  # 7 256 5 3 1 2, and after the 7 that came 256 5 3 1 2 7
-    assert log[["draft_top", "proposed", "accepted_run", "proposed_before_eos"]].to_numpy().tolist() == [
-        [7, 6, 1, 1],
-        [256, 6, 0, 0],
-    ]
-    assert run.manifest.drafts["ngram"].eos == (256,)
+    others = {"data.1.continuation.seed=4": r"profile \(data differ\)", f"target.model={tiny / 'draft'}": "another target"}
+    for change, words in others.items():
+        other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
+        with pytest.raises(RunMismatch, match=words):
+            pipeline.profile(other, tmp_path / "other", Silent(), reuse=sampled_run.path)
 
 
 @pytest.mark.parametrize("generation_config", [True, False])
@@ -963,7 +657,7 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
     progress = Silent()
     continuation = {"kind": "sampled", "max_new_tokens": 4, "top_k": 30, "generation_config": generation_config}
     target = {"model": str(own_target), "dtype": "float32"}
-    path = profile_file(tmp_path, tiny, target=target, continuation=continuation)
+    path = profile_file(tmp_path, tiny, target=target, continuation=continuation, costs={"source": "none"})
     run = pipeline.profile(load_profile(path, limit=1), tmp_path / "run", progress)
     assert progress.warnings.count("not_modelled") == generation_config
     told = [warning["message"] for warning in run.manifest.warnings if warning["code"] == "not_modelled"]
@@ -973,12 +667,12 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
     assert found == [{"temperature": 0.6 if generation_config else 1.0, "top_k": 30}] * 2
 
 
-def test_settings_of_a_model_do_not_reach_greedy_text(finished: Run, tiny: Path, own_target: Path, tmp_path: Path) -> None:
+def test_settings_of_a_model_do_not_reach_greedy_text(greedy_run: Run, tiny: Path, own_target: Path, tmp_path: Path) -> None:
     served = {"temperature": 0.6, "top_k": 3, "repetition_penalty": 2.0, "do_sample": True, "min_new_tokens": 20}
     edited(own_target, "generation_config.json", **served)
-    path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"})
-    run = run_profile(path, tmp_path / "run")
-    assert log_of(run, "close")["token"].tolist() == log_of(finished, "close")["token"].tolist()
+    target = {"model": str(own_target), "dtype": "float32"}
+    run = run_profile(profile_file(tmp_path, tiny, target=target, drafts=SKIP, costs=ROOFLINE), tmp_path / "run")
+    assert log_of(run, "skip")["token"].tolist() == log_of(greedy_run, "skip")["token"].tolist()
 
 
 # What is measured on request, and runs of versions that did not have it.
@@ -986,16 +680,16 @@ def test_settings_of_a_model_do_not_reach_greedy_text(finished: Run, tiny: Path,
 CERTIFIED = ("strict", "additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6", "tree_2")
 
 
-def test_a_run_with_certificates_says_so_and_its_log_holds_them(mixed: Run) -> None:
+def test_a_run_with_certificates_says_so_and_its_log_holds_them(sampled_run: Run) -> None:
     """Every position of every text has thresholds, with or without a proposal; pandas reads them without further ado."""
-    stored = json.loads((mixed.path / "manifest.json").read_text())
+    stored = json.loads((sampled_run.path / "manifest.json").read_text())
     assert (stored["emitted"], stored["certified"]) == (["multi_draft_2"], list(CERTIFIED))
     assert stored["config"]["certificates"] is True
-    log = pd.read_parquet(mixed.path / "positions")
+    log = pd.read_parquet(sampled_run.path / "positions")
     extra = ["emitted_multi_draft_2", "target_top_10_prob", "thresholds_exact"]
     extra += [f"threshold_{rule}" for rule in CERTIFIED]
     names = [name for name in log.columns if name != "draft"]
-    assert names == [column.name for column in LogRules(tuple(mixed.rules)).columns] + extra
+    assert names == [column.name for column in LogRules(tuple(sampled_run.rules)).columns] + extra
     assert log[extra[1:]].notna().all().all()
     assert (log["target_top_10_prob"] >= log["target_top_prob"] - 1e-6).all()
     # The cheapest draft that strict rejects gives both top tokens what they have on average.
@@ -1006,45 +700,11 @@ def test_a_run_with_certificates_says_so_and_its_log_holds_them(mixed: Run) -> N
     assert log["threshold_strict"].to_numpy() == pytest.approx((parts[0] + parts[1]).to_numpy(), abs=1e-5)
 
 
-def test_certificates_are_those_of_the_target_and_equal_in_every_log(mixed: Run) -> None:
+def test_certificates_are_those_of_the_target_and_equal_in_every_log(sampled_run: Run) -> None:
     names = ["document", "position", "target_top_10_prob", "thresholds_exact", *(f"threshold_{rule}" for rule in CERTIFIED)]
-    close, ngram = (log_of(mixed, draft)[names] for draft in ("close", "ngram"))
+    close, ngram = (log_of(sampled_run, draft)[names] for draft in ("close", "ngram"))
     pd.testing.assert_frame_equal(close, ngram)
     assert len(close.drop_duplicates(names[2:])) > 100
-
-
-def test_no_position_of_a_run_is_certified_and_rejected(mixed: Run) -> None:
-    """Of a tree: where the token is the target's top one, which is what its threshold is about."""
-    log = log_of(mixed, "close")
-    counts = []
-    for rule in CERTIFIED:
-        told = log[log["token"] == log["target_top"]] if rule == "tree_2" else log
-        certified = told["kl_target_draft"] + 1e-5 < told[f"threshold_{rule}"]
-        assert (told.loc[certified, f"accept_{rule}"] == 1).all(), rule
-        counts.append(certified.sum())
-    assert min(counts) > 0
-    assert sum(counts) > 100
-
-
-def test_several_draws_of_a_run_keep_at_least_what_one_does(mixed: Run) -> None:
-    """Prompt lookup, which has no distribution, keeps its one proposal or not."""
-    close, ngram = (log_of(mixed, draft) for draft in ("close", "ngram"))
-    assert (close["accept_multi_draft_2"] >= close["accept_lossless"] - 1e-6).all()
-    assert (close["accept_multi_draft_2"] > close["accept_lossless"] + 1e-3).mean() > 0.2
-    one = (close["draft_token_prob"] / close["target_token_prob"]).where(close["target_token_prob"] > 0, 0).clip(upper=1)
-    assert (close["emitted_multi_draft_2"] >= one - 1e-5).all()
-    assert ngram["emitted_multi_draft_2"].isna().all()
-    pd.testing.assert_series_equal(ngram["accept_multi_draft_2"], ngram["accept_one_hot"], check_names=False)
-
-
-def test_rounds_of_several_draws_are_fewer_and_only_of_sampled_text(mixed: Run) -> None:
-    totals = read_totals(mixed, "close", TotalsRequest(mixed.rules, mixed.gammas)).to_pandas()
-    one, two = (totals[totals["rule"] == rule].set_index("document").sort_index() for rule in ("lossless", "multi_draft_2"))
-    kinds = mixed.documents().to_pandas().set_index("document")["continuation"]
-    assert two["rounds_4"].notna().tolist() == (kinds == "sampled").tolist()
-    sampled = kinds == "sampled"
-    assert (two.loc[sampled, "rounds_4"] <= one.loc[sampled, "rounds_4"] + 1e-4).all()
-    assert two.loc[sampled, "rounds_4"].sum() < one.loc[sampled, "rounds_4"].sum() - 1
 
 
 def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would_have(
@@ -1055,7 +715,7 @@ def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would
         {"domain": "long", "path": "long.jsonl", "prompt": "{text}"},
         {"domain": "short", "path": "short.jsonl", "prompt": "{text}"},
     ]
-    path = profile_file(tmp_path, tiny, data=data, shard_documents=2)
+    path = profile_file(tmp_path, tiny, data=data, shard_documents=2, drafts=SKIP, costs=ROOFLINE)
     options, asked = load_profile(path), list[int]()
 
     def enough(run: Run) -> str | None:
@@ -1082,22 +742,3 @@ def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would
     assert asked == []
     kept = pipeline.profile(options, tmp_path / "whole", Silent(), resume=True)
     assert (kept.manifest.status, len(kept.documents())) == ("complete", documents)
-
-
-def test_a_process_that_finishes_a_run_while_another_one_does_ends_with_the_same_run(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it was about to join has been joined and removed."""
-    out, sources, others = tmp_path / "run", DraftTotals.sources, list[Run]()
-
-    def overtaken(totals: DraftTotals, *rest: Any) -> Any:
-        found = sources(totals, *rest)
-        if not others:
-            others.append(Run.open(out))
-            finish(others[0])
-        return found
-
-    monkeypatch.setattr(DraftTotals, "sources", overtaken)
-    run = run_profile(finished.path.parent / "profile.yaml", out)
-    assert (others[0].manifest, run.manifest.status) == (run.manifest, "complete")
-    require_same_tables(out, finished)

@@ -97,15 +97,6 @@ def test_the_order_of_the_filters_is_that_in_which_generate_builds_them() -> Non
     assert torch.equal(found, warped(logits, Processing(0.7, 7, 0.9, 0.05)))
 
 
-def test_the_random_logits_tell_the_order_of_the_filters_apart() -> None:
-    logits = random_logits("wide")
-    both = probabilities(logits, Processing(1.0, 7, 0.9)) > 0
-    apart = (probabilities(logits, Processing(top_k=7)) > 0) & (probabilities(logits, Processing(top_p=0.9)) > 0)
-    assert (both.sum(1) < apart.sum(1)).any()  # top_p takes its share of what top_k leaves
-    hot, cold = (probabilities(logits, Processing(temperature, 0, 0.5)) > 0 for temperature in (1.7, 0.3))
-    assert (hot.sum(1) > cold.sum(1)).all()
-
-
 @pytest.mark.parametrize("chosen", [Processing(top_p=0.9), Processing(1.7, 0, 0.5, 0.05), Processing(1.0, 2000, 0.9)])
 def test_a_nucleus_beyond_the_tokens_that_are_sorted_first_is_found_whole(
     chosen: Processing, monkeypatch: pytest.MonkeyPatch

@@ -25,9 +25,7 @@ from alphaprof.log.manifest import Quantisation
 from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
-from alphaprof.profiling.models.quantised import quantisation_of
 from alphaprof.report.inputs import ReportInputs
-from tests.loops import each
 from tests.tiny import llama, tokenizer
 
 pytestmark = pytest.mark.models
@@ -182,21 +180,6 @@ def test_packed_and_wrapped_weights_count_in_the_fingerprint(tmp_path: Path) -> 
     ones, twos = torch.ones(2), torch.full((2,), 2.0)
     digests = {fingerprint_of({}, {"w": TwoTensor(*pair)}) for pair in ((ones, ones), (ones, twos), (twos, ones))}
     assert len(digests) == 3
-
-
-GROUPS = {"a": {"weights": {"num_bits": 4}}}
-BITS: list[tuple[dict[str, Any], int | None]] = [
-    ({"quant_method": "gptq", "bits": 4}, 4),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, 8),
-    ({"quant_method": "compressed-tensors", "config_groups": GROUPS}, 4),
-    ({"quant_method": "x", "config_groups": GROUPS | {"b": {"weights": {"num_bits": 8}}}}, None),
-    ({"quant_method": "fp8"}, None),
-]
-
-
-@each(("declared", "bits"), BITS)
-def test_bits_are_those_that_the_config_says(declared: dict[str, Any], bits: int | None) -> None:
-    assert quantisation_of(llama(), declared).bits == bits
 
 
 REFUSED: list[tuple[Any, str, str]] = [

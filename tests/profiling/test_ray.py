@@ -23,14 +23,14 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.config.profile import ExecutionOptions
-from alphaprof.errors import ExtraMissing, OptionInvalid, ProfileInvalid, RunMismatch, RunUnreadable, WorkerFailed
+from alphaprof.errors import ExtraMissing, OptionInvalid, RunMismatch, RunUnreadable, WorkerFailed
 from alphaprof.log.manifest import commit_name
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import on_ray, pipeline
-from alphaprof.profiling.run.on_ray import Measurer, bounds, failure_of, profile_on_ray, require_ray
+from alphaprof.profiling.run.on_ray import Measurer, bounds, profile_on_ray, require_ray
 from alphaprof.profiling.run.parts import Part
-from tests.profiling.test_many_workers import COMMAND, alone, profiled, require_equal  # noqa: F401 - a fixture among them
-from tests.profiling.test_pipeline import Silent, mixed_file, profile_file
+from tests.profiling.test_many_workers import COMMAND, profiled, require_equal
+from tests.runs import Silent, mixed_file, profile_file
 
 HERE = Path(__file__).parents[2]
 # In processes of Ray, the first commit is not written: the actor is killed after its data files.
@@ -56,14 +56,7 @@ if any(word.endswith("default_worker.py") for word in sys.orig_argv):
 
 def driver(path: Path, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
     """`alphaprof profile --engine ray` with two actors, as a process of its own."""
-    given = [
-        "--set",
-        "costs={source: none}",
-        "--set",
-        "execution={threads: 1, workers: {min: 2, max: 2}}",
-        "--engine",
-        "ray",
-    ]
+    given = ["--set", "execution.workers={min: 2, max: 2}", "--engine", "ray"]
     paths = os.pathsep.join([environment.pop("FIRST", str(HERE)), str(HERE), os.environ.get("PYTHONPATH", "")])
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.Popen(
@@ -106,7 +99,7 @@ def is_alive(process: int) -> bool:
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_killed_actors_and_drivers_lose_nothing_and_failing_actors_say_why(
-    alone: Run,  # noqa: F811
+    sampled_run: Run,
     tiny: Path,
     tmp_path: Path,
 ) -> None:
@@ -123,8 +116,8 @@ def test_killed_actors_and_drivers_lose_nothing_and_failing_actors_say_why(
     run = Run.open(out)
     there = set(run.commits())
     assert run.manifest.status == "running"
-    assert 2 <= len(there) < len(alone.shards)
-    lost = max(set(range(len(alone.shards))) - there)  # an actor cannot measure it: an error of two lines, and an end
+    assert 2 <= len(there) < len(sampled_run.shards)
+    lost = max(set(range(len(sampled_run.shards))) - there)  # an actor cannot measure it: an error of two lines, and an end
     prompts = out / run.name_of("prompts", lost)
     prompts.rename(tmp_path / "prompts")
     said = finished(driver(path, out, "--resume"), RunUnreadable.exit_code)
@@ -137,7 +130,7 @@ def test_killed_actors_and_drivers_lose_nothing_and_failing_actors_say_why(
     assert "Traceback" not in said
     assert "adding up totals" in said
     run = Run.open(out)
-    require_equal(run, alone)
+    require_equal(run, sampled_run)
     assert len({commit.worker for commit in run.commits().values()}) > 2
     assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}
     wait_until_gone(out)
@@ -147,7 +140,7 @@ SETTLED = """
     from pathlib import Path
     from alphaprof.config.load import load_profile
     from alphaprof.profiling.run.on_ray import profile_on_ray
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     given = ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
     options = load_profile(Path("PATH"), given)
@@ -220,19 +213,6 @@ def test_an_actor_on_a_node_that_does_not_see_the_run_says_so(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_a_failure_is_data_and_a_bug_keeps_its_traceback() -> None:
-    def fail(error: Exception) -> Any:
-        raise error
-
-    failure = failure_of(lambda: fail(WorkerFailed("what", "mend", 17)))
-    assert failure is not None
-    error = on_ray._error_of(json.loads(json.dumps(failure)))
-    assert (error.message, error.hint, error.exit_code) == ("what", "mend", 17)
-    assert failure_of(lambda: None) is None
-    with pytest.raises(ZeroDivisionError):
-        failure_of(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
-
-
 def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
     path = tmp_path / "profile.yaml"
@@ -262,11 +242,6 @@ def test_an_address_where_nobody_answers_is_said_at_once(monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     with pytest.raises(OptionInvalid, match="nothing answers at RAY_ADDRESS=head:6379"):
         require_ray()
-    monkeypatch.undo()
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
-    monkeypatch.setenv("RAY_ADDRESS", "head..node:6379")  # no name of a host: Python says so before it asks anybody
-    with pytest.raises(OptionInvalid, match=r"nothing answers at RAY_ADDRESS=head\.\.node:6379"):
-        require_ray()
 
 
 @pytest.mark.parametrize(
@@ -286,19 +261,6 @@ def test_as_many_actors_as_there_is_room_or_the_profile_says(
     workers: Any, resources: Mapping[str, float], gpus: float, shards: int, expected: tuple[int, int]
 ) -> None:
     assert bounds(ExecutionOptions(workers=workers), resources, gpus, shards) == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "resources", "expected"),
-    [("auto", {}, 0.0), ("auto", {"GPU": 2.0}, 0.5), ("cpu", {"GPU": 2.0}, 0.0), ("cuda:0", {}, 0.5)],
-)
-def test_actors_ask_for_gpus_where_models_run_on_them(
-    device: str, resources: Mapping[str, float], expected: float, tmp_path: Path
-) -> None:
-    path = tmp_path / "profile.yaml"
-    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
-    options = load_profile(path, [f"target.device={device}", "execution.gpus_per_worker=0.5"])
-    assert on_ray._gpus(options, resources) == expected
 
 
 class Dead(Exception):
@@ -346,20 +308,6 @@ def test_a_killed_actor_is_replaced_and_its_shard_measured_but_not_for_ever() ->
         with pytest.raises(WorkerFailed, match="killed 4 times in a row") as caught:
             drive(deaths)
         assert "--resume" in caught.value.hint
-
-
-def test_bounds_of_workers_are_checked(tmp_path: Path) -> None:
-    path = tmp_path / "profile.yaml"
-    path.write_text("target: {model: some/model}\ndrafts: {}\ndata: [{domain: a, path: some/data, prompt: '{text}'}]\n")
-    assert load_profile(path, ["execution.workers={min: 2, max: 3}"]).execution.workers.max == 3  # type: ignore[union-attr]
-    for odd in ("{min: 3, max: 2}", "0", "{min: 0, max: 2}", "many"):
-        with pytest.raises(ProfileInvalid, match=r"execution\.workers"):
-            load_profile(path, [f"execution.workers={odd}"])
-    with pytest.raises(ProfileInvalid, match=r"execution\.engine"):
-        load_profile(path, ["execution.engine=spark"])
-    with pytest.raises(ProfileInvalid, match=r"execution\.gpus_per_worker.*or whole ones"):
-        load_profile(path, ["execution.gpus_per_worker=1.5"])
-    assert load_profile(path, ["execution.gpus_per_worker=2"]).execution.gpus_per_worker == 2
 
 
 @pytest.mark.parametrize("option", [["--part", "0/2"], ["--workers", "2"]])

@@ -83,20 +83,6 @@ def test_what_is_not_there_is_said(gate: Gate) -> None:
 
 
 @on_servers
-def test_a_store_that_refuses_is_said(gate: Gate, tmp_path: Path) -> None:
-    address = put(written(tmp_path, ".jsonl"))
-    gate.always, gate.body = 403, b"<Error><Code>AccessDenied</Code></Error>"
-    assert "access is denied" in refused(address)
-
-
-@on_servers
-def test_a_busy_store_is_asked_again(gate: Gate, tmp_path: Path) -> None:
-    address = put(written(tmp_path, ".jsonl"))
-    gate.faults = {"HEAD": [503], "GET": [503]}
-    assert len(list(rows(source(address)))) == len(FRAME)
-
-
-@on_servers
 def test_what_is_in_the_file_is_said_as_of_a_local_one(gate: Gate, tmp_path: Path) -> None:
     bad, empty = tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
     bad.write_text('{"prompt": "one"}\n{"prompt":\n')

@@ -13,35 +13,36 @@ from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.parts import WHOLE, Part
 from tests.log.test_place import Gate, gate, on_servers, server
-from tests.profiling.test_many_workers import alone, require_equal
-from tests.profiling.test_pipeline import Silent, mixed_file
+from tests.profiling.test_many_workers import require_equal
+from tests.runs import Silent, mixed_file
 
-__all__ = ["alone", "gate", "server"]  # fixtures
+__all__ = ["gate", "server"]  # fixtures
 pytestmark = pytest.mark.models
 OUT = "s3://bucket/runs/r1"
 
 
 def profiled(path: Path, part: Part = WHOLE, resume: bool = False) -> Run:
-    options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
-    return pipeline.profile(options, OUT, Silent(), part=part, resume=resume)
+    return pipeline.profile(load_profile(path), OUT, Silent(), part=part, resume=resume)
 
 
 @on_servers
 def test_parts_of_a_run_in_an_object_store_make_the_run_of_a_folder(
-    gate: Gate, alone: Run, tiny: Path, tmp_path: Path
+    gate: Gate, sampled_run: Run, tiny: Path, tmp_path: Path
 ) -> None:
     path = mixed_file(tmp_path, tiny)
     gate.faults["PUT"] = [503, 503]
     profiled(path, Part(0, 2))
     gate.faults["GET"] = [503]
-    require_equal(profiled(path, Part(1, 2)), alone)
+    require_equal(profiled(path, Part(1, 2)), sampled_run)
     with pytest.raises(RunExists, match="s3://bucket/runs/r1 holds a run already"):
         profiled(path)
     assert "sesame" not in "".join(str(place_of(OUT).read(name)) for name in place_of(OUT).names("") if "json" in name)
 
 
 @on_servers
-def test_a_store_that_fails_for_good_leaves_what_is_committed(gate: Gate, alone: Run, tiny: Path, tmp_path: Path) -> None:
+def test_a_store_that_fails_for_good_leaves_what_is_committed(
+    gate: Gate, sampled_run: Run, tiny: Path, tmp_path: Path
+) -> None:
     path = mixed_file(tmp_path, tiny)
 
     class Failing(Silent):
@@ -51,14 +52,13 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(gate: Gate, alone:
             if place_of(OUT).names("commits"):
                 gate.always = 503
 
-    options = load_profile(path, ["costs={source: none}", "execution.threads=1"])
     with pytest.raises(
         (DiskFull, RunUnreadable), match="the store failed or cannot be reached, and asking again did not help"
     ):
-        pipeline.profile(options, OUT, Failing())
+        pipeline.profile(load_profile(path), OUT, Failing())
     gate.always = None
     assert "commits/00000.json" in place_of(OUT).names("commits")
-    require_equal(profiled(path, resume=True), alone)
+    require_equal(profiled(path, resume=True), sampled_run)
 
 
 @on_servers

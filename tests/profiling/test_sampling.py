@@ -174,40 +174,6 @@ def test_a_longer_limit_lets_the_same_text_go_on(target: Model) -> None:
     assert all(len(text) == 6 or text[-1] == 256 for text in short.values())
 
 
-def test_another_seed_or_row_draws_another_text_from_the_same_prompt(target: Model) -> None:
-    same = DOCUMENTS[3]
-    variants = [
-        same,
-        dataclasses.replace(same, seed=1),
-        dataclasses.replace(same, seed=2**62),
-        dataclasses.replace(same, source_row=17),
-    ]
-    numbered = [dataclasses.replace(item, document=number) for number, item in enumerate(variants)]
-    found = texts(generate(target, numbered, IDS))
-    assert len({tuple(text) for text in found.values()}) == len(variants)
-    assert texts(generate(target, numbered, IDS)) == found
-
-
-def test_an_eos_ends_a_text_and_is_its_last_token(target: Model) -> None:
-    rows = [document(row, prompt(2, 6), Processing(1.5)) for row in range(40)]
-    found = generate(target, rows, IDS)
-    assert {item.finish for item in found} == {"eos", "length"}
-    for item in found:
-        assert (item.finish == "eos") == (item.ids[-1] == 256)
-        assert 256 not in item.ids[:-1]
-        assert item.finish == "eos" or len(item.ids) == NEW_TOKENS
-
-
-@pytest.mark.parametrize("settings", [Processing(1.5, 3), Processing(1.5, 0, 0.4), Processing(1.5, 0, 1.0, 0.5)], ids=str)
-def test_no_token_of_a_text_lies_outside_the_support(target: Model, settings: Processing) -> None:
-    rows = [dataclasses.replace(item, processing=settings) for item in DOCUMENTS]
-    for item in generate(target, rows, 250):
-        text = torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64))
-        with torch.inference_mode():
-            logits = target.network(input_ids=text[None]).logits[0, len(item.document.prompt) - 1 : -1, :250].numpy()
-        assert all(reference.support(row, settings)[token] for row, token in zip(logits, item.ids, strict=True))
-
-
 def test_texts_of_other_settings_or_limits_are_not_in_one_batch() -> None:
     documents = [
         document(number, prompt(number, 4 + number), settings, max_new_tokens=limit)

@@ -22,7 +22,6 @@ from alphaprof.profiling.models.drafts import (
     PromptLookup,
     check_vocabulary,
     layer_skip,
-    scored_width,
     token_count,
 )
 from alphaprof.profiling.models.load import Model, fingerprint
@@ -106,38 +105,12 @@ def test_columns_of_a_padded_batch_equal_each_document_alone(target: Model, draf
         assert_equal(found[item.document.document], target, draft, item)
 
 
-def test_a_shift_by_one_position_and_swapped_models_would_be_noticed(target: Model, draft: Model) -> None:
-    found = by_document(BATCH, Scorer(target, [draft], TOKENS).score(BATCH)["draft"])
-    shifted = {name: np.roll(values, 1) for name, values in found[1].items()} | {"token": found[1]["token"]}
-    exchanged = Scorer(model("target", draft.network), [model("draft", target.network)], TOKENS)
-    for wrong in (shifted, by_document(BATCH, exchanged.score(BATCH)["draft"])[1]):
-        with pytest.raises(AssertionError):
-            assert_equal(wrong, target, draft, BATCH[1])
-
-
 def test_where_the_stand_in_fails_the_full_forward_gives_the_same(target: Model, draft: Model) -> None:
     scorer, full = Scorer(target, [draft], TOKENS), Scorer(target, [draft], TOKENS)
     full.target.chunked = full.drafts[0].chunked = False
     expected, found = scorer.score(BATCH)["draft"], full.score(BATCH)["draft"]
     for name, values in expected.items():
         assert np.allclose(values, found[name], atol=2e-5), name
-
-
-def test_a_model_that_scales_its_logits_is_reproduced_or_found_out(target: Model) -> None:
-    class Capped(type(target.network)):  # type: ignore[misc]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            output = super().forward(*args, **kwargs)
-            output.logits = 3 * torch.tanh(output.logits / 3)
-            return output
-
-    network = Capped(target.network.config)
-    network.load_state_dict(target.network.state_dict())
-    head = TeacherForced(model("target", network.eval()))
-    assert head.chunked
-    item = BATCH[0]
-    layout = Layout.of([item])
-    found = head.logits(head.rows(layout.ids, layout.row, layout.column))
-    assert np.allclose(found.numpy(), logits_alone(network, item), atol=1e-5)
 
 
 def test_a_head_that_looks_at_other_tokens_is_not_run_in_chunks(target: Model) -> None:
@@ -150,13 +123,6 @@ def test_a_head_that_looks_at_other_tokens_is_not_run_in_chunks(target: Model) -
     network = Mixing(target.network.config)
     network.load_state_dict(target.network.state_dict())
     assert not TeacherForced(model("target", network.eval())).chunked
-
-
-def test_a_draft_that_is_the_target_agrees_everywhere(target: Model) -> None:
-    found = Scorer(target, [model("draft", target.network)], TOKENS).score(BATCH)["draft"]
-    assert np.array_equal(found["draft_top"], found["target_top"])
-    assert np.all(found["overlap"] > 1 - 1e-5)
-    assert np.all(found["target_rank_of_draft_top"] == 1)
 
 
 def test_beyond_its_context_a_draft_proposes_nothing_and_no_row_is_missing(target: Model) -> None:
@@ -200,25 +166,6 @@ def test_bad_logits_stop_the_run_and_name_document_position_and_model(target: Mo
         scorer.score([continuation(0, 5, 1), BATCH[1]])
 
 
-def test_padding_rows_of_one_model_are_cut_from_both(target: Model) -> None:
-    wide = llama(vocabulary=320)
-    state = wide.state_dict()
-    for key, value in target.network.state_dict().items():
-        state[key][: value.shape[0]] = value
-    wide.load_state_dict(state)
-    found = Scorer(target, [model("wide", wide)], TOKENS).score(BATCH)["wide"]
-    assert np.all(np.isfinite(found["kl_target_draft"]))
-    assert np.all(found["overlap"] > 1 - 1e-5)
-    assert np.array_equal(found["draft_top"], found["target_top"])
-
-
-@pytest.mark.parametrize(
-    ("widths", "tokens", "expected"), [([152064, 151936], 151669, 151936), ([32001, 32000], 32001, 32001), ([9, 9], 5, 9)]
-)
-def test_scored_width(widths: list[int], tokens: int, expected: int) -> None:
-    assert scored_width(widths, tokens) == expected
-
-
 def test_equal_vocabularies_pass_and_another_one_is_named_token_by_token() -> None:
     """Tokens that only one side has are no mismatch."""
     larger = tokenizer()
@@ -228,34 +175,6 @@ def test_equal_vocabularies_pass_and_another_one_is_named_token_by_token() -> No
     assert token_count(tokenizer()) == TOKENS
     with pytest.raises(VocabularyMismatch, match=r"256 of 260 shared ids differ \(target / draft id 0: '!' / '&'"):
         check_vocabulary(tokenizer(), tokenizer(shift=5), "draft")
-
-
-def test_layer_skip_equals_a_model_built_from_the_kept_layers_and_shares_its_weights(target: Model) -> None:
-    skip = layer_skip("skip", target, [1, 2])
-    separate = llama(layers=2)
-    kept = {0: 0, 3: 1}
-    state = {}
-    for key, value in target.network.state_dict().items():
-        parts = key.split(".")
-        if parts[1] == "layers":
-            if int(parts[2]) not in kept:
-                continue
-            parts[2] = str(kept[int(parts[2])])
-        state[".".join(parts)] = value
-    separate.load_state_dict(state)
-    ids = torch.randint(0, 250, (2, 20))
-    with torch.inference_mode():
-        assert torch.equal(skip.network(input_ids=ids).logits, separate(input_ids=ids).logits)
-        mask = torch.ones_like(ids)
-        generated = [
-            net.generate(input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
-            for net in (skip.network, separate)
-        ]
-    assert torch.equal(*generated)  # with a KV cache: layer indices are those of the cache
-    theirs = {parameter.data_ptr() for parameter in target.network.parameters()}
-    assert {parameter.data_ptr() for parameter in skip.network.parameters()} <= theirs
-    assert target.network.config.num_hidden_layers == 4
-    assert [layer.self_attn.layer_idx for layer in target.network.model.layers] == [0, 1, 2, 3]
 
 
 def test_layers_that_do_not_exist_or_all_of_them_cannot_be_dropped(target: Model) -> None:
@@ -319,21 +238,6 @@ def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(targe
     covered = Continuation(items[0].document, items[0].ids[:5], "length")
     assert_equal({name: values[:5] for name, values in found[9].items()}, target, draft, covered)
     assert_equal(found[10], target, draft, items[1])
-
-
-def test_raw_columns_of_greedy_text_are_those_of_the_plain_softmax(target: Model, draft: Model) -> None:
-    scored = by_document(BATCH, Scorer(target, [draft], TOKENS).score(BATCH)["draft"])
-    table = position_table(BATCH, scored, LogRules(("strict",)), "draft").to_pandas()
-    for item in BATCH:
-        rows = table[table["document"] == item.document.document].reset_index(drop=True)
-        ours, theirs = logits_alone(target.network, item), logits_alone(draft.network, item)
-        for place, token in enumerate(item.ids):
-            expected = reference.columns(ours[place], theirs[place], int(token))
-            for name in ("target_margin", "target_entropy", "kl_target_draft"):
-                assert rows[f"raw_{name}"][place] == pytest.approx(expected[name], abs=2e-5)
-            assert rows["accept_strict"][place] == float(expected["draft_top"] == token)
-            assert rows["position"][place] == place
-            assert rows["domain"][place] == item.document.domain
 
 
 def test_behind_a_token_that_the_draft_does_not_have_it_proposes_nothing(target: Model) -> None:
@@ -470,19 +374,6 @@ def test_a_declared_column_that_scoring_does_not_deliver_is_an_error_for_every_d
         else:
             with pytest.raises(KeyError, match=name):
                 position_table(BATCH, less, rules, each_draft, **flags)
-
-
-def test_where_prompt_lookup_finds_nothing_its_columns_are_null(target: Model) -> None:
-    document = Document(0, "a", None, 0, 0, np.arange(5, dtype=np.int32), None, False, 4, "greedy", True)
-    batch = [Continuation(document, np.array([9, 3, 20, 4], dtype=np.int32), "length")]
-    scorer = Scorer(target, [PromptLookup("ngram", 3, (256,), TOKENS, "float32")], TOKENS)
-    scored = by_document(batch, scorer.score(batch)["ngram"])
-    table = position_table(batch, scored, LogRules(("strict", "one_hot")), "ngram", **LOOKUP).to_pandas()
-    assert table["proposed"].tolist() == [0, 0, 3, 0]  # behind 9 3: 4 9 3
-    columns = ["draft_top", "target_prob_of_draft_top", "target_rank_of_draft_top", "accept_strict", "accept_one_hot"]
-    assert table[columns].notna().all(axis=1).tolist() == [False, False, True, False]
-    assert table[columns].isna().all(axis=1).tolist() == [True, True, False, True]
-    assert table["target_top"].notna().all()
 
 
 class PretendedGpu(TorchDispatchMode):

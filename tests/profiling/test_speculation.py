@@ -151,16 +151,6 @@ def live(model: Model, item: Document) -> list[int]:
     return model.network.generate(input_ids=ids, **how)[0, ids.shape[1] :].tolist()
 
 
-def test_plain_greedy_decoding_is_that_of_transformers() -> None:
-    ends = set()
-    for item in documents():
-        found = decoded(Plain(target()), item)
-        assert found.ids.tolist() == live(target(), item)
-        assert rounds(found) == [(0, 0)] * (len(found.ids) - 1)
-        ends.add(found.ids[-1] == EOS)
-    assert ends == {True, False}
-
-
 FULL = {"full", "partial", "none", "ended by an accepted EOS", "ended by an accepted token"}
 # What the rounds of a kind of draft show at least, and the share of drafts that are accepted.
 SHOWN: dict[str, tuple[set[str], float, float]] = {
@@ -202,12 +192,6 @@ def shown(found: Decoded, gamma: int, finish: str) -> set[str]:
     if found.accepted.sum() + len(found.accepted) > len(found.ids) - 1:
         seen.add(f"ended by an accepted {'EOS' if finish == 'eos' else 'token'}")
     return seen
-
-
-def test_the_draft_proposes_an_end_where_the_target_does_not() -> None:
-    """So that the comparison above has drafts that go on behind an EOS of their own."""
-    wrong = [(columns["draft_top"] == EOS) & (columns["token"] != EOS) for _, columns in profiled("model")]
-    assert np.concatenate(wrong).any()
 
 
 @pytest.mark.parametrize("kind", ["model", "layer_skip", "lookup"])
@@ -351,16 +335,6 @@ def test_every_pass_is_as_long_as_it_must_be(monkeypatch: pytest.MonkeyPatch) ->
     assert firsts == {True, False}
 
 
-def test_a_draft_without_room_is_not_run_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = close(max_position_embeddings=30)
-    seen = fed(draft, monkeypatch)
-    item = documents()[3]
-    assert len(item.prompt) == 30
-    found = Speculation(target(), draft, STRICT, 3).decode(item.prompt, NEW_TOKENS)
-    assert set(rounds(found)) == {(0, 0)}
-    assert seen == []
-
-
 def test_padding_rows_of_the_target_are_not_written() -> None:
     network_ = llama(vocabulary=320)
     with torch.no_grad():
@@ -475,13 +449,6 @@ def test_a_model_that_keeps_its_state_elsewhere_is_refused_altogether() -> None:
     net = transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=IDS, **size)).eval()
     with pytest.raises(ModelUnloadable, match="cannot take tokens back"):
         Plain(DraftModel("rwkv", net, "model", "r")).decode(documents()[0].prompt, 4)
-
-
-class Silent:
-    """A progress that says nothing."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
 
 
 @pytest.mark.parametrize("processing", [None, Processing(0.7, 20, 0.9)], ids=str)

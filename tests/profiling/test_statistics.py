@@ -102,18 +102,6 @@ def test_ties_go_to_the_lower_id(logits: np.ndarray, index: int) -> None:
     assert [int(found.rank_of(torch.tensor([place]))) for place in order] == list(range(1, 10))
 
 
-@given(hnp.arrays(np.float32, (2, 12), elements=st.floats(-20, 20, width=32)))
-@settings(max_examples=60, deadline=None)
-def test_swapping_target_and_draft_swaps_the_divergences(logits: np.ndarray) -> None:
-    p, q = torch.from_numpy(logits[:1]), torch.from_numpy(logits[1:])
-    token = torch.tensor([0])
-    there, back = both(p, q, token), both(q, p, token)
-    assert float(there["kl_target_draft"]) == pytest.approx(float(back["kl_draft_target"]), abs=1e-5, rel=1e-5)
-    for symmetric in ("overlap", "js"):
-        assert float(there[symmetric]) == pytest.approx(float(back[symmetric]), abs=1e-6)
-    assert float(there["target_token_prob"]) == pytest.approx(float(back["draft_token_prob"]), rel=1e-6)
-
-
 def test_ids_beyond_the_draft_have_probability_zero_and_the_last_rank() -> None:
     target, draft = torch.randn(1, 10), torch.randn(1, 7)
     found = both(target, draft, torch.tensor([8]))
@@ -275,63 +263,6 @@ def test_a_token_that_the_target_hardly_has_is_kept_as_the_lossless_rule_keeps_i
     token = torch.tensor([1])
     assert 0 < float(distribution(p).prob_of(token)) < torch.finfo(torch.float32).tiny
     assert drawn(p, q, token)["emitted"].tolist() == [[1.0] * 5]
-
-
-@given(
-    hnp.arrays(np.float32, (2, 9), elements=st.floats(-20, 20, width=32)),
-    st.sampled_from([*TRUNCATED, PLAIN]),
-    st.booleans(),
-)
-@settings(max_examples=80, deadline=None)
-def test_what_several_draws_imply(logits: np.ndarray, chosen: Processing, whole: bool) -> None:
-    """One draw is the lossless rule; more draws keep more; what happens to tokens is on average the acceptance."""
-    rounded = logits if whole else logits.round()
-    p, q = torch.from_numpy(rounded[:1]).repeat(9, 1), torch.from_numpy(rounded[1:]).repeat(9, 1)
-    token = torch.arange(9)
-    columns, found = both(p, q, token, chosen), drawn(p, q, token, chosen)
-    assert found["accept"][:, 0] == pytest.approx(columns["overlap"].numpy(), abs=1e-6)
-    law, theirs = (columns[name].double().numpy() for name in ("target_token_prob", "draft_token_prob"))
-    ratio = np.divide(theirs, law, out=np.zeros(9), where=law > 0)
-    assert found["emitted"][:, 0] == pytest.approx(np.minimum(1, ratio), abs=1e-5)
-    for values in found.values():
-        assert ((values >= 0) & (values <= 1)).all()
-        assert (np.diff(values, axis=1) >= -1e-6).all()
-    assert law @ found["emitted"] == pytest.approx(found["accept"][0], abs=1e-5)
-
-
-def simulated(p: np.ndarray, q: np.ndarray, width: int, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Emitted tokens [runs], and whether each was one of `width` draws: every draw and decision by lot."""
-    rng = np.random.default_rng(seed)
-    token, kept = np.full(runs, -1), np.zeros(runs, dtype=bool)
-    left = p
-    for _ in range(width):
-        open_runs = np.flatnonzero(token < 0)
-        child = rng.choice(len(q), size=len(open_runs), p=q)
-        taken = rng.random(len(open_runs)) * q[child] < left[child]
-        token[open_runs[taken]], kept[open_runs[taken]] = child[taken], True
-        excess = np.maximum(left - q, 0)
-        if excess.sum() == 0:
-            break
-        left = excess / excess.sum()
-    rest = np.flatnonzero(token < 0)
-    token[rest] = rng.choice(len(p), size=len(rest), p=left)
-    return token, kept
-
-
-@each(("width", "chosen"), [(1, PLAIN), (2, Processing(1.0, 3)), (3, Processing(1.5, 0, 0.9)), (5, PLAIN)])
-def test_several_draws_are_kept_as_often_as_in_a_simulation(width: int, chosen: Processing) -> None:
-    """Over all tokens, and given each of them; and the tokens follow the target. Within 4 standard errors."""
-    p, q = pair("random", 1, 6, 6)
-    (ours,), (theirs,) = laws(p, q, chosen)
-    token, kept = simulated(ours, theirs, width, 200_000, seed=width)
-    found = drawn(p.repeat(6, 1), q.repeat(6, 1), torch.arange(6), chosen)
-    place = WIDTHS.index(width)
-    checks = [(kept, found["accept"][0, place])]
-    checks += [(kept[token == index], found["emitted"][index, place]) for index in range(6) if ours[index] > 0]
-    checks += [(token == index, ours[index]) for index in range(6)]
-    assert 0.1 < checks[0][1] < 0.98
-    for outcomes, share in checks:
-        assert outcomes.mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(outcomes)) + 1e-6)
 
 
 # The loops of this device.

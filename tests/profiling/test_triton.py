@@ -147,17 +147,6 @@ def test_every_column_equals_float64_within_1e5(
     assert_float64(Case.random(rows, width, draft, dtype), padding=padding)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1, 2, 17, BLOCK - 1, BLOCK, BLOCK + 1])
-def test_small_vocabularies_equal_torch(width: int) -> None:
-    """Less than a block, a block, and a little more; with nothing proposed."""
-    case = Case.random(3, width)
-    found, expected = columns(replace(case, proposal=torch.tensor([-1, 0, width - 1]))), by_torch(case)
-    for name, values in (expected[0] | expected[1]).items():
-        assert torch.allclose((found[0] | found[1])[name].double(), values.double(), atol=1e-6), name
-    assert found[2]["target_rank_of_draft_top"][1] == reference.rank(case.target[1].numpy(), 0)
-
-
 SETTINGS = [
     Processing(0.6),
     Processing(1.0, 20),
@@ -241,20 +230,6 @@ def test_kl_is_infinite_exactly_where_there_is_weight_that_the_other_side_lacks(
         name = "kl_target_draft" if forward else "kl_draft_target"
         assert found[name].isinf().tolist() == [True, True, True, False, False] == expected[name].isinf().tolist()
         assert torch.allclose(found["js"], expected["js"], atol=1e-6)
-
-
-@pytest.mark.slow
-def test_drafts_and_proposals_come_in_their_order() -> None:
-    """Any number of each, none too."""
-    case = Case.random(2, 300)
-    target, near, same = (side(logits) for logits in (case.target, case.draft, case.target))
-    ids = [case.proposal.to(DEVICE), case.token.to(DEVICE)]
-    found = measured(target, [near, same], ids[1], ids)
-    assert len(found) == 5
-    assert (found[1]["overlap"] < 0.99).all()
-    assert (found[2]["overlap"] > 1 - 1e-6).all()
-    assert torch.equal(found[4]["target_prob_of_draft_top"], found[0]["target_token_prob"])
-    assert len(measured(target, [], ids[1], [])) == 1
 
 
 COMPILE = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -173,32 +172,6 @@ def test_plain_decoding_follows_the_law_of_the_target(settings: Processing) -> N
     choice = Choice(settings, 11)
     texts = [Plain(target, choice).decode(PROMPT, LENGTH, source_row=row).ids for row in range(RUNS)]
     assert_law(texts, exactly(target, draft, choice, 1).law)
-
-
-@pytest.mark.slow
-def test_a_real_cache_gives_the_law_as_well() -> None:
-    """The same on networks with attention, fewer times."""
-    network = llama(seed=2, vocabulary=4, layers=2, eos_token_id=3, pad_token_id=3)
-    network.generation_config = GenerationConfig(eos_token_id=EOS)
-    target, draft = DraftModel("target", network, "model", "t"), DraftModel("draft", noisy(network, 0.3), "model", "d")
-    choice = Choice(Processing(3.0), 4)
-    engine = Speculation(target, draft, parse_rule("lossless"), 2, choice)
-    runs = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(1000)]
-    expected: dict[tuple[int, ...], float] = {}
-    for text in itertools.product(range(4), repeat=LENGTH):
-        short = text[: text.index(EOS) + 1] if EOS in text else text
-        expected[short] = chance(network, short, choice)
-    assert sum(expected.values()) == pytest.approx(1)
-    assert_law([run.ids for run in runs], expected)
-    assert 0.1 < sum(run.accepted.sum() for run in runs) / sum(run.drafted.sum() for run in runs) < 0.9
-
-
-def chance(network: Any, text: tuple[int, ...], choice: Choice) -> float:
-    """The probability of a whole text."""
-    rows = fresh(network, PROMPT, np.array(text))
-    return float(
-        np.prod([reference.processed(row, choice.processing)[token] for row, token in zip(rows, text, strict=True)])
-    )
 
 
 def fresh(network: Any, prompt: Array, text: Array) -> Array:

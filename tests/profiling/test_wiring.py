@@ -150,15 +150,3 @@ def test_a_reading_that_is_not_finite_is_left_out_alone() -> None:
     trials, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
     assert [trial.changed for trial in trials["head"]] == ["", f"layers {RIGHT}"]
     assert len(warnings) == 1
-
-
-def test_a_head_that_is_not_finite_at_the_second_depth_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    deeper = dataclasses.replace(fitted(RIGHT, WRONG).alternatives[0], depth=2)
-    draft = dataclasses.replace(fitted(RIGHT, WRONG), alternatives=[deeper])
-    logits = draft.network.logits
-    monkeypatch.setattr(
-        draft.network, "logits", lambda states, depth: logits(states, depth) * (1 if depth == 1 else torch.nan)
-    )
-    trials, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
-    assert [trial.changed for trial in trials["head"]] == [""]
-    assert warnings == ()

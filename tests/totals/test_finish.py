@@ -16,8 +16,8 @@ from alphaprof.log.place import LocalPlace
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.totals.files import shard_totals
-from alphaprof.totals.finish import finish, reopen
-from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
+from alphaprof.totals.finish import finish
+from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 RECIPE = Recipe(domains={"code": Domain(documents=12, shortest=4, longest=8)}, shard_documents=2)  # six shards
 MINE = ("notes.txt", "positions/thesis.parquet", "totals/draft=small/part-00000.parquet.bak")
@@ -128,33 +128,6 @@ def test_the_last_shard_stays_where_another_process_finishes_the_run_at_once(
     assert commit_again(last, run, 5)
     assert len(Run.open(last.path).shards) == 6
     Run.open(last.path).verify()
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_a_damaged_shard_is_measured_again_and_no_other(run: Run, going: Run, complete: bool) -> None:
-    """One that lacks a file, and one with another content: the run is running again until both are committed anew."""
-    if complete:
-        finish(going)
-    (going.path / going.name_of("continuations", 1)).unlink()
-    path = going.path / going.name_of("positions/draft=small", 4)
-    path.write_bytes(flipped(path, 8 * 40))
-    opened = Run.open(going.path)
-    assert opened.damaged_shards() == [1, 4]
-    reopen(opened, [1, 4])
-    again = Run.open(going.path)
-    assert (again.manifest.status, len(again.shards), sorted(again.commits())) == ("running", 1, [0, 2, 3, 5])
-    with pytest.raises(RunMismatch, match=r"lacks 2 of 6 shards \(1, 4\)"):
-        finish(again)
-    assert all(commit_again(again, run, index) for index in (1, 4))
-    finish(again)
-    again = Run.open(going.path)
-    again.verify()
-    assert again.damaged_shards() == []
-    for index in range(6):
-        assert again.positions("small", index).equals(run.positions("small", index))
-    names = {name for name in run.manifest.files if name.startswith(("totals/", "documents/"))}
-    assert {name: data_of(again)[name] for name in names} == {name: data_of(run)[name] for name in names}
-    assert len(pd.read_parquet(going.path / "positions")) == run.manifest.positions
 
 
 def measured_by(run: Run, device: str, **environment: Any) -> Worker:

@@ -25,6 +25,7 @@ RULES = ("strict", "lossless", "additive_0p1")
 RECIPE = Recipe(
     domains={"code": Domain(documents=10), "story": Domain(documents=10, temperature=0.7, continuation="sampled")},
     rules=RULES,
+    lookups=["lookup"],
     shard_documents=2,
 )
 ORDER = [("rule", "ascending"), ("document", "ascending")]
@@ -59,7 +60,7 @@ def test_totals_are_joined_in_files_of_enough_documents(run: Run, tmp_path: Path
         finish(going)
         assert covered(going) == expected
         assert rows(read_totals(going, "small", request)) == rows(read_totals(run, "small", request))
-        assert len(pd.read_parquet(going.path / "totals")) == 20 * len(RULES)
+        assert len(pd.read_parquet(going.path / "totals")) == 2 * 20 * len(RULES)
 
 
 def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run, tmp_path: Path) -> None:
@@ -83,8 +84,10 @@ def with_totals_of_shards(run: Run, folder: Path) -> Run:
     """The run while it goes on, all of its shards committed by one that adds up each shard's totals."""
     going = interrupted(run, folder, 0)
     for shard in run.shards:
-        positions, texts = run.positions("small", shard.index), run.continuations(shard.index)
-        assert going.commit(shard, {"small": positions}, texts, {"small": shard_totals(going, "small", positions, texts)})
+        texts = run.continuations(shard.index)
+        logs = {draft: run.positions(draft, shard.index) for draft in run.manifest.drafts}
+        totals = {draft: shard_totals(going, draft, log, texts) for draft, log in logs.items()}
+        assert going.commit(shard, logs, texts, totals)
     return Run.open(folder)
 
 
@@ -96,21 +99,22 @@ def test_totals_of_shards_are_joined_without_a_look_at_the_log(
     assert [(part.first, part.last) for part in going.totals_parts("small")] == [(index, index) for index in range(10)]
     monkeypatch.setattr(Run, "positions", lambda *_: pytest.fail("reads the log"))
     finish(going)
-    (name,) = (part.name for part in run.totals_parts("small"))
-    assert (going.path / name).read_bytes() == (run.path / name).read_bytes()
+    assert joined(going) == joined(run)
 
 
-def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(run: Run) -> None:
-    (part,) = run.totals_parts("small")
-    before = run.totals(part)
-    (run.path / part.name).write_bytes((run.path / part.name).read_bytes()[:-1])
-    assert rows(read_totals(run, "small", TotalsRequest(RULES, run.gammas))) == rows(before)
-    assert run.damaged == {part.name}
-    again = Run.open(run.path)
-    finish(again)
-    assert [again.totals(part).equals(before) for part in again.totals_parts("small")] == [True]
-    assert again.damaged == set()
-    Run.open(run.path).verify()
+def joined(run: Run) -> dict[str, bytes]:
+    """The files of totals of all drafts."""
+    return {name: (run.path / name).read_bytes() for name in run.manifest.files if name.startswith("totals/")}
+
+
+@pytest.mark.parametrize("positions", [1, 100])
+def test_however_many_shards_are_counted_at_once_the_files_are_equal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int
+) -> None:
+    monkeypatch.setattr("alphaprof.totals.files.POSITIONS", positions)
+    going = interrupted(run, tmp_path / "going")
+    finish(going)
+    assert joined(going) == joined(run)
 
 
 def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:

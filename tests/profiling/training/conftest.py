@@ -1,24 +1,18 @@
-"""A run of a tiny random target, whose texts heads are trained on."""
+"""Runs of a tiny random target, whose texts heads are trained on."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import yaml
 
 from alphaprof.config.load import load_profile
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.store import Run
-from alphaprof.profiling.run import pipeline
-from tests.profiling.test_speculation import Silent
-
-WORDS = ("the", "a", "red", "old", "bird", "fish", "tree", "ran", "sang", "saw", "under", "home", "again", "slowly", "but")
+from tests.runs import run_of_prompts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +21,10 @@ class Case:
 
     profile: Path
     run: Path
+
+    @classmethod
+    def of(cls, run: Run) -> Case:
+        return cls(Path(run.path).parent / "profile.yaml", Path(run.path))
 
     @property
     def options(self) -> ProfileOptions:
@@ -37,42 +35,20 @@ class Case:
         return Run.open(self.run)
 
 
-def prompts(count: int, seed: int = 0) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, int(rng.integers(4, 9)))) for _ in range(count)]
-
-
 @pytest.fixture(scope="session")
 def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
-    """Makes a run of some documents; `times`: when each was asked; `changes`: of the profile."""
+    """Makes a run of some documents."""
 
-    def make(documents: int = 30, times: Sequence[str] = (), **changes: Any) -> Case:
-        folder = tmp_path_factory.mktemp("training")
-        rows = [{"prompt": each} for each in prompts(documents)]
-        rows = [row | {"asked": time} for row, time in zip(rows, times, strict=True)] if times else rows
-        (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        source = {"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt}"}
-        tree = {
-            "target": {"model": str(tiny / "target"), "dtype": "float32"},
-            "drafts": {"ngram": {"kind": "prompt_lookup"}},
-            "data": [source | ({"time": "asked"} if times else {})],
-            "continuation": {"kind": "greedy", "max_new_tokens": 20},
-            "gammas": [1, 2, 3],
-            "rules": ["strict", "one_hot", "lossless"],
-            "costs": {"source": "none"},
-            "execution": {"threads": 1},
-        }
-        (folder / "profile.yaml").write_text(yaml.safe_dump(tree | changes))
-        run = pipeline.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
-        return Case(folder / "profile.yaml", Path(run.path))
+    def make(*given: Any, **changes: Any) -> Case:
+        return Case.of(run_of_prompts(tmp_path_factory.mktemp("training"), tiny, *given, **changes))
 
     return make
 
 
 @pytest.fixture(scope="session")
-def case(made: Callable[..., Case]) -> Case:
+def case(lookup_run: Run) -> Case:
     """Greedy texts of 30 prompts."""
-    return made()
+    return Case.of(lookup_run)
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.training.card import card
-from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared, require_trainable
+from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
@@ -113,13 +111,6 @@ def test_rows_of_ids_that_a_head_lacks_come_from_the_target(tmp_path: Path) -> N
     assert torch.equal(network.lm_head.weight, expected)
     assert network.ids is not None
     assert network.ids.tolist() == [1, 2, 3, 4]
-
-
-def test_targets_whose_states_cannot_be_read_are_refused() -> None:
-    model = DraftModel("target", GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=7)), "model", "gpt2")
-    with pytest.raises(ModelUnloadable, match="has no `layers`"):
-        require_trainable(model)
-    require_trainable(target(1))
 
 
 def test_the_card_says_what_was_measured_and_nothing_breaks_out_of_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
 from alphaprof.totals.decoded import decoded_totals
 from tests.conftest import ROOT
-from tests.profiling.test_speculation import Silent
+from tests.runs import Silent
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from alphaprof.profiling.heads.load import trained_of
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training.train import TrainingOptions, train_curve
 from tests.conftest import Runner
-from tests.profiling.test_speculation import Silent
 from tests.profiling.training.conftest import Case
+from tests.runs import Silent
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 ASKED = TrainingOptions(steps=1, batch_tokens=60)

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import (
     DataEmpty,
-    DiskFull,
     HeadRecordUnreadable,
     LogitsNotFinite,
     OptionInvalid,
@@ -26,30 +25,28 @@ from alphaprof.errors import (
     RunExists,
     RunMismatch,
 )
-from alphaprof.log.manifest import Trained
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_of, unit_of
 from alphaprof.log.store import Run
-from alphaprof.log.training import CURVE, TESTED, TRAINING, read_training
+from alphaprof.log.training import TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.heads.load import trained_of
 from alphaprof.profiling.models.drafts import load_draft
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.training import train as training
 from alphaprof.profiling.training.features import Features
 from alphaprof.profiling.training.objective import logits_by_depth
-from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.profiling.training.train import train
 from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, steps_of
 from alphaprof.rules import parse_rule
 from alphaprof.totals.decoded import decoded_totals
 from alphaprof.totals.pool import DocumentTotals
 from tests.conftest import Runner
 from tests.heads import write_training
-from tests.profiling.test_speculation import Silent
 from tests.profiling.training.conftest import Case
+from tests.runs import TRAINING as ASKED
+from tests.runs import Silent
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
-ASKED = TrainingOptions(steps=12, batch_tokens=60, learning_rate=5e-3)
 
 
 def trained(case: Case, out: Path, resume: bool = False, **changes: Any) -> Path:
@@ -59,8 +56,8 @@ def trained(case: Case, out: Path, resume: bool = False, **changes: Any) -> Path
 
 
 @pytest.fixture(scope="module")
-def head(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(case, tmp_path_factory.mktemp("head") / "a")
+def head(head_run: Run) -> Path:
+    return Path(head_run.path).parent
 
 
 @pytest.fixture(scope="module")
@@ -289,26 +286,6 @@ def test_a_loss_that_is_none_keeps_the_best_weights(case: Case, tmp_path: Path, 
     trained(case, tmp_path / "next", init=str(out), steps=2)
 
 
-def test_a_full_disk_is_two_lines_and_the_training_goes_on(
-    case: Case, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, original, count = tmp_path / "head", LocalPlace._beside, 0
-
-    def full(self: Any, path: Path, content: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 9:
-            raise OSError(28, "No space left on device")
-        return original(self, path, content)
-
-    monkeypatch.setattr(LocalPlace, "_beside", full)
-    with pytest.raises(DiskFull, match="No space left"):
-        trained(case, out)
-    monkeypatch.undo()
-    trained(case, out, resume=True)
-    assert (out / "model.safetensors").read_bytes() == (head / "model.safetensors").read_bytes()
-
-
 def test_a_damaged_checkpoint_is_named(case: Case, tmp_path: Path) -> None:
     out = tmp_path / "head"
     with pytest.MonkeyPatch.context() as patch:
@@ -346,19 +323,6 @@ def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: P
         trained(timed, tmp_path / "next", init=str(out), steps=1)
     assert "--split," in caught.value.hint
     trained(timed, tmp_path / "same", init=str(out), split="time", steps=1)
-
-
-def test_a_split_by_time_needs_times(case: Case, made: Callable[..., Case], tmp_path: Path, console_script: Runner) -> None:
-    given = ("--from", case.run, "--out", tmp_path / "a", "--split", "time")
-    code, answer, told = console_script("train", case.profile, *given)
-    assert (code, answer) == (2, "")
-    error, hint = told.splitlines()
-    assert error == "error: a split by time needs the time of each text, and 30 of 30 have none in this run"
-    assert "data.time" in hint
-    with pytest.raises(DataEmpty, match="0 to stop, 0 to test") as caught:
-        trained(made(9, times=["2026-03-01"] * 4 + ["2026-03-02"] * 5), tmp_path / "c", split="time")
-    assert "three different times" in caught.value.hint
-    assert not list(tmp_path.iterdir())
 
 
 def test_training_goes_on_from_another_head(case: Case, head: Path, tmp_path: Path) -> None:
@@ -410,28 +374,6 @@ def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: P
     with pytest.raises(RunMismatch, match="another target, dtype or tokenizer"):
         train(other, str(case.run), tmp_path / "a", ASKED, Silent())
     assert not (tmp_path / "a").exists()
-
-
-def test_an_unfinished_run_is_refused(case: Case, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(case.run, copy)
-    run = Run.open(copy)
-    run.write_manifest(dataclasses.replace(run.manifest, status="running"))
-    with pytest.raises(RunMismatch, match="is not complete"):
-        train(case.options, str(copy), tmp_path / "a", ASKED, Silent())
-
-
-def test_a_head_that_no_curve_lists_or_whose_record_cannot_be_read_has_none(head: Path, tmp_path: Path) -> None:
-    """Neither keeps a head from being profiled."""
-    size, folder = read_training(head).size, tmp_path / "heads" / "mine"
-    shutil.copytree(head, folder)
-    for content in ("run: a\nheads: [{draft: other, head: ./heads/other}]", "{"):
-        (tmp_path / CURVE).write_text(content)
-        assert trained_of(folder) == Trained(size.units, size.tokens, None)
-    (tmp_path / CURVE).write_text("run: a\nheads: [{draft: mine, head: ./heads/../heads/mine}]")
-    assert trained_of(folder) == Trained(size.units, size.tokens, str(tmp_path))
-    (folder / TRAINING).write_text("{}")
-    assert (trained_of(folder), trained_of(Path("org/name"))) == (None, None)
 
 
 def test_the_command_trains_and_says_what_is_next(case: Case, tmp_path: Path, console_script: Runner) -> None:

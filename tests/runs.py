@@ -1,0 +1,181 @@
+"""Runs on the tiny models: their profile, what is profiled, and a progress that nobody watches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from alphaprof.config.load import load_profile
+from alphaprof.log.store import Run
+from alphaprof.log.training import TESTED
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.rules import DEFAULT_RULES
+
+NEW_TOKENS = 24
+
+
+class Silent:
+    """A progress that remembers warnings only."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def say(self, message: str) -> None: ...
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        self.warnings.append(code)
+
+    def start(self, label: str, total: int | None, unit: str) -> None: ...
+
+    def advance(self, steps: float, positions: int = 0) -> None: ...
+
+
+def write_data(folder: Path) -> None:
+    """Two domains of different lengths, and logged responses as text and as ids."""
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "some", "more", "of", "it"]
+    generator = np.random.default_rng(0)
+    for domain, count in (("long", 9), ("short", 6)):
+        rows = []
+        for index in range(count):
+            size = int(generator.integers(2, 12)) if domain == "long" else 1
+            text = f"{index} " + " ".join(generator.choice(words, size))
+            ids = generator.integers(0, 250, 5 + index).tolist()
+            row = {"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2}
+            rows.append(row | {"asked": f"2026-03-{9 - index:02}T08:00:00.25+02:00"})
+        (folder / f"{domain}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
+    """A profile over the tiny models; changes replace top-level keys."""
+    write_data(folder)
+    tree = {
+        "target": {"model": str(tiny / "target"), "dtype": "float32"},
+        "drafts": {
+            "close": {"kind": "model", "model": str(tiny / "draft")},
+            "skip": {"kind": "layer_skip", "drop_layers": [2]},
+            "wide": {"kind": "model", "model": str(tiny / "wide")},
+            "brief": {"kind": "model", "model": str(tiny / "short")},
+        },
+        "data": [
+            {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "chat": True},
+            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation", "time": "asked"},
+        ],
+        "continuation": {"kind": "greedy", "max_new_tokens": NEW_TOKENS},
+        "gammas": [1, 2, 4],
+        "costs": {"context": 16, "repeats": 3},
+        "batch_tokens": 160,
+        "shard_documents": 4,
+    }
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump(tree | changes))
+    return path
+
+
+MIXED: dict[str, Any] = {
+    "drafts": {
+        "close": {"kind": "model", "model": "TINY/draft"},
+        "ngram": {"kind": "prompt_lookup", "max_ngram": 2},
+    },
+    "data": [
+        {"domain": "greedy", "path": "long.jsonl", "prompt": "{text}", "chat": True, "limit": 4},
+        {
+            "domain": "drawn",
+            "path": "long.jsonl",
+            "prompt": "{text} {text}",
+            "continuation": {"kind": "sampled", "temperature": 1.2, "top_p": 0.9, "seed": 3, "max_new_tokens": 20},
+        },
+        {
+            "domain": "drawn",
+            "path": "short.jsonl",
+            "prompt": "{text}",
+            "continuation": {"kind": "sampled", "top_k": 40, "max_new_tokens": 15},
+        },
+        {
+            "domain": "logged",
+            "path": "short.jsonl",
+            "prompt": "{text}",
+            "continuation": {"kind": "given", "column": "response", "temperature": 0.8},
+        },
+        {"domain": "plain", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "text", "prompt_tokens": 9}},
+    ],
+    "thinking": {"begin": "o", "end": "e"},
+    "rules": [*DEFAULT_RULES, "tree_2", "multi_draft_2"],
+    "certificates": True,
+    "costs": {"source": "none"},
+    "execution": {"threads": 1},
+}
+
+
+def mixed_file(folder: Path, tiny: Path, **changes: Any) -> Path:
+    """A profile with greedy, sampled, given and plain texts, a model and prompt lookup as drafts, and thinking markers."""
+    drafts = json.loads(json.dumps(MIXED["drafts"]).replace("TINY", str(tiny)))
+    return profile_file(folder, tiny, **MIXED | {"drafts": drafts} | changes)
+
+
+def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) -> Run:
+    return pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume)
+
+
+def log_of(run: Run, draft: str) -> pd.DataFrame:
+    """The positions of one draft."""
+    return pd.read_parquet(run.path / "positions", filters=[("draft", "==", draft)]).reset_index(drop=True)
+
+
+def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends after its second shard."""
+    with monkeypatch.context() as patch:
+        original = pipeline.measure_shard
+
+        def limited(plan: Any, index: int, *rest: Any) -> Any:
+            if index == 2:
+                raise KeyboardInterrupt
+            return original(plan, index, *rest)
+
+        patch.setattr(pipeline, "measure_shard", limited)
+        with pytest.raises(KeyboardInterrupt):
+            run_profile(path, out)
+
+
+# Texts that heads are trained on.
+
+WORDS = ("the", "a", "red", "old", "bird", "fish", "tree", "ran", "sang", "saw", "under", "home", "again", "slowly", "but")
+TRAINING = TrainingOptions(steps=12, batch_tokens=60, learning_rate=5e-3)
+
+
+def prompts(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, int(rng.integers(4, 9)))) for _ in range(count)]
+
+
+def run_of_prompts(folder: Path, tiny: Path, documents: int = 30, times: Sequence[str] = (), **changes: Any) -> Run:
+    """A run of some prompts, with prompt lookup. `times`: when each was asked; `changes`: of the profile."""
+    rows = [{"prompt": each} for each in prompts(documents)]
+    rows = [row | {"asked": time} for row, time in zip(rows, times, strict=True)] if times else rows
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = {"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt}"}
+    tree = {
+        "target": {"model": str(tiny / "target"), "dtype": "float32"},
+        "drafts": {"ngram": {"kind": "prompt_lookup"}},
+        "data": [source | ({"time": "asked"} if times else {})],
+        "continuation": {"kind": "greedy", "max_new_tokens": 20},
+        "gammas": [1, 2, 3],
+        "rules": ["strict", "one_hot", "lossless"],
+        "costs": {"source": "none"},
+        "execution": {"threads": 1},
+    }
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree | changes))
+    return run_profile(folder / "profile.yaml", folder / "run")
+
+
+def train_head(run: Run, out: Path) -> Run:
+    """Train a head on a run of prompts; the run that tested it."""
+    train(load_profile(Path(run.path).parent / "profile.yaml", []), str(run.path), out, TRAINING, Silent())
+    return Run.open(out / TESTED)
