@@ -64,7 +64,6 @@ GROUPS = (
     (profile.RouteOptions, "`route`"),
     (profile.Markers, "`thinking`"),
     (profile.ExecutionOptions, "`execution`"),
-    (profile.WorkerBounds, "`execution.workers`"),
 )
 
 

@@ -141,18 +141,6 @@ class DecisionOptions(Options):
         return weights
 
 
-class WorkerBounds(Options):
-    """How many actors measure a run at once."""
-
-    min: Annotated[Whole, Field(ge=1)] = Field(1, description="as many are asked for at once")
-    max: Annotated[Whole, Field(ge=1)] = Field(description="as many are added as the cluster has room for, or makes room")
-
-    def problems(self) -> Iterator[str]:
-        """Yield bounds in the wrong order."""
-        if self.min > self.max:
-            yield f"min {self.min} is above max {self.max}"
-
-
 class ExecutionOptions(Options):
     """How the work of a run is done; what is measured does not depend on it."""
 
@@ -169,8 +157,8 @@ class ExecutionOptions(Options):
     engine: Literal["local", "ray"] = Field(
         "local", description="who measures: this process, or actors of Ray, on the cluster of RAY_ADDRESS or here"
     )
-    workers: WorkerBounds | Literal["auto"] = Field(
-        "auto", description="actors of Ray, {min: 1, max: 8}; auto: as many as the cluster has GPUs, or else CPUs, for now"
+    workers: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="actors of Ray; auto: as many as the cluster has GPUs, or else CPUs, when the run begins"
     )
     gpus_per_worker: float = Field(
         1.0, gt=0, description="GPUs of an actor of Ray, where models run on one; 0.25: four share one"

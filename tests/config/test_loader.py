@@ -159,7 +159,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "continuation: top_k, top_p and min_p need",
         "correct",
     ),
-    (("execution",), {"workers": {"min": 3, "max": 2}}, "execution.workers: min 3 is above max 2", "correct"),
+    (("execution",), {"workers": 0}, "execution.workers: Input should be", "correct"),
     (("decision", "draft"), "large", "decision.draft 'large' is none of the drafts (small, skip, layer_skip, ngram)", ""),
     (("decision", "gamma"), 9, "decision.gamma 9 is not among gammas [1, 2, 3, 4, 5, 6, 7, 8]", ""),
     (("decision", "concurrency"), 2, "decision.concurrency 2 lies outside costs.concurrency [1]", ""),

@@ -27,7 +27,7 @@ from alphaprof.errors import ExtraMissing, OptionInvalid, RunMismatch, RunUnread
 from alphaprof.log.manifest import commit_name
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import on_ray, pipeline
-from alphaprof.profiling.run.on_ray import Measurer, bounds, profile_on_ray, require_ray
+from alphaprof.profiling.run.on_ray import Measurer, actors_for, profile_on_ray, require_ray
 from alphaprof.profiling.run.parts import Part
 from tests.profiling.test_many_workers import COMMAND, profiled, require_equal
 from tests.runs import Silent, mixed_file, profile_file
@@ -56,7 +56,7 @@ if any(word.endswith("default_worker.py") for word in sys.orig_argv):
 
 def driver(path: Path, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
     """`alphaprof profile --engine ray` with two actors, as a process of its own."""
-    given = ["--set", "execution.workers={min: 2, max: 2}", "--engine", "ray"]
+    given = ["--set", "execution.workers=2", "--engine", "ray"]
     paths = os.pathsep.join([environment.pop("FIRST", str(HERE)), str(HERE), os.environ.get("PYTHONPATH", "")])
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.Popen(
@@ -247,20 +247,19 @@ def test_an_address_where_nobody_answers_is_said_at_once(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("workers", "resources", "gpus", "shards", "expected"),
     [
-        ("auto", {"CPU": 8.0}, 0.0, 100, (8, 8)),
-        ("auto", {"CPU": 8.0}, 0.0, 3, (3, 3)),
-        ("auto", {"CPU": 64.0, "GPU": 4.0}, 1.0, 100, (4, 4)),
-        ("auto", {"CPU": 64.0, "GPU": 4.0}, 0.25, 100, (16, 16)),
-        ("auto", {"CPU": 8.0}, 1.0, 100, (1, 1)),  # a cluster that makes GPU nodes when they are asked for
-        ({"min": 2, "max": 64}, {"CPU": 8.0}, 1.0, 100, (2, 64)),
-        ({"min": 2, "max": 64}, {"CPU": 8.0}, 1.0, 1, (1, 1)),
-        ({"max": 5}, {}, 0.0, 100, (1, 5)),
+        ("auto", {"CPU": 8.0}, 0.0, 100, 8),
+        ("auto", {"CPU": 8.0}, 0.0, 3, 3),
+        ("auto", {"CPU": 64.0, "GPU": 4.0}, 1.0, 100, 4),
+        ("auto", {"CPU": 64.0, "GPU": 4.0}, 0.25, 100, 16),
+        ("auto", {"CPU": 8.0}, 1.0, 100, 1),  # a cluster that makes GPU nodes when they are asked for
+        (64, {"CPU": 8.0}, 1.0, 100, 64),
+        (64, {"CPU": 8.0}, 1.0, 1, 1),
     ],
 )
 def test_as_many_actors_as_there_is_room_or_the_profile_says(
-    workers: Any, resources: Mapping[str, float], gpus: float, shards: int, expected: tuple[int, int]
+    workers: Any, resources: Mapping[str, float], gpus: float, shards: int, expected: int
 ) -> None:
-    assert bounds(ExecutionOptions(workers=workers), resources, gpus, shards) == expected
+    assert actors_for(ExecutionOptions(workers=workers), resources, gpus, shards) == expected
 
 
 class Dead(Exception):

@@ -256,15 +256,13 @@ class _Silence:
             progress.say(f"after {seconds / 60:.0f} min {what} (ray status shows what is waited for)")
 
 
-def bounds(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> tuple[int, int]:
-    """The least and the largest number of actors for some shards; each needs some GPUs, or where that is 0 a CPU."""
+def actors_for(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> int:
+    """How many actors measure some shards; each needs some GPUs, or where that is 0 a CPU."""
     if execution.workers == "auto":
         threads = 1 if execution.threads == "auto" else execution.threads
         slots = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads
-        least = most = max(1, int(slots))
-    else:
-        least, most = execution.workers.min, execution.workers.max
-    return min(least, shards), min(most, shards)
+        return min(max(1, int(slots)), shards)
+    return min(execution.workers, shards)
 
 
 class _Driver:
@@ -276,7 +274,7 @@ class _Driver:
         committed = run.commits()
         self._lacking = deque(index for index in range(len(run.manifest.staged)) if index not in committed)
         gpus = _gpus(ProfileOptions.model_validate(run.manifest.config), resources)
-        self._bounds = bounds(execution, resources, gpus, len(self._lacking))
+        self._actors = actors_for(execution, resources, gpus, len(self._lacking))
         self._loaded = 0
         # By what it answers: an actor, the shard that it measures (None: it loads models), and how often it was replaced.
         self._busy: dict[Any, tuple[Any, int | None, int]] = {}
@@ -291,7 +289,7 @@ class _Driver:
         progress.start("profiling", sum(staged), "documents")
         there = set(range(len(staged))) - set(self._lacking)
         progress.advance(sum(staged[index] for index in there))
-        for _ in range(self._bounds[1]):
+        for _ in range(self._actors):
             self._give(self._actor(), None, 0)
         asked, enough, pause = 0, None, 0.0
         while self._busy and enough is None and not run.is_finished():
@@ -306,7 +304,7 @@ class _Driver:
                 enough, asked = pipeline.first_settled(run, settled, asked, progress)
             if len(there) == len(staged):
                 break
-            loaded = f"{self._loaded} of {self._bounds[1]} actors have loaded their models"
+            loaded = f"{self._loaded} of {self._actors} actors have loaded their models"
             silence.say(progress, f"nothing was committed: {loaded}")
             pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
         return enough, asked
