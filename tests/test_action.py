@@ -190,6 +190,7 @@ def test_the_page_names_every_input_and_output_with_its_default() -> None:
     assert set(given) <= set(ACTION["inputs"])
 
 
+@pytest.mark.slow
 def test_the_same_answer_as_the_baseline_passes_without_a_comment(place: Path) -> None:
     runner = Runner(place / "same", {"run": "new", "baseline": "old run:small", "check-args": "--draft 'small'"})
     assert runner.job() == 0, runner.log

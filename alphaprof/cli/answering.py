@@ -17,6 +17,7 @@ from alphaprof.cli.common import (
     one_line,
     print_text,
     show,
+    without_pandas,
 )
 from alphaprof.errors import OptionInvalid
 
@@ -104,7 +105,8 @@ def report(
 
         config = changed_question(opened.manifest.config, overrides) if overrides else None
         ids = known_rules(rules) if rules else None
-    show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), output, out)
+    with without_pandas():
+        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), output, out)
 
 
 def check(

@@ -26,6 +26,25 @@ DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFIL
 INTERRUPTED, TERMINATED = 130, 143  # what shells say of SIGINT and SIGTERM
 
 
+class _NoPandas:
+    """A finder of modules that lets nobody find pandas."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(f"{name} is not looked for here", name=name)
+
+
+@contextlib.contextmanager
+def without_pandas() -> Iterator[None]:
+    """Keep pyarrow from loading pandas at its first conversion, which takes as long as a report: nothing here is pandas'."""
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
 def escape_characters() -> None:
     """Have the standard streams write characters that their encoding lacks as escapes."""
     for stream in (sys.stdout, sys.stderr):

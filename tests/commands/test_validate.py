@@ -35,7 +35,7 @@ from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.cli.test_cli_errors import profile
-from tests.conftest import Runner
+from tests.conftest import Runner, slow
 from tests.synthetic import Recipe, write_run
 
 GAMMA = 2
@@ -449,6 +449,7 @@ def test_what_lossy_rules_gain_and_give_up_is_what_rounds_and_forward_passes_say
         assert (wide.tokens_per_round.measured or 0) > GAMMA + 1 - 0.5  # the last round of a text may be cut
 
 
+@pytest.mark.slow
 @pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
 def test_each_kind_of_text_is_decoded_by_the_rules_that_belong_to_it(tmp_path: Path, tiny: Path) -> None:
@@ -477,7 +478,7 @@ def test_each_kind_of_text_is_decoded_by_the_rules_that_belong_to_it(tmp_path: P
 
 @pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["greedy", *slow([("sampled",)])])
 def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(tmp_path: Path, tiny: Path, kind: str) -> None:
     path = tiny_profile(tmp_path, tiny, continuation={"kind": kind, "max_new_tokens": 24})
     found = validated(path, tmp_path / "run")

@@ -19,6 +19,7 @@ from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.mtp_files import load_mtp
 from alphaprof.profiling.models.load import load_model
+from tests.conftest import slow
 from tests.profiling.modules import (
     DEEPSEEK,
     GLM,
@@ -65,7 +66,7 @@ def greedy(network: Any, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     return text
 
 
-@pytest.mark.parametrize(("kind", "settings", "seeds"), [("glm4_moe", GLM, 8), ("deepseek_v3", DEEPSEEK, 2)])
+@pytest.mark.parametrize(("kind", "settings", "seeds"), [*slow([("glm4_moe", GLM, 8)]), ("deepseek_v3", DEEPSEEK, 2)])
 def test_a_chain_drafts_as_transformers_does(
     kind: str, settings: dict[str, Any], seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         yield told
 
 
+@pytest.mark.slow
 @each("key", NAMES)
 @each("what", OUTPUTS)
 def test_a_name_changes_nothing_but_its_own_text(

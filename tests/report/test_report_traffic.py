@@ -133,6 +133,7 @@ def test_a_long_tail_of_lengths_is_pointed_out_with_its_direction(
     assert bool(notes) == bool(says)
 
 
+@pytest.mark.slow
 def test_verdicts_of_all_domains_together_are_those_of_holm(tmp_path: Path) -> None:
     """A GO that is wrong with 5 % by itself; of seven, any is: those stay that hold at 5 % / 7, then 5 % / those left."""
     alphas = dict(zip("abcdefg", (0.9, 0.6, 0.52, 0.5, 0.48, 0.46, 0.3), strict=True))
