@@ -234,6 +234,15 @@ def test_sizes_that_are_not_nested_have_no_forecast(copy: Path) -> None:
     assert report.forecast == ()
 
 
+def test_an_order_that_ends_early_is_held_against_the_largest_heads(copy: Path) -> None:
+    """Heads of one order hold each other's units, and not those of another order of their size."""
+    entries = yaml.safe_load((copy / "curve.yaml").read_text())["heads"]
+    kept = [entry for entry in entries if not re.fullmatch("head-1-4-[12]", entry["draft"])]
+    assert len(kept) < len(entries)
+    listed(copy, heads=kept)
+    assert "not nested" not in built(copy).reason
+
+
 def test_gamma_is_chosen_on_the_stop_part(folder: Path, found: CurveReport, copy: Path) -> None:
     """If the decision leaves it open; without stop texts the answer says that it was chosen on what it is reported on."""
     assert (found.gamma_from, built(folder, "decision.gamma=auto").gamma_from) == ("decision", "stop")
