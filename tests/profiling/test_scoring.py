@@ -173,7 +173,7 @@ def test_equal_vocabularies_pass_and_another_one_is_named_token_by_token() -> No
     check_vocabulary(larger, tokenizer(), "draft")
     check_vocabulary(tokenizer(), larger, "draft")
     assert token_count(tokenizer()) == TOKENS
-    with pytest.raises(VocabularyMismatch, match=r"256 of 260 shared ids differ \(target / draft id 0: '!' / '&'"):
+    with pytest.raises(VocabularyMismatch, match=r"256 of 260 ids differ \(target / draft id 0: '!' / '&'"):
         check_vocabulary(tokenizer(), tokenizer(shift=5), "draft")
 
 

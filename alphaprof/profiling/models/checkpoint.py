@@ -47,7 +47,7 @@ def require_sound(folder: Path, cache: bool = False) -> None:
 
 
 def settings_in(folder: Path) -> list[dict[str, Any]]:
-    """Returns the settings in config.json: of the model, and of its text where it has other parts. Raises `ModelUnloadable`."""
+    """Return the settings in config.json: of the model, and of its text if it has other parts. Raises `ModelUnloadable`."""
     config = _described(folder / CONFIG)
     return [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
 

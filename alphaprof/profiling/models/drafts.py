@@ -182,7 +182,7 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     if odd or not shared:
         examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
         raise VocabularyMismatch(
-            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} shared ids differ (target / draft {examples})",
+            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})",
             "choose a draft with the target's tokenizer: speculative decoding compares token ids",
         )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from alphaprof.config.options import ModelOptions
-    from alphaprof.config.profile import ProfileOptions, SourceOptions
+    from alphaprof.config.profile import ProfileOptions
 
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
@@ -86,7 +86,7 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
         plain = shown(reference.partition("?")[0])  # a signature may follow
         raise DataUnreadable(f"{plain} is no address of a file", hint)
     _require_format(reference)
-    message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a data source is one file"
+    message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a source is one file"
     try:
         if not place.has(name):  # says of a missing bucket what it says of a missing file
             place.read(name)

@@ -215,8 +215,8 @@ def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: 
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
         raise ModelUnloadable(
             f"{options.model} {problem}: {_first_three(lacking or unused)}",
-            "give a checkpoint of a causal language model with its head and the config.json that belongs to it (architecture, "
-            "num_hidden_layers); to leave weights out on purpose, load it with transformers and save it again",
+            "give a checkpoint of a causal language model with its head and the config.json that belongs to it "
+            "(architecture, num_hidden_layers); to leave weights out on purpose, load and save it with transformers",
         )
 
 
