@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.config.profile import SourceOptions, resolve
-from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
+from alphaprof.errors import AlphaprofError, DataUnreadable
 from alphaprof.log.place import place_of
 from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.reading import rows
@@ -84,13 +84,13 @@ def test_what_is_not_there_is_said(gate: Gate) -> None:
 
 @on_servers
 def test_what_is_in_the_file_is_said_as_of_a_local_one(gate: Gate, tmp_path: Path) -> None:
-    bad, empty = tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
+    bad, blank = tmp_path / "bad.jsonl", tmp_path / "blank.jsonl"
     bad.write_text('{"prompt": "one"}\n{"prompt":\n')
-    empty.write_text("\n")
-    for path, kind in ((bad, DataUnreadable), (empty, DataEmpty)):
-        texts = []
-        for each in (put(path), str(path)):
-            with pytest.raises(kind) as caught:
-                list(rows(source(each)))
-            texts.append(said(caught.value).replace(each, "FILE"))
-        assert texts[0] == texts[1]
+    blank.write_text("\n")
+    texts = []
+    for each in (put(bad), str(bad)):
+        with pytest.raises(DataUnreadable) as caught:
+            list(rows(source(each)))
+        texts.append(said(caught.value).replace(each, "FILE"))
+    assert texts[0] == texts[1]
+    assert [list(rows(source(each))) for each in (put(blank), str(blank))] == [[], []]
