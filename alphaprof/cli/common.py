@@ -54,7 +54,7 @@ def escape_characters() -> None:
 
 def discard_output() -> None:
     """Drop what is still in the buffer of the standard output, which cannot be written, so that Python's end is quiet."""
-    with contextlib.suppress(OSError, ValueError):  # it is no file
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

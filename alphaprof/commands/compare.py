@@ -309,7 +309,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
 
 
 def _of_heads(*sides: RunDraft) -> Iterator[str]:
-    """Yields that alpha of a head is no alpha of a whole round."""
+    """Yield a note that the alpha of a head covers only the first draft of a round."""
     heads = [side.label for side in sides if side.run.manifest.drafts[side.draft].by_depth]
     if heads:
         yield f"alpha of {' and '.join(heads)} is accept@1, of a round's first draft: compare tokens per round"
@@ -377,7 +377,7 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
 
 
 def _by_policy(documents: pa.Table) -> pa.Table:
-    """The documents table with text that the target chose as one kind, whoever wrote it down: imports hold it as given."""
+    """Return the documents table with on-policy text as one kind, generated or given: imports hold it as given."""
     place = documents.schema.get_field_index("continuation")
     return documents.set_column(place, "continuation", pa.array(policies(documents).tolist(), pa.string()))
 

@@ -1,6 +1,6 @@
 """`alphaprof trees`: what static draft trees would give on the text that a run measured, by exact replay of ranks.
 
-There is no verdict: verification of trees is not timed. Not here: the mathematics of trees (`theory`).
+There is no verdict: verification of trees is not timed. The mathematics of trees stands in `theory`.
 """
 
 from __future__ import annotations
