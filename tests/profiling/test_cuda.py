@@ -137,8 +137,8 @@ def test_columns_in_float32_are_those_of_a_cpu(settings: Processing | None) -> N
     for draft, columns in expected.items():
         for name, values in columns.items():
             equal = np.isclose(found[draft][name], values, atol=1e-3, rtol=1e-3, equal_nan=True)
-            # Rounding may move a token across a cut of the truncation, or of a rule.
-            cut = settings == SETTINGS[-1] or name.startswith("threshold")
+            # Rounding may move a token across a cut of the truncation or of a rule, and past its neighbor in rank.
+            cut = settings == SETTINGS[-1] or name.startswith("threshold") or "_rank_" in name
             assert equal.mean() > 0.97 if cut else equal.all(), name
 
 
