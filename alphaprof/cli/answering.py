@@ -21,7 +21,9 @@ from alphaprof.cli.common import (
 )
 from alphaprof.errors import OptionInvalid
 
-CheckFormat = Annotated[Literal["terminal", "json", "md", "junit"], Option("--format", help="terminal, json, md or junit.")]
+CheckFormat = Annotated[
+    Literal["terminal", "json", "md", "html", "junit"], Option("--format", help="terminal, json, md, html or junit.")
+]
 
 
 def _completed(incomplete: str) -> list[str]:

@@ -171,7 +171,7 @@ ProfileFile = Annotated[Path, Argument(metavar="PROFILE", readable=False, help="
 ProfileChanges = Annotated[
     list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
 ]
-Format = Annotated[Literal["terminal", "json"], Option("--format", help="terminal or json.")]
+Format = Annotated[Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")]
 Undecided = Literal["pass", "fail"]
 SplitWay = Literal["random", "time"]
 SPLIT = Option("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")

@@ -1,4 +1,4 @@
-"""`alphaprof predict`: what the formulas say of numbers that a user gives, and its text (rich). No run, no model."""
+"""`alphaprof predict`: what the formulas say of numbers that a user gives. No run, no model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.console import Console
-from rich.table import Table
-
 from alphaprof.errors import OptionInvalid
-from alphaprof.render.tables import empty_table
+from alphaprof.render.blocks import Block, Small, Table, table_by_columns
 from alphaprof.report import format as fmt
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
@@ -58,18 +55,14 @@ class Prediction:
     gammas: tuple[GammaPrediction, ...]  # one a gamma
     best_gamma: int  # of the largest speedup
 
-    def terminal(self, console: Console) -> None:
-        """Prints the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
-        console.print(*_answer(self), "", *_assumed(self), "", sep="\n", highlight=False)
-        console.print(_table(self))
-        for line in (
-            "alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.",
-            "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.",
-            "tokens/round: emitted by a round, the target's own token included (engines: mean acceptance length).",
-            "break-even: tokens/round where the speedup is 1 (what a round costs in plain decode steps), and the alpha for "
-            "it.",
-        ):
-            console.print(line, style="dim", highlight=False)
+    def blocks(self) -> Iterator[Block]:
+        """Yield the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
+        yield from (*_answer(self), "", *_assumed(self), "")
+        yield _table(self)
+        yield Small("alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.")
+        yield Small("accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.")
+        yield Small("tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).")
+        yield Small("break-even: tokens/round where the speedup is 1 (the cost of a round in decode steps), and its alpha.")
 
 
 def build_prediction(
@@ -160,15 +153,17 @@ def _assumed(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _table(prediction: Prediction) -> Table:
-    table = empty_table("gamma", "tokens/round", "accepted/drafted", "break-even", "break-even alpha", "speedup")
-    for item in prediction.gammas:
-        table.add_row(
+    rows = [
+        (
             str(item.gamma),
-            fmt.number(item.tokens_per_round),
-            fmt.share(item.accepted_per_drafted),
-            fmt.number(item.break_even_length),
-            "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
-            fmt.number(item.speedup, unit="x"),
-            style="bold" if item.gamma == prediction.best_gamma else "",
+            {
+                "tokens/round": fmt.number(item.tokens_per_round),
+                "accepted/drafted": fmt.share(item.accepted_per_drafted),
+                "break-even": fmt.number(item.break_even_length),
+                "break-even alpha": "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
+                "speedup": fmt.number(item.speedup, unit="x"),
+            },
         )
-    return table
+        for item in prediction.gammas
+    ]
+    return table_by_columns("by gamma", rows, named="gamma", marked=[str(prediction.best_gamma)])

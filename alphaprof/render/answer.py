@@ -6,38 +6,48 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Protocol
 
 from rich.console import Console
 
+from alphaprof.render import markdown, terminal
+from alphaprof.render.blocks import Block
+from alphaprof.render.html.plain_page import plain_page
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
 
 
 class Answer(Published, Protocol):
-    """What a command answers. Its dataclass fields are its JSON.
+    """What a command answers. Its dataclass fields are its JSON, its blocks its text, the outcome in the first.
 
-    An answer with further texts has a method without arguments for each, which returns the text and is named as
-    `--format` names it: `md`, `html`, `junit`, `csv`.
+    An answer with a further format has a method without arguments that returns the text and is named as `--format` names it,
+    such as `junit` or `csv`; `ReportAnswer` draws its first screen by methods of its own.
     """
 
-    def terminal(self, console: Console) -> None:
-        """Prints the answer as tables and sentences."""
+    def blocks(self) -> Iterator[Block]:
+        """Yield the answer's lines, tables, figures and footnotes."""
 
 
 def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
-    """Returns an answer in the format `output`: `terminal`, `json`, or another that it has a method for.
+    """Return an answer in the format `output`: `terminal`, `json`, `md`, `html`, or another that it has a method for.
 
-    `terminal` is coloured and as wide as the terminal where the standard output is one, and the text does not go `to_file`.
+    `terminal` is colored and as wide as the terminal if the standard output is one and the text does not go `to_file`.
     """
     if output == "json":
         return render_json(answer) + "\n"
-    if output != "terminal":
-        return str(getattr(answer, output)())
-    colour = sys.stdout.isatty() and not to_file
-    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, where that is set
-    width = PLAIN_WIDTH if to_file and "COLUMNS" not in os.environ else width
-    buffer = io.StringIO()
-    answer.terminal(Console(file=buffer, force_terminal=colour, width=width))
-    return buffer.getvalue()
+    if output == "terminal":
+        colored = sys.stdout.isatty() and not to_file
+        width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, where that is set
+        width = PLAIN_WIDTH if to_file and "COLUMNS" not in os.environ else width
+        buffer = io.StringIO()
+        console = Console(file=buffer, force_terminal=colored, width=width)
+        own = getattr(answer, output, None)
+        own(console) if own else terminal.draw(answer.blocks(), console)
+        return buffer.getvalue()
+    if own := getattr(answer, output, None):
+        return str(own())
+    if output == "md":
+        return markdown.text(answer.blocks())
+    return plain_page(answer.format, list(answer.blocks()))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from alphaprof.render.sections.blocks import Block, Table
+from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Small, Table, outcome_of
 from alphaprof.report.format import short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
 LINKS = re.compile(r"(?i)://|\bwww\.|:(?=[^\s:]+:)")  # what a page of Markdown makes a link or an emoji of by itself
-SIGNS = {"GO": "✅", "NO-GO": "❌", "UNDECIDED": "❔", "pass": "✅", "fail": "❌", "undecided": "❔"}
+SIGNS = {word: {GOOD: "✅", BAD: "❌", UNSURE: "❔"}[kind] for word, kind in OUTCOMES.items()}
 
 
 def escaped(text: str) -> str:
@@ -30,6 +30,15 @@ def _neutral(symbols: re.Pattern[str], text: str) -> str:
     return symbols.sub(r"\\\1", visible(text)).replace("&", "&amp;").replace("<", "&lt;")
 
 
+def text(blocks: Iterable[Block]) -> str:
+    """Return an answer as Markdown: its first line as a heading with the outcome's sign, then its other blocks."""
+    first, *others = blocks
+    assert isinstance(first, str)  # noqa: S101  every answer begins with a line
+    word = outcome_of(first)
+    lines = [f"## {SIGNS[word]} {escaped_sentence(first)}" if word else f"## {escaped_sentence(first)}", ""]
+    return "\n".join([*lines, *block_lines(others)]).rstrip() + "\n"
+
+
 def heading(outcome: str, about: str, reason: str) -> list[str]:
     """The first lines of an answer: its outcome, what that is about, and why."""
     return [f"## {SIGNS[outcome]} {outcome}: {about}", "", escaped_sentence(reason), ""]
@@ -44,6 +53,10 @@ def block_lines(blocks: Iterable[Block]) -> Iterator[str]:
     """Yields the lines of blocks: tables below their titles, and lists of the lines between them, indented as these are."""
     item = False
     for block in blocks:
+        if isinstance(block, Figure):
+            continue
+        if isinstance(block, Small):
+            block = block.text
         if item and (isinstance(block, Table) or not block):
             yield ""
         if isinstance(block, Table):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Small, Table, outcome_of
 from alphaprof.render.first_screen import ALONE, WORDS, FirstScreen, first_screen
-from alphaprof.render.sections.blocks import Table
-from alphaprof.render.sections.contents import ALL, Section, chosen
+from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
-COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow", "note:": "yellow"}
+STYLES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
+COLOURS = {word: STYLES[kind] for word, kind in OUTCOMES.items()} | {"note:": "yellow"}
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
@@ -38,7 +39,7 @@ def render_terminal(report: Report, console: Console, names: Sequence[str] = ())
         console.print()
         console.print(Text(f"{section.name}: {section.title}", "bold"))
         console.print()
-        _draw(section, report, console)
+        draw(section.written(report), console)
 
 
 def _first_screen(report: Report, console: Console) -> None:
@@ -168,24 +169,26 @@ def _cut(cell: str, most: int | None) -> Text:
     return text
 
 
-def _draw(section: Section, report: Report, console: Console) -> None:
-    """Print a section, or why it is empty. Nothing, not even an empty line, stands after its last block."""
-    blocks = section.written(report)
-    while blocks and not blocks[-1]:
-        blocks.pop()
-    for place, block in enumerate(blocks):
-        if isinstance(block, str):
-            _line(block, console)
-        else:
+def draw(blocks: Iterable[Block], console: Console) -> None:
+    """Print blocks, an empty line below each table. Nothing, not even an empty line, stands after the last block."""
+    shown = [block for block in blocks if not isinstance(block, Figure)]
+    while shown and not shown[-1]:
+        shown.pop()
+    for place, block in enumerate(shown):
+        if isinstance(block, Table):
             _table(block, console)
-            if place < len(blocks) - 1:
+            if place < len(shown) - 1:
                 console.print()
+        elif isinstance(block, Small):
+            console.print(plain(block.text), style="dim")
+        else:
+            _line(block, console)
 
 
 def _line(line: str, console: Console) -> None:
     """Print a line, which goes on below where it begins; a verdict at its beginning has its colour."""
     text = plain(line.lstrip(" "))
-    word, indent = line.split(" ", 1)[0], len(line) - len(line.lstrip(" "))
+    word, indent = outcome_of(line), len(line) - len(line.lstrip(" "))
     text.stylize(COLOURS.get(word, ""), 0, len(word))
     for part in text.wrap(console, max(console.width - indent, 1)):
         part.rstrip()
@@ -194,12 +197,17 @@ def _line(line: str, console: Console) -> None:
 
 def _table(table: Table, console: Console) -> None:
     """Print a table, and the lines below it."""
-    drawn = named_table(table.named, *table.columns, left=table.left)
+    drawn = named_table(table.named, *table.columns, left=table.left, wrapped=table.wrapped)
     for place, (name, cells) in enumerate([*table.rows, *table.footer]):
         if place == len(table.rows):
             drawn.add_section()
-        texts = (cells.get(column, "") for column in table.columns)
-        drawn.add_row(plain(name), *(Text(text, COLOURS.get(text, "")) for text in texts))
+        style = "bold" if name in table.marked else ""
+        drawn.add_row(plain(name), *(_cell(cells.get(column, "")) for column in table.columns), style=style)
     show(drawn, table.title, console)
     for line in table.below:
         _line(line, console)
+
+
+def _cell(text: str) -> Text:
+    """A cell with its line breaks; an outcome has its color."""
+    return Text("\n".join(map(fmt.visible, text.split("\n"))), COLOURS.get(text, ""))

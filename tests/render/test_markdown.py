@@ -17,7 +17,7 @@ from alphaprof.render import report as report_texts
 from alphaprof.render.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.render.report import report_markdown
-from alphaprof.render.sections.blocks import Table
+from alphaprof.render.blocks import Table
 from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, reported

@@ -1,19 +1,13 @@
-"""The learning curve and its forecast: the value that `alphaprof curve` answers with, and its text (rich)."""
+"""The learning curve and its forecast: the value that `alphaprof curve` answers with, and its blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-from rich.console import Console
-from rich.text import Text
+from typing import Any, ClassVar, Literal
 
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow
-from alphaprof.render.html.plain_page import plain_page
-from alphaprof.render.html.templates import require_html
-from alphaprof.render.markdown import escaped, escaped_sentence, row
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Figure, Small, Table
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval
 
@@ -54,41 +48,22 @@ class CurveReport:
     costs: tuple[CurveCost, ...]  # empty where no record says what training took
     notes: tuple[str, ...]
 
-    def terminal(self, console: Console) -> None:
-        """Prints the answer in five lines, then the measured curve, the forecast and its costs."""
-        for index, line in enumerate(answer_lines(self)):
-            console.print(Text(fmt.visible(line), "bold" if not index else ""), highlight=False)
-        console.print()
-        console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}"))
-        for _, title, head, rows in tables(self):
-            table = named_table(*head)
-            for cells in rows:
-                table.add_row(*map(plain, cells))
-            show(table, title, console)
-        for note in self.notes:
-            console.print(Text("note: ", "yellow").append_text(plain(note)))
-        for line in definitions(self):
-            console.print(plain(line), style="dim", highlight=False)
+    def blocks(self) -> Iterator[Block]:
+        """Yield the answer in five lines, the figure, then the measured curve, the forecast and its costs."""
+        yield from answer_lines(self)
+        yield ""
+        yield f"alphaprof {self.alphaprof}   run {self.run}"
+        yield Figure("curve", *CAPTION, self._figure)
+        for title, (named, *columns), rows in tables(self):
+            cells = [(name, dict(zip(columns, others, strict=True))) for name, *others in rows]
+            yield Table(title, columns, cells, named)
+        yield from (f"note: {note}" for note in self.notes)
+        yield from map(Small, definitions(self))
 
-    def md(self) -> str:
-        """The same as Markdown, for a comment or a wiki."""
-        lines = answer_lines(self)
-        parts = [f"## {escaped_sentence(lines[0])}", "", *(f"- {escaped_sentence(line)}" for line in lines[1:]), ""]
-        for _, title, head, rows in tables(self):
-            parts += [f"**{escaped_sentence(title)}**", "", row(*head), f"|---|{'--:|' * (len(head) - 1)}"]
-            parts += [row(escaped(cells[0]), *map(escaped_sentence, cells[1:])) for cells in rows]
-            parts.append("")
-        parts += [f"- {escaped_sentence(line)}" for line in (*self.notes, *definitions(self))]
-        return "\n".join(parts) + "\n"
-
-    def html(self) -> str:
-        """The same as a page with the figure of the curve. Raises `ExtraMissing` without the packages that draw it."""
-        require_html()
+    def _figure(self) -> Any:
         from alphaprof.commands.curve.figure import curve_figure
 
-        lines, below = answer_lines(self), [*self.notes, *definitions(self)]
-        figures = {"curve": (curve_figure(self.points, self.beside, self.forecast, self.gamma), *CAPTION)}
-        return plain_page("Learning curve", self.alphaprof, lines, figures, list(tables(self)), below)
+        return curve_figure(self.points, self.beside, self.forecast, self.gamma)
 
 
 CAPTION = (
@@ -140,21 +115,21 @@ def _measured_line(report: CurveReport) -> str:
     )
 
 
-def tables(report: CurveReport) -> Iterator[tuple[str, str, Sequence[str], list[list[str]]]]:
-    """Yields name, title, heading and rows of every table; the first cell of a row is its name."""
+def tables(report: CurveReport) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Yield title, heading and rows of every table; the first cell of a row is its name."""
     every = (*report.points, *report.beside)
     tested = f"{fmt.count(report.test_units)} independent test units, {fmt.count(report.test_tokens)} tokens"
-    yield "measured", f"measured on {tested}, at gamma {report.gamma}", HEAD, [_cells(point) for point in every]
+    yield f"measured on {tested}, at gamma {report.gamma}", HEAD, [_cells(point) for point in every]
     if any(len(point.domains) > 1 for point in every):
         places = range(len(report.points[-1].domains))
-        yield "domains", "by domain", DOMAIN_HEAD, [_domain_cells(point, place) for place in places for point in every]
+        yield "by domain", DOMAIN_HEAD, [_domain_cells(point, place) for place in places for point in every]
     if report.forecast:
         heads = [name.format(f"{report.min_speedup:g}") for name in FORECAST_HEAD]
         title = "forecast, from the scenario that saturates to the one that goes on as before"
-        yield "forecast", title, heads, [_forecast_cells(each) for each in report.forecast]
+        yield title, heads, [_forecast_cells(each) for each in report.forecast]
     if report.costs:
         title = "what that takes beyond what there is, as measured for the largest size"
-        yield "costs", title, COST_HEAD, [_cost_cells(each) for each in report.costs]
+        yield title, COST_HEAD, [_cost_cells(each) for each in report.costs]
 
 
 HEAD = ("size", "units", "tokens", "heads", "accept@1", "deeper", "tokens/round", "spread", "more than before", "speedup")

@@ -10,11 +10,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from alphaprof.render.blocks import Block
 from alphaprof.render.html.captions import captions
 from alphaprof.render.html.first_screen import first_screen_html
 from alphaprof.render.html.templates import filled_page, require_html
 from alphaprof.render.json import plain_values
-from alphaprof.render.sections.blocks import Block
 from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report

@@ -1,29 +1,22 @@
-"""A page about an answer that is no report: its lines, figures and tables, in the frame of the report's page."""
+"""A page about an answer that is not a report: its blocks, in the frame of the report's page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from alphaprof.render.html.templates import filled_page
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-Titled = tuple[str, str, Sequence[str], Sequence[Sequence[str]]]  # a table: its name in a word, title, heading and rows
+from alphaprof.render.blocks import Block, Figure, outcome_of
+from alphaprof.render.html.templates import filled_page, require_html
+from alphaprof.render.json import PREFIX
+from alphaprof.version import __version__
 
 
-def plain_page(
-    title: str,
-    version: str,
-    lines: Sequence[str],
-    figures: Mapping[str, tuple[Figure, str, str]],
-    tables: Sequence[Titled],
-    below: Sequence[str],
-) -> str:
-    """Return the page: the first of the `lines` is the outcome; `figures` with their headings and captions; what stands
-    `below`.
+def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
+    """Return the page of an answer of a format such as alphaprof-curve. Raises `ExtraMissing` without the packages that
+    draw it.
     """
-    words = {"lines": lines, "figures": figures, "tables": tables, "below": below}
-    drawn = {name: figure for name, (figure, _, _) in figures.items()}
-    return filled_page("plain.html.j2", drawn, outcome=lines[0], title=title, version=version, **words)
+    require_html()
+    drawn = {block.name: block.draw() for block in blocks if isinstance(block, Figure)}
+    title = format_name.removeprefix(PREFIX)
+    outcome = outcome_of(str(blocks[0])) or "answer"
+    words = {"outcome": outcome, "title": title, "version": __version__, "blocks": blocks, "figures": drawn, "terms": {}}
+    return filled_page("plain.html.j2", drawn, **words)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render.blocks import OUTCOMES, outcome_of
 from alphaprof.render.sections.legend import glossary
 from alphaprof.report import format as fmt
 from alphaprof.version import install_line
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from plotly.graph_objects import Figure
 
-VERDICTS = ("GO", "NO-GO", "UNDECIDED")
 # What the glossary calls the headings of tables.
 TERMS = {
     "alpha": "alpha",
@@ -74,7 +74,7 @@ def filled_page(name: str, drawn: Mapping[str, Figure], **values: Any) -> str:
     """
     from plotly.offline import get_plotlyjs
 
-    plotly, script = get_plotlyjs(), resource("page.js")
+    plotly, script = get_plotlyjs() if drawn else "", resource("page.js")
     if "</script" in plotly.lower():
         raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
     digests = [hashlib.sha256(text.encode()) for text in (plotly, script)]
@@ -108,7 +108,8 @@ def _environment() -> Environment:
     environment.globals |= {
         "fmt": fmt,
         "terms": TERMS,
-        "verdicts": VERDICTS,
+        "outcomes": OUTCOMES,
+        "outcome_of": outcome_of,
         "glossary": glossary(),
     }
     return environment

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from alphaprof.render import wording
-from alphaprof.render.sections.blocks import Block, Table, table_by_columns, table_of, text_names
+from alphaprof.render.blocks import Block, Table, table_by_columns, table_of, text_names
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds

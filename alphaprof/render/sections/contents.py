@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from alphaprof.errors import OptionInvalid, shown
+from alphaprof.render.blocks import Block
 from alphaprof.render.sections import certificates, drafts, facts, legend, load, predictability, verdict
-from alphaprof.render.sections.blocks import Block
 from alphaprof.report.build import Report
 from alphaprof.report.sections.difficulty import SHORTEST
 

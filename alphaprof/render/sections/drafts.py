@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from alphaprof.render import wording
-from alphaprof.render.sections.blocks import Block, Row, Table, table_by_columns, table_of, text_names
+from alphaprof.render.blocks import Block, Row, Table, table_by_columns, table_of, text_names
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import GammaResult, Result

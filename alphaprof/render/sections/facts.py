@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.render import wording
-from alphaprof.render.sections.blocks import Block, Table
+from alphaprof.render.blocks import Block, Table
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.sections.difficulty import DocumentResult

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from alphaprof.render.sections.blocks import Block
+from alphaprof.render.blocks import Block
 from alphaprof.render.sections.drafts import MARKS
 from alphaprof.report.build import Report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alphaprof.render import wording
-from alphaprof.render.sections.blocks import Block, Table, table_of, text_names
+from alphaprof.render.blocks import Block, Table, table_of, text_names
 from alphaprof.render.sections.drafts import judged, of_best
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report

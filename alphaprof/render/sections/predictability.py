@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from alphaprof.render.sections.blocks import Block, table_by_columns, table_of, text_names
+from alphaprof.render.blocks import Block, table_by_columns, table_of, text_names
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alphaprof.render import wording
-from alphaprof.render.sections.blocks import Block
+from alphaprof.render.blocks import Block
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 

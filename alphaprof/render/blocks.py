@@ -1,0 +1,120 @@
+"""Every answer is made of blocks: lines, tables, footnotes and figures. Terminal, Markdown and HTML draw them, each in one
+place; blocks hold text, and compute nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from alphaprof.render import wording
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure as PlotlyFigure
+
+Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading
+
+
+class OfOneText(wording.OfText, Protocol):
+    """What a row says of one kind of text."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the rule itself would write that text."""
+
+
+Item = TypeVar("Item", bound=OfOneText)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table below its title: rows by name, a `footer` of further rows below a line, and lines `below` the table.
+
+    A cell that a row lacks is empty. A line break in a heading or cell is kept; an interval may go below its value.
+    """
+
+    title: str
+    columns: Sequence[str]  # headings
+    rows: Sequence[Row]
+    named: str = "domain"  # heading of the names
+    left: Collection[str] = ()  # columns that hold words
+    wrapped: Collection[str] = ()  # columns of long words, which go on in the next line
+    marked: Collection[str] = ()  # names of rows that stand out
+    footer: Sequence[Row] = ()
+    below: Sequence[str] = ()
+    draft: str | None = None  # that it is about: the page hides it with that
+
+
+@dataclass(frozen=True)
+class Small:
+    """A footnote: what a column means, or what is not promised."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure on the HTML page; terminal and Markdown leave it out."""
+
+    name: str
+    heading: str
+    caption: str
+    draw: Callable[[], PlotlyFigure]
+
+
+# A str is a line: leading spaces indent it, an empty one sets apart, and a word of `OUTCOMES` at its beginning stands out.
+Block = Table | Small | Figure | str
+GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
+OUTCOMES = {
+    "GO": GOOD,
+    "NO-GO": BAD,
+    "UNDECIDED": UNSURE,
+    "PASS": GOOD,
+    "FAIL": BAD,
+    "pass": GOOD,
+    "fail": BAD,
+    "undecided": UNSURE,
+    "WITHIN": GOOD,
+    "OUTSIDE": BAD,
+    "TOO NOISY TO TELL": UNSURE,
+    "problem": BAD,
+    "note": UNSURE,
+    "note:": UNSURE,
+}
+
+
+def outcome_of(line: str) -> str:
+    """Return the word of `OUTCOMES` that begins a line; empty if none does."""
+    fitting = (word for word in OUTCOMES if line == word or line.startswith((f"{word} ", f"{word}:")))
+    return max(fitting, key=len, default="")
+
+
+def table_of(
+    title: str,
+    items: Sequence[Item],
+    columns: Mapping[str, Callable[[Item], str]],
+    *,
+    among: Sequence[wording.OfText] | None = None,
+    left: Collection[str] = (),
+    below: Sequence[str] = (),
+) -> Iterator[Table]:
+    """Yields a table with a row an item, nothing where there are none: by its heading, each column writes an item as a cell.
+    Items are named by their text `among` others (default: the items).
+    """
+    if items:
+        names = text_names(items, items if among is None else among)
+        cells = ({heading: cell(item) for heading, cell in columns.items()} for item in items)
+        draft = getattr(items[0], "draft", None)  # the target alone has none
+        yield Table(title, tuple(columns), list(zip(names, cells, strict=True)), left=left, below=below, draft=draft)
+
+
+def table_by_columns(title: str, rows: Sequence[Row], **about: Any) -> Table:
+    """Return a table of rows whose cells name its columns, in the order in which they come; `about`: its other fields."""
+    columns = dict.fromkeys(heading for _, cells in rows for heading in cells)
+    return Table(title, tuple(columns), rows, **about)
+
+
+def text_names(items: Sequence[OfOneText], among: Sequence[wording.OfText]) -> list[str]:
+    """Names the text of each item, marked where it is off-policy."""
+    return [wording.text_name(item, among, not item.on_policy) for item in items]
