@@ -16,7 +16,7 @@ from rich.console import Console
 
 from alphaprof.log.store import Run
 from alphaprof.render.json import render_json
-from alphaprof.render.terminal import render_terminal
+from alphaprof.render.report import ReportAnswer
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Result
 from tests.synthetic import Recipe, write_run
@@ -62,9 +62,14 @@ def as_first_screen(report: Report, width: int = 100) -> str:
     return _drawn(report, width, ())
 
 
+def as_markdown(report: Report) -> str:
+    """What it is as Markdown by itself."""
+    return ReportAnswer.of(report).md()
+
+
 def _drawn(report: Report, width: int, show: Sequence[str]) -> str:
     buffer = io.StringIO()
-    render_terminal(report, Console(file=buffer, width=width), show)
+    ReportAnswer.of(report, show).terminal(Console(file=buffer, width=width))
     return buffer.getvalue()
 
 

@@ -28,7 +28,7 @@ CheckFormat = Annotated[
 
 def _completed(incomplete: str) -> list[str]:
     """Returns the sections whose names begin with what was typed, for the completion of shells."""
-    from alphaprof.render.sections.contents import ALL, NAMES
+    from alphaprof.render.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
 
@@ -37,7 +37,7 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
     """Returns the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot have them or
     does not fit a terminal.
     """
-    from alphaprof.render.sections.contents import known_sections
+    from alphaprof.render.sections import known_sections
 
     if output == "html" and out is None and sys.stdout.isatty():
         raise OptionInvalid(

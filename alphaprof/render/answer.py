@@ -13,7 +13,7 @@ from rich.console import Console
 
 from alphaprof.render import markdown, terminal
 from alphaprof.render.blocks import Block
-from alphaprof.render.html.plain_page import plain_page
+from alphaprof.render.html.page import plain_page
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal

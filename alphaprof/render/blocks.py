@@ -1,5 +1,5 @@
-"""Every answer is made of blocks: lines, tables, footnotes and figures. Terminal, Markdown and HTML draw them, each in one
-place; blocks hold text, and compute nothing.
+"""Every answer is made of blocks: headings, lines, tables, footnotes and figures. Terminal, Markdown and HTML draw them,
+each in one place; blocks hold text, and compute nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Heading:
+    """The heading of a part of an answer, with the part's name where it can be asked for by that."""
+
+    title: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Small:
     """A footnote: what a column means, or what is not promised."""
 
@@ -55,16 +63,18 @@ class Small:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure on the HTML page; terminal and Markdown leave it out."""
+    """A figure on the HTML page, unless it has no data; terminal and Markdown leave it out."""
 
     name: str
     heading: str
     caption: str
     draw: Callable[[], PlotlyFigure]
+    marks: str = ""  # what its marks mean
+    word: str = ""  # what the glossary calls what it shows
 
 
 # A str is a line: leading spaces indent it, an empty one sets apart, and a word of `OUTCOMES` at its beginning stands out.
-Block = Table | Small | Figure | str
+Block = Table | Small | Figure | Heading | str
 GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
 OUTCOMES = {
     "GO": GOOD,
@@ -99,7 +109,7 @@ def table_of(
     left: Collection[str] = (),
     below: Sequence[str] = (),
 ) -> Iterator[Table]:
-    """Yields a table with a row an item, nothing where there are none: by its heading, each column writes an item as a cell.
+    """Yield a table with a row an item, nothing where there are none: by its heading, each column writes an item as a cell.
     Items are named by their text `among` others (default: the items).
     """
     if items:
@@ -116,5 +126,5 @@ def table_by_columns(title: str, rows: Sequence[Row], **about: Any) -> Table:
 
 
 def text_names(items: Sequence[OfOneText], among: Sequence[wording.OfText]) -> list[str]:
-    """Names the text of each item, marked where it is off-policy."""
+    """Name the text of each item, marked where it is off-policy."""
     return [wording.text_name(item, among, not item.on_policy) for item in items]

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from alphaprof.log.notes import RANKS
-from alphaprof.render.sections.contents import ALL, chosen
+from alphaprof.render.blocks import Row, Table, table_by_columns
+from alphaprof.render.sections import ALL, chosen
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.decision import beside
@@ -26,8 +27,7 @@ NOTES = 3  # that are shown
 LETTERS = "ABCDEFGH"  # of pools
 LOADS = 8  # concurrencies that are shown
 TOTAL = "all traffic"
-COLUMNS = ("domain", "pool", "share", "docs", "draft", "γ", "alpha", "tokens/round", "speedup", "verdict", "next best")
-WORDS = ("domain", "pool", "draft", "verdict", "next best")  # columns of words, which begin at the left
+LEFT = ("pool", "draft", "verdict", "next best")  # columns of words
 MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
 ALONE = "*"  # marks a verdict that does not hold for all domains together
@@ -43,12 +43,8 @@ class FirstScreen:
     about: tuple[str, ...]  # behind the verdict, and below it
     route: tuple[str, ...]  # empty: there is none to speak of
     times: str
-    columns: tuple[str, ...]  # those of COLUMNS that the table has
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]  # their cells, a domain each
-    total: tuple[str, ...]  # the one draft for all; empty: there is none
-    below: tuple[str, ...]
-    load: tuple[tuple[str, ...], ...]  # rows of cells, a heading first; empty: one concurrency is all there is
+    table: Table  # a row a domain, and below a line the one draft for all of them
+    load: Table | None  # by concurrency; None: one is all there is
     pays: str
     notes: tuple[str, ...]
     serve: tuple[tuple[str, str], ...]  # by pool: the command that writes what an engine is started with, and a remark
@@ -61,20 +57,13 @@ def first_screen(report: Report) -> FirstScreen:
     for note in sorted(report.notes, key=_rank):
         by_code.setdefault(note.code, []).append(note)
     load, pays = _load(report)
-    table = [tuple(_headings(report)), *(_row(report, item) for item in report.domains), *_total(report)]
-    kept = [place for place, name in enumerate(COLUMNS) if name == "domain" or any(row[place] for row in table[1:])]
-    headings, *rows = [tuple(row[place] for place in kept) for row in table]
     return FirstScreen(
         run=_run(report),
         verdict=report.verdict,
         about=tuple(_about(report)),
         route=tuple(_route(report)),
         times=_times(report),
-        columns=tuple(COLUMNS[place] for place in kept),
-        headings=headings,
-        rows=tuple(rows[: len(report.domains)]),
-        total=rows[-1] if len(rows) > len(report.domains) else (),
-        below=tuple(_below(report)),
+        table=_table(report),
         load=load,
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
@@ -195,11 +184,20 @@ def _speedup(interval: Interval | None, asked: float, unit: str = "") -> str:
     return f"{fmt.number(interval.value, unit=unit)} [{low}, {high}]"
 
 
-def _row(report: Report, item: DomainAnswer) -> tuple[str, ...]:
-    pool, name, next_best = _pool_of(report, item.domain), fmt.short(item.domain), _next_best(item.next_best, item.ahead)
-    *answer, verdict = _answer(report, item.best)
-    alone = ALONE if _alone(item) else ""
-    return (name, pool, fmt.percent(item.share), fmt.count(item.documents), *answer, verdict + alone, next_best)
+def _table(report: Report) -> Table:
+    """The one table; columns in which nothing is known are left out."""
+    every = [*(_row(report, item) for item in report.domains), *_total(report)]
+    known = {column for _, cells in every for column, cell in cells.items() if cell}
+    rows = [(name, {column: cell for column, cell in cells.items() if column in known}) for name, cells in every]
+    domains = len(report.domains)
+    return table_by_columns("Domains", rows[:domains], left=LEFT, footer=rows[domains:], below=tuple(_below(report)))
+
+
+def _row(report: Report, item: DomainAnswer) -> Row:
+    cells = {"pool": _pool_of(report, item.domain), "share": fmt.percent(item.share), "docs": fmt.count(item.documents)}
+    cells |= _answer(report, item.best)
+    cells["verdict"] += ALONE if _alone(item) else ""
+    return fmt.short(item.domain), cells | {"next best": _next_best(item.next_best, item.ahead)}
 
 
 def _alone(item: DomainAnswer) -> bool:
@@ -207,18 +205,19 @@ def _alone(item: DomainAnswer) -> bool:
     return item.best.verdict != item.adjusted
 
 
-def _answer(report: Report, answer: DraftAnswer) -> tuple[str, ...]:
+def _answer(report: Report, answer: DraftAnswer) -> dict[str, str]:
     """The cells of a draft and what it does."""
     head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
-    mark = MARK if head and not _all_heads(report) and report.run.imported is None else ""
-    return (
-        answer.draft or fmt.NOTHING,
-        fmt.NOTHING if answer.gamma is None else str(answer.gamma),
-        fmt.share(answer.acceptance.value if answer.acceptance else None, 2) + mark,
-        fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
-        _speedup(answer.speedup, report.traffic.min_speedup),
-        answer.verdict,
-    )
+    first = report.run.imported is not None or _all_heads(report)
+    return {
+        "draft": answer.draft or fmt.NOTHING,
+        "γ": fmt.NOTHING if answer.gamma is None else str(answer.gamma),
+        "accept@1" if first else "alpha": fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
+        + (MARK if head and not first else ""),
+        "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
+        f"speedup [{fmt.level(report.confidence)}]": _speedup(answer.speedup, report.traffic.min_speedup),
+        "verdict": answer.verdict,
+    }
 
 
 def _all_heads(report: Report) -> bool:
@@ -235,17 +234,11 @@ def _next_best(answer: DraftAnswer | None, ahead: Interval | None) -> str:
     return f"{answer.draft} {fmt.number(answer.speedup.value)}{same}"
 
 
-def _headings(report: Report) -> Iterator[str]:
-    first = report.run.imported is not None or _all_heads(report)
-    named = {"alpha": "accept@1" if first else "alpha", "speedup": f"speedup [{fmt.level(report.confidence)}]"}
-    return (named.get(name, name) for name in COLUMNS)
-
-
-def _total(report: Report) -> Iterator[tuple[str, ...]]:
+def _total(report: Report) -> Iterator[Row]:
     mine = _mine(report)
     if mine is not None and len(report.domains) > 1:
-        about = (TOTAL, "", "100%", fmt.count(report.run.documents))
-        yield (*about, *_answer(report, mine), _next_best(_second(report), None))
+        cells = {"pool": "", "share": "100%", "docs": fmt.count(report.run.documents)} | _answer(report, mine)
+        yield TOTAL, cells | {"next best": _next_best(_second(report), None)}
 
 
 def _below(report: Report) -> Iterator[str]:
@@ -255,7 +248,7 @@ def _below(report: Report) -> Iterator[str]:
         yield "speedup: held-out documents; other columns: all documents"
     if any(answer.speedup for answer in shown):
         yield f"verdicts use one-sided {fmt.level(report.confidence)} bounds; the intervals shown are two-sided"
-    if any(MARK in cell for answer in shown for cell in _answer(report, answer)):
+    if any(MARK in cell for answer in shown for cell in _answer(report, answer).values()):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
@@ -280,25 +273,25 @@ def _pays_nowhere(report: Report, answer: DraftAnswer) -> bool:
     return verdicts == {"NO-GO"}
 
 
-def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
+def _load(report: Report) -> tuple[Table | None, str]:
     """Best γ and its speedup by concurrency, and up to which concurrency that reaches what was asked for."""
     traffic = report.traffic
-    known = [item for item in traffic.load if item.speedup is not None]
+    known = [(item, item.speedup) for item in traffic.load if item.speedup is not None]
     if len(known) < 2:
-        return (), ""
+        return None, ""
     shown = (
         known if len(known) <= LOADS else [known[round(place * (len(known) - 1) / (LOADS - 1))] for place in range(LOADS)]
     )
-    rows = (
-        ("sequences at a time", *(str(item.concurrency) for item in shown)),
-        (f"{traffic.draft}, best γ", *(fmt.number(item.speedup.value, unit="x") for item in shown if item.speedup)),
-        ("that γ", *(str(item.best_gamma) for item in shown)),
-    )
-    last = pays_up_to(known, traffic.min_speedup)
+    rows = [
+        (f"{traffic.draft}, best γ", {str(item.concurrency): fmt.number(best.value, unit="x") for item, best in shown}),
+        ("that γ", {str(item.concurrency): str(item.best_gamma) for item, _ in shown}),
+    ]
+    table = table_by_columns("Load", rows, named="sequences at a time")
+    last = pays_up_to([item for item, _ in known], traffic.min_speedup)
     if last is None:
-        return rows, f"below {traffic.min_speedup:g}x at every load timed"
-    where = "at every load timed" if last == known[-1].concurrency else f"up to {last} at a time"
-    return rows, f"above {traffic.min_speedup:g}x {where}"
+        return table, f"below {traffic.min_speedup:g}x at every load timed"
+    where = "at every load timed" if last == known[-1][0].concurrency else f"up to {last} at a time"
+    return table, f"above {traffic.min_speedup:g}x {where}"
 
 
 def _serve(report: Report) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Small, Table, outcome_of
-from alphaprof.report.format import short, visible
+from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, outcome_of
+from alphaprof.report.format import sentence, short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
@@ -50,17 +50,21 @@ def row(*cells: str) -> str:
 
 
 def block_lines(blocks: Iterable[Block]) -> Iterator[str]:
-    """Yields the lines of blocks: tables below their titles, and lists of the lines between them, indented as these are."""
+    """Yield the lines of blocks: tables below their titles, and lists of the lines between them, indented as these are."""
     item = False
     for block in blocks:
         if isinstance(block, Figure):
+            continue
+        if isinstance(block, Heading):
+            yield from (*([""] if item else []), f"### {escaped_sentence(sentence(block.title))}", "")
+            item = False
             continue
         if isinstance(block, Small):
             block = block.text
         if item and (isinstance(block, Table) or not block):
             yield ""
         if isinstance(block, Table):
-            yield from _table_lines(block)
+            yield from (f"**{escaped_sentence(block.title)}**", "", *table_lines(block))
         elif block:
             yield f"{'  ' if item and block.startswith(' ') else ''}- {escaped_sentence(block.strip())}"
         item = isinstance(block, str) and bool(block)
@@ -68,9 +72,8 @@ def block_lines(blocks: Iterable[Block]) -> Iterator[str]:
         yield ""
 
 
-def _table_lines(table: Table) -> Iterator[str]:
-    """Yields a table with empty lines around it, and what stands below it as a list."""
-    yield from (f"**{escaped_sentence(table.title)}**", "")
+def table_lines(table: Table) -> Iterator[str]:
+    """Yield a table, an empty line, and what stands below it as a list."""
     yield row(table.named, *map(_cell, table.columns))
     yield f"|---|{''.join('---|' if column in table.left else '--:|' for column in table.columns)}"
     for name, cells in (*table.rows, *table.footer):
@@ -82,5 +85,6 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """A heading or cell; its line breaks stay."""
-    return "<br>".join(map(escaped_sentence, text.split("\n")))
+    """A heading or cell; its line breaks stay, and an outcome has its sign."""
+    sign = SIGNS.get(text.rstrip("*"))
+    return f"{sign} {escaped_sentence(text)}" if sign else "<br>".join(map(escaped_sentence, text.split("\n")))

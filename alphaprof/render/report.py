@@ -1,81 +1,86 @@
-"""Joins a report to what draws it, and writes its Markdown for pull requests."""
+"""A report as an answer: its first screen and the sections that its reader asked for, in every format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
-from alphaprof.render.first_screen import ALONE, WORDS, first_screen, first_screen_csv
+from alphaprof.render.blocks import Block, Heading, Row, Table
+from alphaprof.render.first_screen import ALONE, FirstScreen, first_screen, first_screen_csv
 from alphaprof.render.html.page import render_html
-from alphaprof.render.markdown import SIGNS, block_lines, escaped, escaped_sentence, row
-from alphaprof.render.sections.contents import ALL, chosen
-from alphaprof.render.terminal import render_terminal
+from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, table_lines
+from alphaprof.render.sections import ALL, chosen
+from alphaprof.render.tables import plain
+from alphaprof.render.terminal import COLOURS, draw
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
 COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
+WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
+LABEL = 7  # columns of what a line is about
+MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
+LESS = ("docs", "next best", "share", "alpha", "accept@1", "tokens/round")  # that a narrow terminal goes without, in turn
 
 
 class ReportAnswer(Report):
-    """A report with its texts, which the folder `report` cannot import, and the sections that its reader asked for."""
+    """A report with its texts, which the folder `report` cannot import."""
 
-    _show: tuple[str, ...] = ()
+    show: tuple[str, ...]
 
     @classmethod
     def of(cls, report: Report, show: Sequence[str] = ()) -> ReportAnswer:
-        """Returns the same report. `show`: names of the sections that terminal and Markdown print; none: what they print by
+        """Return the same report. `show`: names of the sections that terminal and Markdown print; none: what they print by
         themselves.
         """
         answer = cls(**vars(report))
-        object.__setattr__(answer, "_show", tuple(show))
+        object.__setattr__(answer, "show", tuple(show))
         return answer
 
+    def blocks(self) -> Iterator[Block]:
+        """Yield the sections that were asked for."""
+        for section in chosen(self.show, self):
+            yield Heading(section.title, section.name)
+            yield from section.written(self)
+
     def terminal(self, console: Console) -> None:
-        """Prints the first screen, or the sections that were asked for."""
-        render_terminal(self, console, self._show)
+        """Print the first screen, or the sections that were asked for; both for `all`. Text from the data is printed as it
+        is, without control characters or markup.
+        """
+        if not self.show or ALL in self.show:
+            for line in _on_one_screen(first_screen(self), console):
+                console.print(line, soft_wrap=True, highlight=False)
+        if ALL in self.show:
+            console.print()
+        if self.show:
+            state = "complete" if self.run.complete else "PARTIAL"
+            console.print(plain(f"alphaprof {self.alphaprof}   run {self.run.path} ({state})"))
+        draw(self.blocks(), console)
 
     def csv(self) -> str:
-        """Returns the one table: a row a domain, then the whole traffic."""
+        """Return the one table: a row a domain, then the whole traffic."""
         return first_screen_csv(self)
 
     def md(self) -> str:
-        """Returns the verdict, the domains and the sections, for pull requests."""
-        return report_markdown(self, self._show)
+        """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
+        screen = first_screen(self)
+        lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
+        for line in (*screen.about[1:], "; ".join(screen.route), screen.times, screen.run):
+            lines += [escaped_sentence(line), ""] if line else []
+        lines += table_lines(screen.table)
+        lines += block_lines(self.blocks()) if self.show else _folded(self, COMMENT - _bytes(lines))
+        return "\n".join(lines).rstrip() + "\n"
 
     def html(self) -> str:
-        """Returns one self-contained page. Raises `ExtraMissing` where the packages that draw it are missing."""
+        """Return one self-contained page. Raises `ExtraMissing` where the packages that draw it are missing."""
         return render_html(self)
 
 
-def report_markdown(report: Report, show: Sequence[str] = ()) -> str:
-    """Returns the first screen, then all sections folded, or those of `show` alone and unfolded."""
-    screen = first_screen(report)
-    lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
-    for line in (*screen.about[1:], "; ".join(screen.route), screen.times, screen.run):
-        lines += [escaped_sentence(line), ""] if line else []
-    lines += [
-        row(*map(escaped_sentence, screen.headings)),
-        row(*("---" if name in WORDS else "--:" for name in screen.columns)),
-    ]
-    for cells in (*screen.rows, *([screen.total] if screen.total else [])):
-        named = dict(zip(screen.columns, map(escaped_sentence, cells), strict=True))
-        verdict = cells[screen.columns.index("verdict")]
-        named |= {"domain": escaped(cells[0]), "verdict": f"{SIGNS[verdict.rstrip(ALONE)]} {escaped_sentence(verdict)}"}
-        lines.append(row(*named.values()))
-    lines += ["", *(f"{escaped_sentence(line)}\n" for line in screen.below)]
-    lines += _unfolded(report, show) if show else _folded(report, COMMENT - _bytes(lines))
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _unfolded(report: Report, show: Sequence[str]) -> Iterator[str]:
-    """Yields the sections that `show` names."""
-    for section in chosen(show, report):
-        yield from (f"### {fmt.sentence(section.title)}", "", *block_lines(section.written(report)))
-
-
 def _folded(report: Report, room: int) -> Iterator[str]:
-    """Yields all sections folded, the notes first; those that do not fit into `room` bytes are named."""
+    """Yield all sections folded, the notes first; those that do not fit into `room` bytes are named."""
     left_out = []
     for section in sorted(chosen([ALL], report), key=lambda section: section.name != "notes"):
         summary = f"<summary>{fmt.sentence(section.title)}</summary>"
@@ -92,3 +97,119 @@ def _folded(report: Report, room: int) -> Iterator[str]:
 
 def _bytes(lines: Sequence[str]) -> int:
     return sum(len(line.encode()) + 1 for line in lines)
+
+
+def _on_one_screen(screen: FirstScreen, console: Console) -> list[Text]:
+    """Return the first screen in 100 columns, or in those of a narrower terminal. In 100 columns five drafts and twelve
+    domains fit 40 lines: notes are cut for that, then what stands below the table. What is cut says where it is whole.
+    """
+    lines: list[Text] = []
+    for most_of_note, most_of_others in ((2, 2), (1, 2), (1, 1)):
+        lines = list(_lines(screen, console, most_of_note, most_of_others))
+        if len(lines) <= LINES or console.width < WIDTH:
+            break
+    return lines
+
+
+def _lines(screen: FirstScreen, console: Console, note_lines: int, others: int) -> Iterator[Text]:
+    """Yield the first screen. `note_lines`: most lines of a note; `others`: of a reason, or of a remark below the table."""
+    width = min(console.width, WIDTH)
+    said = partial(_said, console, width)
+    yield from said("", screen.run, indent=0, most=1, cut=" (--show verdict)")
+    yield Text()
+    first, *behind = screen.about
+    yield from said(screen.verdict, first, style=COLOURS[screen.verdict])
+    for line in behind:
+        yield from said("", line, most=others + 1, cut=" (--show verdict)")
+    for place, line in enumerate(screen.route):
+        yield from said("" if place else "ROUTE", line)
+    yield from said("Times", screen.times)
+    yield Text()
+    shown, left_out = _table(screen.table, width)
+    yield from shown
+    if left_out:
+        yield from said("", f"left out, the terminal is narrow: {', '.join(left_out)}", indent=0)
+    for line in screen.table.below:
+        yield from said("", line, indent=0, most=others, cut=" (--show drafts)")
+    yield Text()
+    for place, line in enumerate(_load(screen.load, screen.pays) if screen.load else ()):
+        yield from said("" if place else "Load", line)
+    for place, note in enumerate(screen.notes):
+        yield from said("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
+    for place, (command, remark) in enumerate(screen.serve):  # which is copied: in one line however long it is
+        label = Text(("" if place else "Serve").ljust(LABEL), "bold")
+        yield label.append(fmt.visible("   ".join(filter(None, (command, remark)))))
+    yield from said("More", screen.more, most=3)
+
+
+def _said(
+    console: Console,
+    width: int,
+    label: str,
+    text: str,
+    *,
+    style: str = "bold",
+    indent: int = LABEL,
+    hang: int = 0,
+    most: int = 2,
+    cut: str = "",
+) -> Iterator[Text]:
+    """Yield a text of at most `most` lines beside its label, all but the first `hang` columns further in; nothing for an
+    empty text. What is cut off ends in an ellipsis and `cut`.
+    """
+    indent = max(indent, cell_len(label) + 2) if label else indent
+    lines = Text(fmt.visible(text)).wrap(console, width - indent - hang) if text else ()
+    for place, line in enumerate(lines[:most]):
+        if place == most - 1 and len(lines) > most:  # between words: a number that is cut is another number
+            (line, *_) = line.wrap(console, width - indent - hang - len(cut) - 2)
+            line.rstrip()
+            line.append(f" \N{HORIZONTAL ELLIPSIS}{cut}")
+        line.rstrip()
+        yield (Text(" " * (indent + hang)) if place else Text(label.ljust(indent), style)).append_text(line)
+
+
+def _table(table: Table, width: int) -> tuple[list[Text], list[str]]:
+    """Return the lines of the one table, and the columns that it goes without because the terminal is narrow."""
+    head: Row = (table.named, {column: column for column in table.columns})
+    rows = [{table.named: name, **cells} for name, cells in (head, *table.rows, *table.footer)]
+    texts = [{column: _cut(cell, MOST.get(column)) for column, cell in row.items()} for row in rows]
+    widths = {column: max(row[column].cell_len for row in texts) for column in rows[0]}
+
+    def size(columns: Sequence[str], gap: int) -> int:
+        return sum(widths[column] + gap for column in columns) - gap
+
+    shown, gap = list(widths), 2
+    for name in LESS:
+        gap = 2 if size(shown, 2) <= width else 1
+        if size(shown, gap) > width:
+            shown = [column for column in shown if column != name]
+    rule, lines = Text("-" * min(size(shown, gap), width)), list[Text]()
+    for place, (row, cells) in enumerate(zip(rows, texts, strict=True)):
+        for column in shown:
+            cells[column].align("left" if column in (table.named, *table.left) else "right", widths[column])
+        if place:
+            cells["verdict"].stylize(COLOURS[row["verdict"].rstrip(ALONE)])
+        lines += [rule] if place == len(table.rows) + 1 else []
+        lines.append(Text(" " * gap).join(cells[column] for column in shown))
+        lines += [rule] if place == 0 else []
+    for line in lines:
+        line.rstrip()
+    return lines, [column for column in widths if column not in shown]
+
+
+def _cut(cell: str, most: int | None) -> Text:
+    text = Text(fmt.visible(cell))
+    if most is not None:
+        text.truncate(most, overflow="ellipsis")
+    return text
+
+
+def _load(table: Table, pays: str) -> Iterator[str]:
+    """Yield the best speedups by concurrency, and beside them up to where they are enough."""
+    head: Row = (table.named, {column: column for column in table.columns})
+    rows = [head, *table.rows]
+    first = max(cell_len(name) for name, _ in rows)
+    widths = {column: max(len(cells[column]) for _, cells in rows) for column in table.columns}
+    for place, (name, cells) in enumerate(rows):
+        values = "  ".join(cells[column].rjust(width) for column, width in widths.items())
+        yield f"{name.ljust(first)}  {values}{f'   {pays}' if place == 1 else ''}"

@@ -1,4 +1,4 @@
-"""Names and sentences that several renderings of a report share."""
+"""Name and sentences that several renderings of a report share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def alpha_name(run: RunFacts, draft: str) -> str:
 
 
 def without_mean_divergence(report: Report) -> dict[str, str]:
-    """Says of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
+    """Say of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
     said: dict[str, str] = {}
     if report.certificates is None:
         return said
@@ -57,7 +57,7 @@ def without_mean_divergence(report: Report) -> dict[str, str]:
 
 
 def uncertified(report: Report) -> set[str]:
-    """Names drafts with a reduced vocabulary that no rule is certain of at any position."""
+    """Name drafts with a reduced vocabulary that no rule is certain of at any position."""
     certificates = report.certificates.certificates if report.certificates else ()
     some = {item.draft for item in certificates if item.certified.value > 0}
     return {item.draft for item in certificates if report.run.draft_models[item.draft].reduced_vocabulary} - some
@@ -94,7 +94,7 @@ class OfText(Protocol):
 
 
 def text_name(item: OfText, items: Iterable[OfText], off_policy: bool = False) -> str:
-    """Names the text of one of several items: the domain, with the kind of text where the domain has several among them, and
+    """Name the text of one of several items: the domain, with the kind of text where the domain has several among them, and
     where it is to be marked as off-policy. Of sampling settings the temperature is named, and what else differs there.
     """
     same = [other for other in items if other.domain == item.domain]
@@ -111,7 +111,7 @@ def text_name(item: OfText, items: Iterable[OfText], off_policy: bool = False) -
 
 
 def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Groups results of any rules by the name of their text. Text that the target did not write is marked as off-policy
+    """Group results of any rules by the name of their text. Text that the target did not write is marked as off-policy
     where the domain has text of that kind that it wrote.
     """
     texts: dict[tuple[str, str, str, bool], list[Result]] = {}
@@ -127,7 +127,7 @@ def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def by_kind(deciles: Sequence[Decile]) -> dict[str, list[Decile]]:
-    """Groups tenths by kind of text, under what a title adds for each kind: nothing where there is one."""
+    """Group tenths by kind of text, under what a title adds for each kind: nothing where there is one."""
     kinds: dict[str, list[Decile]] = {}
     for item in deciles:
         off = "" if item.on_policy else ", off-policy"

@@ -122,25 +122,29 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
         two, *table_of_engine(tmp_path, ("small",), ("ngram",)), "decision.draft=small", "decision.min_speedup=1.3"
     )
     screen = first_screen(report)
-    assert screen.load[0][1:] == ("1", "4", "16", "64")
+    assert screen.load is not None
+    assert screen.load.columns == ("1", "4", "16", "64")
     best = {item.concurrency: item.speedup for item in report.traffic.load}
-    assert screen.load[1][1:] == tuple(f"{speedup.value:.2f}x" for speedup in best.values() if speedup)
+    assert screen.load.rows[0][1] == {str(load): f"{speedup.value:.2f}x" for load, speedup in best.items() if speedup}
     enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.value >= 1.3]
     assert 1 <= len(enough) < 4  # else this run shows nothing
     assert screen.pays == f"above 1.3x up to {enough[-1]} at a time"
-    assert first_screen(asked(two, "decision.draft=small")).load == ()  # times of one concurrency alone
+    assert first_screen(asked(two, "decision.draft=small")).load is None  # times of one concurrency alone
 
 
 def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     report = build_report(two)
-    for item, cells in zip(report.domains, first_screen(report).rows, strict=True):
+    table = first_screen(report).table
+    named = ("docs", "draft", "γ", "speedup [95%]", "verdict")
+    for item, (name, cells) in zip(report.domains, table.rows, strict=True):
         result = only(report, item.domain, str(item.best.draft))
-        assert cells[0] == item.domain
-        assert cells[2:5] == (str(result.documents), item.best.draft, str(result.best_gamma))
-        assert cells[7:9] == (fmt.interval(result.speedup), result.verdict)
-    total = first_screen(report).total
-    assert total[:5] == ("all traffic", "100%", "60", report.draft, str(report.gamma))
-    assert total[7:9] == (fmt.interval(report.speedup), report.verdict)
+        assert name == item.domain
+        expected = (str(result.documents), item.best.draft, str(result.best_gamma))
+        assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.speedup), result.verdict)
+    ((name, cells),) = table.footer
+    assert (name, cells["share"]) == ("all traffic", "100%")
+    expected = ("60", report.draft, str(report.gamma))
+    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.speedup), report.verdict)
 
 
 def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
@@ -152,7 +156,7 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     text = " ".join(as_first_screen(worth).split())
     assert "ROUTE 2 server pools, A small (γ 3), B ngram (γ 2): 1.71x [1.62, 1.80]" in text
     assert "routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents that did not choose them" in text
-    pools = {cells[0]: cells[1] for cells in first_screen(worth).rows}
+    pools = {name: cells["pool"] for name, cells in first_screen(worth).table.rows}
     assert pools == {"code": "A", "chat": "B"}
     path = report.run.path
     assert [command for command, _ in first_screen(worth).serve] == [
@@ -161,7 +165,7 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     not_worth = dataclasses.replace(route, why_not="too few documents to tell")
     screen = first_screen(dataclasses.replace(report, routing=not_worth))
     assert screen.route[0] == "one pool: not worth a second pool, too few documents to tell"
-    assert "pool" not in screen.columns
+    assert "pool" not in screen.table.columns
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
@@ -190,7 +194,7 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     assert text.splitlines()[2].startswith("UNDECIDED  ")
     assert text.splitlines()[2] == "UNDECIDED  speedup not known, asked 1.1x"  # and no draft
     assert "no step times: tokens per round hold on any engine" in text
-    assert [row[7] for row in first_screen(report).rows] == [fmt.NOTHING] * 2
+    assert [cells["speedup [95%]"] for _, cells in first_screen(report).table.rows] == [fmt.NOTHING] * 2
 
 
 def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:

@@ -14,13 +14,12 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.log.store import Run
 from alphaprof.render import report as report_texts
+from alphaprof.render.blocks import Table
 from alphaprof.render.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
-from alphaprof.render.report import report_markdown
-from alphaprof.render.blocks import Table
-from alphaprof.render.sections.contents import SECTIONS
+from alphaprof.render.sections import SECTIONS
 from alphaprof.report.build import build_report
-from tests.reporting import HOSTILE, reported
+from tests.reporting import HOSTILE, as_markdown, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 RECIPE = Recipe(
@@ -52,16 +51,17 @@ def table_of(text: str) -> list[list[str]]:
 
 def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
-    text = report_markdown(report)
+    text = as_markdown(report)
     told = [read(line) for line in text.split("<details>")[0].splitlines()]
     screen, whole = first_screen(report), report.speedup
     assert told[0].startswith(f"## {SIGNS[report.verdict]} {report.verdict}: small everywhere, 3 speculative tokens: ")
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}], asked 1.1x" in told[0]
-    lines = [*screen.about[1:], *screen.route, screen.times, screen.run, *screen.below]
+    lines = [*screen.about[1:], *screen.route, screen.times, screen.run, *screen.table.below]
     assert [line for line in lines if line not in "\n".join(told).replace("; tried ", "\ntried ")] == []
-    named, aligned, *rows = table_of(text)
+    named, *rows = table_of(text)
     assert len(rows) == len(report.domains) + 1 == 3
-    assert aligned == ["---" if name in ("domain", "draft", "verdict", "next best") else "--:" for name in screen.columns]
+    aligned = ["---" if name in ("domain", "draft", "verdict", "next best") else "--:" for name in named]
+    assert f"|{'|'.join(aligned)}|" in text
     total = next(item for item in report.drafts if item.draft == report.draft)
     for row, answer in zip(rows, (*(item.best for item in report.domains), total), strict=True):
         cell = dict(zip(named, row, strict=True))
@@ -73,7 +73,8 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     assert sorted(row[0] for row in rows) == ["all traffic", "a|b <i>", "code"]
     assert rows[-1][0] == "all traffic"
     assert "| a\\|b &lt;i\\> |" in text
-    notes = [html.unescape(line.replace("\\", "")) for line in text.split("</details>")[0].splitlines() if "- " in line[:4]]
+    first = text.split("<details>")[1].splitlines()
+    notes = [html.unescape(line.replace("\\", "")) for line in first if "- " in line[:4]]
     assert notes == [line for note in report.notes for line in (f"- note: {note.message}", f"  - {note.remedy}")]
 
 
@@ -81,10 +82,10 @@ def test_names_mean_nothing_but_themselves(tmp_path: Path) -> None:
     """No markup, emoji, link or broken table, in the domains of one report."""
     names = [*HOSTILE.values(), "https://evil.example/x", "www.evil.example"]
     report = reported(tmp_path, Recipe(domains={name: Domain(documents=4) for name in names}))
-    table, *sections = report_markdown(report).split("<details>")
+    table, *sections = as_markdown(report).split("<details>")
     assert not re.search(r"(?<!\\):\w+:|https://|www\.evil", table)
     rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert {row.split(" | ")[0] for row in rows[2:-1]} == {f"| {escaped(item.domain)}" for item in report.domains}
+    assert {row.split(" | ")[0] for row in rows[1:-1]} == {f"| {escaped(item.domain)}" for item in report.domains}
     assert "<script" not in "".join([table, *sections])
     for part in re.split(r"\n\n", "".join([table, *sections])):
         rows = [line for line in part.splitlines() if line.startswith("|")]
@@ -98,7 +99,7 @@ def called(run: Run, *arguments: str) -> str:
 
 
 def test_the_commands_print_it(run: Run) -> None:
-    assert called(run, "report", "--format", "md") == report_markdown(build_report(run))
+    assert called(run, "report", "--format", "md") == as_markdown(build_report(run))
     text = called(run, "check", "--min-alpha", "0.6", "--format", "md")
     assert text.startswith("## ❌ fail: draft quality of small")
     rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
@@ -123,7 +124,7 @@ def titles(text: str) -> list[str]:
 def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> None:
     """A parser of Markdown finds all of their tables, and no other markup than the folds and line breaks."""
     report = build_report(run)
-    text = report_markdown(report)
+    text = as_markdown(report)
     filled = [section for section in SECTIONS if not section.is_empty(report)]
     assert titles(text)[0] == "What to know before believing the numbers"
     assert sorted(titles(text)) == sorted(section.title[:1].upper() + section.title[1:] for section in filled)
@@ -138,9 +139,9 @@ def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> No
 
 def test_what_a_comment_cannot_hold_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     report = build_report(run)
-    whole = report_markdown(report)
+    whole = as_markdown(report)
     monkeypatch.setattr(report_texts, "COMMENT", len(whole) - 1)
-    text = report_markdown(report)
+    text = as_markdown(report)
     left = sorted(set(titles(whole)) - set(titles(text)))
     assert left
     named = re.findall(r"Too long for a comment on GitHub: (.*)\. `alphaprof report --show NAME`", text)[0].split(", ")

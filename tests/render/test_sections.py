@@ -20,7 +20,7 @@ from alphaprof.log.manifest import Trial
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.report import ReportAnswer
-from alphaprof.render.sections.contents import NAMES, SECTIONS
+from alphaprof.render.sections import NAMES, SECTIONS
 from alphaprof.render.tables import NAME_WIDTH, named_table, show
 from alphaprof.report.build import Report
 from alphaprof.stats.formulas import RoundCost

@@ -13,9 +13,8 @@ import pytest
 from alphaprof.log.manifest import Trial
 from alphaprof.log.store import Run
 from alphaprof.render.html.page import render_html
-from alphaprof.render.report import report_markdown
 from alphaprof.report.build import Report, build_report
-from tests.reporting import as_json, as_terminal, only, reported
+from tests.reporting import as_json, as_markdown, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 TRIALS = (
@@ -143,7 +142,7 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         assert report.traffic.served_dtype == (None if decided else "fp8")
         said = "on any engine" if decided else "on any engine that serves the target in bfloat16, not in fp8"
         assert f"{said[1:]}, draft small" in as_terminal(report, 170)
-        assert f"{said[1:]}, draft small" in report_markdown(report)
+        assert f"{said[1:]}, draft small" in as_markdown(report)
         assert f"{said[1:]}, draft small" in render_html(report)
         for item in (each for each in report.results if each.verdict):
             assert item.reason.startswith("the target in bfloat16 stands in") != decided

@@ -60,6 +60,11 @@ class Style:
     drafts: Sequence[str]
     rules: Sequence[str]
 
+    @classmethod
+    def of(cls, report: Report) -> Style:
+        """Return the style of all figures of a report."""
+        return cls(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
+
     def colour(self, draft: str) -> str:
         """Return the colour of a draft."""
         return COLOURS[self.drafts.index(draft) % len(COLOURS)]
@@ -136,9 +141,9 @@ def who(result: Result, name: str) -> str:
     return f"<b>{label(name)}</b>, {label(result.draft)}, {result.rule}"
 
 
-def acceptance(report: Report, style: Style) -> Figure:
+def acceptance(report: Report) -> Figure:
     """Draw alpha by domain, a point for each draft and rule."""
-    texts = by_text(report.results)
+    texts, style = by_text(report.results), Style.of(report)
     figure = Figure(layout={"template": TEMPLATE, "height": BAR * len(texts) + 90})
     for row, (name, results) in enumerate(texts.items()):
         for item in results:
@@ -171,10 +176,10 @@ def _alpha_said(item: Result, name: str, alpha: str) -> str:
     )
 
 
-def speedups(report: Report, style: Style) -> Figure:
+def speedups(report: Report) -> Figure:
     """Draw the speedup (without step times: tokens per round) against gamma, a panel for each domain."""
     what, mode = ("speedup", "tozero") if timed(report) else ("tokens per round", "normal")
-    texts = by_text([item for item in report.results if item.gammas])
+    texts, style = by_text([item for item in report.results if item.gammas]), Style.of(report)
     figure = panels(texts, "γ", what, rangemode=mode)
     for panel, (name, results) in enumerate(texts.items()):
         for result in results:
@@ -210,9 +215,10 @@ def _speed_said(result: Result, name: str, item: GammaResult) -> str:
     )
 
 
-def depths(report: Report, style: Style) -> Figure:
+def depths(report: Report) -> Figure:
     """Draw acceptance by depth at the largest gamma, conditional (solid) and marginal (dotted), a panel for each domain."""
     texts = by_text([item for item in report.results if item.gammas and None not in item.gammas[-1].reached])
+    style = Style.of(report)
     figure = panels(texts, "depth in the round", "accepted", range=[0, 1.02])
     for panel, (name, results) in enumerate(texts.items()):
         for result in results:
@@ -234,11 +240,11 @@ def _by_depth(result: Result, name: str, conditional: bool, style: Style) -> Sca
     return points(list(range(1, len(values) + 1)), values, text, line=line, marker=marks)
 
 
-def difficulty(report: Report, style: Style) -> Figure:
+def difficulty(report: Report) -> Figure:
     """Draw acceptance in tenths of the positions by the target's margin, and what of it was certain (dotted); a panel for
     each kind of text.
     """
-    nothing = uncertified(report)
+    nothing, style = uncertified(report), Style.of(report)
     kinds = by_kind([item for item in report.difficulty if item.axis == "margin"])
     titles = [f"target's margin{kind}" for kind in kinds]
     figure = panels(titles, "tenths of the positions, lowest first", "accepted", range=[0, 1.02])
@@ -272,5 +278,5 @@ def _decile_said(item: Decile) -> str:
     )
 
 
-# In the order of the page; `captions.py` has their headings and sections.
+# By name; the sections that they stand in say what there is to see in them.
 FIGURES = {"acceptance": acceptance, "speedups": speedups, "depths": depths, "difficulty": difficulty}

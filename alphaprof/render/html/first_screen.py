@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 
-from alphaprof.render.first_screen import ALONE, WORDS, first_screen
-from alphaprof.render.html.templates import resource
+from alphaprof.render.blocks import Table
+from alphaprof.render.first_screen import ALONE, first_screen
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
 WHOLE_NAME = 1_000  # characters of a domain's name that are shown under the pointer
 
 
+def resource(name: str) -> str:
+    """Return the text of a file beside this one."""
+    return (files("alphaprof.render.html") / name).read_text(encoding="utf-8")
+
+
 def first_screen_fragment(report: Report) -> str:
-    """Returns the first screen with its style, for notebooks: it needs no package and no script."""
+    """Return the first screen with its style, for notebooks: it needs no package and no script."""
     return f"<style>{resource('first_screen.css')}</style>\n{first_screen_html(report)}"
 
 
 def first_screen_html(report: Report) -> str:
-    """Returns what the terminal's first screen says, in the same order; its style is `first_screen.css`."""
+    """Return what the terminal's first screen says, in the same order; its style is `first_screen.css`."""
     screen = first_screen(report)
-    rows = [_row(screen.columns, cells, item.domain) for cells, item in zip(screen.rows, report.domains, strict=True)]
-    total = f"<tfoot>{_row(screen.columns, screen.total, screen.total[0])}</tfoot>" if screen.total else ""
-    heads = "".join(
-        f'<th scope="col"{_class(name)}>{_text(text)}</th>'
-        for name, text in zip(screen.columns, screen.headings, strict=True)
-    )
+    load = _table(screen.load) + _paragraphs([screen.pays]) if screen.load else ""
+    notes = "".join(f"<li>{_text(note)}</li>" for note in screen.notes)
+    serve = (f"<p>{command and f'<code>{_text(command)}</code> '}{_text(remark)}</p>" for command, remark in screen.serve)
     parts = (
         f"<p>{_text(screen.run)}</p>",
-        *_lines(
-            (_verdict(screen.verdict), _paragraphs(screen.about)),
-            ("ROUTE", _paragraphs(screen.route)),
-            ("Times", _paragraphs([screen.times])),
-        ),
-        _table("Domains", f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>{total}"),
-        _paragraphs(screen.below),
-        *_lines(
-            ("Load", _load(screen.load) + _paragraphs([screen.pays]) if screen.load else ""),
-            ("Notes", _list(screen.notes)),
-            ("Serve", "".join(_command(*each) for each in screen.serve)),
-            ("More", _paragraphs([screen.more])),
-        ),
+        _line(_verdict(screen.verdict), _paragraphs(screen.about)),
+        _line("ROUTE", _paragraphs(screen.route)),
+        _line("Times", _paragraphs([screen.times])),
+        _table(screen.table, [item.domain for item in report.domains]),
+        _paragraphs(screen.table.below),
+        _line("Load", load),
+        _line("Notes", notes and f"<ol>{notes}</ol>"),
+        _line("Serve", "".join(serve)),
+        _line("More", _paragraphs([screen.more])),
     )
     return "\n".join(('<div class="alphaprof-screen">', *filter(None, parts), "</div>"))
 
@@ -58,43 +57,35 @@ def _paragraphs(texts: Iterable[str]) -> str:
     return "".join(f"<p>{_text(text)}</p>" for text in texts)
 
 
-def _command(command: str, remark: str) -> str:
-    return f"<p>{f'<code>{_text(command)}</code> ' if command else ''}{_text(remark)}</p>"
+def _line(label: str, markup: str) -> str:
+    """Markup beside its label, both escaped; nothing without markup."""
+    return markup and f'<div class="alphaprof-line"><div>{label}</div><div>{markup}</div></div>'
 
 
-def _list(texts: Sequence[str]) -> str:
-    return f"<ol>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ol>" if texts else ""
-
-
-def _lines(*lines: tuple[str, str]) -> list[str]:
-    """Markup beside its labels, both escaped; a label without markup is left out."""
-    return [f'<div class="alphaprof-line"><div>{label}</div><div>{markup}</div></div>' for label, markup in lines if markup]
-
-
-def _table(name: str, markup: str) -> str:
-    return f'<div class="wide alphaprof-wide"><table aria-label="{name}">{markup}</table></div>'
-
-
-def _class(column: str) -> str:
-    return ' class="name"' if column in WORDS else ""
-
-
-def _row(columns: Sequence[str], cells: Sequence[str], name: str) -> str:
-    """The row of a domain, whose name may be cut in its first cell."""
-    whole = name if len(name) <= WHOLE_NAME else f"{name[:WHOLE_NAME]}\N{HORIZONTAL ELLIPSIS}"
-    first, *others = cells
-    markup = [f'<th scope="row" class="name" title="{_text(whole)}">{_text(first)}</th>']
-    for column, text in zip(columns[1:], others, strict=True):
-        cell = _verdict(text) if column == "verdict" else _text(text)
-        markup.append(f"<td{_class(column)}>{cell}</td>")
-    return f"<tr>{''.join(markup)}</tr>"
-
-
-def _load(rows: Sequence[Sequence[str]]) -> str:
-    """The best speedups by concurrency, which is the first row."""
-    heads, *body = (
-        f'<tr><th scope="row" class="name">{_text(name)}</th>'
-        f"{''.join(f'<{tag}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
-        for tag, (name, *cells) in zip(["th", *["td"] * (len(rows) - 1)], rows, strict=True)
+def _table(table: Table, whole_names: Sequence[str] = ()) -> str:
+    """A table, and under the pointer the whole names of its rows, which may be cut in their first cells."""
+    heads = "".join(f'<th scope="col"{_class(table, name)}>{_text(name)}</th>' for name in table.columns)
+    names = [*(f' title="{_text(_shortened(name))}"' for name in whole_names), *("" for _ in table.rows[len(whole_names) :])]
+    body = "".join(_row(table, *row, title) for row, title in zip(table.rows, names, strict=True))
+    foot = "".join(_row(table, *row) for row in table.footer)
+    return (
+        f'<div class="wide alphaprof-wide"><table aria-label="{table.title}"><thead><tr>'
+        f'<th scope="col" class="name">{_text(table.named)}</th>{heads}</tr></thead><tbody>{body}</tbody>'
+        f"{foot and f'<tfoot>{foot}</tfoot>'}</table></div>"
     )
-    return _table("Load", f"<thead>{heads}</thead><tbody>{''.join(body)}</tbody>")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= WHOLE_NAME else f"{name[:WHOLE_NAME]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _class(table: Table, column: str) -> str:
+    return ' class="name"' if column in table.left else ""
+
+
+def _row(table: Table, name: str, cells: Mapping[str, str], title: str = "") -> str:
+    markup = (
+        f"<td{_class(table, column)}>{_verdict(cells[column]) if column == 'verdict' else _text(cells[column])}</td>"
+        for column in table.columns
+    )
+    return f'<tr><th scope="row" class="name"{title}>{_text(name)}</th>{"".join(markup)}</tr>'

@@ -1,0 +1,729 @@
+"""The sections of a report below its first screen, in tables, lines and figures that every format draws.
+
+`SECTIONS`, at the end, lists them in their order: each with what it is called, what it shows, and why it may be empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from alphaprof.costs.cost_model import Cost
+from alphaprof.errors import OptionInvalid, shown
+from alphaprof.render import wording
+from alphaprof.render.blocks import Block, Figure, Row, Table, table_by_columns, table_of, text_names
+from alphaprof.report import format as fmt
+from alphaprof.report.build import Report
+from alphaprof.report.model import GammaResult, Result
+from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
+from alphaprof.report.sections.certificates import Certificate, LosslessBounds
+from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
+from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
+from alphaprof.report.sections.vocabulary import VocabularyCoverage
+from alphaprof.stats.estimate import Interval
+
+ALL = "all"
+
+
+def _figure(report: Report, name: str, heading: str, caption: str, marks: str, word: str) -> Figure:
+    """A figure of plotly's, which is slow to import: only the page draws it."""
+
+    def draw() -> Any:
+        from alphaprof.render.html.figures import FIGURES
+
+        return FIGURES[name](report)
+
+    return Figure(name, heading, caption, draw, marks, word)
+
+
+def verdict(report: Report) -> Iterator[Block]:
+    """Yield what was measured, the engine-free answer, then the verdict, which needs step times."""
+    run, traffic = report.run, report.traffic
+    yield f"target {run.target}   {run.dtype}   drafts {', '.join(run.drafts)}"
+    yield f"text {'; '.join(run.texts) or 'none'}"
+    yield f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}"
+    if run.imported is not None:
+        known = "rounds are known at the served gamma only; alpha and coverage are not known (n/a)"
+        yield f"imported from per-request metrics of {run.imported}: {known}"
+    yield ""
+    if traffic.tokens_per_round is not None:
+        yield from _engine_free(report)
+        yield ""
+    yield f"{traffic.verdict}  for the whole traffic, at least {traffic.min_speedup:g}x wanted"
+    yield traffic.reason
+    if traffic.speedup is not None:
+        chose_nothing = f"on the {fmt.many(traffic.documents, 'document')} that did not choose draft and gamma"
+        on = chose_nothing if traffic.chosen else "over all documents"
+        yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(report.confidence)} interval) {on}"
+    shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
+    origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
+    yield f"weights ({origin}): {shares}"
+
+
+def _engine_free(report: Report) -> Iterator[str]:
+    """Yield what a round emits, and what it may cost."""
+    traffic = report.traffic
+    setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
+    emits = fmt.interval(traffic.tokens_per_round)
+    yield f"{fmt.sentence(wording.any_engine(report))}, {setting}: a round emits {emits} tokens,"
+    yield "and is faster where it costs less than that many plain decode steps."
+    if traffic.break_even_length is not None:
+        here = fmt.number(traffic.break_even_length)
+        slow = " (below 1: plain decoding was slow when it was timed)" if traffic.break_even_length < 1 else ""
+        yield f"With the step times of section times it costs {here}{slow}."
+
+
+FEW_MARK = "'"
+MARKS = {
+    "*": "* off-policy: the rule's own decoding would not emit this text",
+    "~": "~ lossy: one step at a time along the target's own text; what it emits itself is not measured",
+    FEW_MARK: f"{FEW_MARK} of fewer than {wording.FEW} drafts",
+}
+
+
+def judged(report: Report) -> Iterator[tuple[str, list[Result]]]:
+    """Yield the results of each draft and rule that the verdict concerns, with the title that they share."""
+    for draft in report.run.drafts:
+        mine = [result for result in report.results if result.draft == draft and result.verdict is not None]
+        for rule in dict.fromkeys(result.rule for result in mine):
+            yield f"draft {draft}, rule {rule}", [result for result in mine if result.rule == rule]
+
+
+def drafts(report: Report) -> Iterator[Block]:
+    """Yield the results of every draft by domain, and of drafts with a reduced vocabulary how much of a text they have."""
+    yield _figure(
+        report,
+        "acceptance",
+        "Acceptance by domain",
+        "Acceptance (α) is the share of proposed tokens that the target keeps: the further right a point, the more often "
+        "the draft is right. Where the bars of two drafts overlap, they may be equally good.",
+        "Bars: intervals over documents. Hollow: that rule would write another text.",
+        "alpha",
+    )
+    for title, results in judged(report):
+        every = [result for result in report.results if result.draft == results[0].draft]
+        yield _by_domain(title, results, every, wording.alpha_name(report.run, results[0].draft))
+    coverage: dict[str, Callable[[VocabularyCoverage], str]] = {
+        "docs": lambda item: str(item.documents),
+        "can propose": lambda item: fmt.share_with_interval(item.proposable),
+    }
+    note = "  share of the tokens that the draft has in its vocabulary: no rule that keeps the text accepts more"
+    for draft in report.run.drafts:
+        items = [item for item in report.vocabulary if item.draft == draft]
+        yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
+
+
+def of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
+    """Return how a result is written by its best gamma, from how that is."""
+    return lambda result: cell(best) if (best := wording.at_best(result)) else fmt.NOTHING
+
+
+def formula(value: str, error: float | None) -> str:
+    """What the textbook formula would have said, and by how much it is too high."""
+    return value if error is None else f"{value} ({fmt.signed_percent(error)})"
+
+
+def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], alpha: str) -> Table:
+    """The results of a rule; `every` result of the draft tells which domains have several kinds of text. `alpha`: what it is
+    called.
+    """
+    covered = all(result.coverage == 1 for result in results)
+    columns: dict[str, Callable[[Result], str]] = {
+        "docs": lambda item: fmt.documents(item.documents, item.clusters),
+        "coverage": lambda item: fmt.share(item.coverage),
+        alpha: lambda item: fmt.share_with_interval(item.alpha),
+        "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
+        "tokens/round": of_best(lambda best: fmt.interval(best.tokens_per_round)),
+        "speedup": lambda item: fmt.interval(item.speedup, "x"),
+        "verdict": lambda item: str(item.verdict),
+        "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
+        "iid formula": of_best(
+            lambda best: (
+                fmt.NOTHING  # a formula for rounds that there are none of
+                if best.iid_error is None
+                else formula(fmt.number(best.iid_tokens_per_round), best.iid_error)
+            )
+        ),
+    }
+    unneeded = {"coverage"} if covered else {"iid formula"}
+    if alpha != "alpha":  # the formula takes acceptance for the same at every depth
+        unneeded |= {"iid formula"}
+    undecided: dict[str, list[str]] = {}
+    for result in results:
+        if result.verdict == "UNDECIDED":
+            undecided.setdefault(result.reason, []).append(fmt.short(result.domain))
+    reasons = [f"  {', '.join(domains)}: {reason}" for reason, domains in undecided.items()]
+    shown = {name: cell for name, cell in columns.items() if name not in unneeded}
+    (table,) = table_of(f"{title}: by domain", results, shown, among=every, left=("verdict",), below=reasons)
+    return table
+
+
+def gammas(report: Report) -> Iterator[Block]:
+    """Yield tokens per round and speedup at every gamma, and acceptance by depth where depths differ, under every rule that
+    has rounds of its own.
+    """
+    yield _against_gamma(report)
+    yield _figure(
+        report,
+        "depths",
+        "Acceptance by depth",
+        "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
+        "that were right all the way: where it nears 0, a larger γ brings nothing.",
+        f"At the largest γ. Solid: kept of the drafts that were reached; dotted: of all rounds. Open: fewer "
+        f"than {wording.FEW} drafts.",
+        "depth",
+    )
+    for draft in report.run.drafts:
+        mine = [result for result in report.results if result.draft == draft]
+        by_depth = report.run.draft_models[draft].by_depth or report.run.imported is not None
+        decisive = [result for result in mine if result.verdict is not None]
+        known = {result.gammas for result in decisive}  # rules can coincide (prompt lookup)
+        others = [result for result in mine if result.verdict is None]
+        new = {result.rule for result in others if result.gammas and result.gammas not in known}
+        for same in (decisive, [result for result in others if result.rule in new]):
+            for rule in dict.fromkeys(result.rule for result in same):
+                results = [result for result in same if result.rule == rule]
+                yield from _lengths(f"draft {draft}, rule {rule}", results)
+                if by_depth:
+                    yield from _depths(f"draft {draft}, rule {rule}", results)
+
+
+def _against_gamma(report: Report) -> Figure:
+    shaded = "Shaded: intervals; an open point without one: too few documents."
+    if not wording.timed(report):
+        return _figure(
+            report,
+            "speedups",
+            "Tokens per round against γ",
+            "Tokens per round are all tokens that one round emits, the target's own included: they grow with γ until the "
+            "draft is rarely right that deep. Decoding is faster where a round costs less than that many plain decode "
+            "steps; the step times that would tell are missing here.",
+            shaded,
+            "tokens",
+        )
+    return _figure(
+        report,
+        "speedups",
+        "Speedup against γ",
+        "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
+        "tokens are kept, and falls once checking them costs more than they bring. Serve with the γ at its top; below the "
+        "dashed line the draft slows decoding down.",
+        f"{shaded} Dashed: 1x; dotted: the speedup that is wanted. Large points: the γ that was chosen; where half of the "
+        "documents chose it, another can look better on all of them.",
+        "speedup",
+    )
+
+
+def _lengths(title: str, results: Sequence[Result]) -> Iterator[Table]:
+    """Yield tokens per round and speedup for every gamma."""
+    shown = [result for result in results if result.gammas]
+    if not shown:
+        return
+    first = shown[0].gammas
+    timed = first[0].break_even_length is not None
+    rows = [
+        (name, {str(item.gamma): _length(item) for item in result.gammas})
+        for name, result in zip(text_names(shown, results), shown, strict=True)
+    ]
+    costs = [
+        ("full round costs", {str(item.gamma): fmt.number(item.full_round_cost) for item in first}),
+        ("v = T(g+1)/T(1)", {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
+    ]
+    what = "tokens per round / speedup" if timed else "tokens per round"
+    yield table_by_columns(f"{title}: {what} by gamma", rows, footer=costs if timed else (), draft=shown[0].draft)
+
+
+def _length(item: GammaResult) -> str:
+    tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
+    return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}"
+
+
+def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
+    """Yield acceptance by depth at the largest gamma: of drafts that were reached, and of all rounds with a proposal."""
+    shown = [result for result in results if result.gammas and None not in result.gammas[-1].reached]
+    if not shown:
+        return
+    rows: list[Row] = []
+    for name, result in zip(text_names(shown, results), shown, strict=True):
+        last, cells = max(result.gammas, key=lambda item: item.gamma), {}
+        for depth, (one, first, reached) in enumerate(zip(last.conditional, last.marginal, last.reached, strict=True), 1):
+            mark = FEW_MARK if one is not None and (reached or 0) < wording.FEW else ""
+            cells[str(depth)] = f"{fmt.share(one)}{mark} / {fmt.share(first)}"
+        rows.append((name, cells))
+    gamma = max(item.gamma for item in shown[0].gammas)
+    what = f"at gamma {gamma}, accepted by depth: of drafts that were reached / first d drafts of a round"
+    few = any(FEW_MARK in cell for _, cells in rows for cell in cells.values())
+    below = [f"  {MARKS[FEW_MARK]}"] if few else []
+    yield table_by_columns(f"{title}, {what}", rows, below=below, draft=shown[0].draft)
+
+
+def rules(report: Report) -> Iterator[Block]:
+    """Yield alpha of the rules that the verdict does not concern, a column a rule, then alpha by phase."""
+    for draft in report.run.drafts:
+        mine = [result for result in report.results if result.draft == draft and result.verdict is None]
+        if not mine:
+            continue
+        rows = [
+            (name, {item.rule: fmt.share_with_interval(item.alpha).replace(" [", f"{_mark(item)}\n[") for item in same})
+            for name, same in wording.by_text(mine).items()
+        ]
+        marks = {_mark(result) for result in mine}
+        title = f"draft {draft}: {wording.alpha_name(report.run, draft)} under other rules"
+        below = [f"  {words}" for sign, words in MARKS.items() if sign in marks]
+        yield table_by_columns(title, rows, below=below, draft=draft)
+    for draft in report.run.drafts:
+        yield from _phases(report, draft)
+
+
+def _mark(result: Result) -> str:
+    """The mark of an alpha, as wide where there is none."""
+    return fmt.mark(result.on_policy, result.lossy) or " "
+
+
+def _phases(report: Report, draft: str) -> Iterator[Table]:
+    """Yield alpha while thinking and while answering, where the profile tells them apart."""
+    columns: Mapping[str, Callable[[Result], str]] = {
+        "rule": lambda item: item.rule + _mark(item),
+        "thinking": lambda item: fmt.share_with_interval(item.phases["thinking"].alpha),
+        "answer": lambda item: fmt.share_with_interval(item.phases["answer"].alpha),
+        "share of thinking": lambda item: fmt.percent(item.phases["thinking"].positions / item.positions),
+    }
+    shown = [result for result in report.results if result.draft == draft and result.phases]
+    title = f"draft {draft}: {wording.alpha_name(report.run, draft)} by phase"
+    yield from table_of(title, shown, columns, among=(), left=("rule",))
+
+
+def causes(report: Report) -> Iterator[Block]:
+    """Yield what each draft loses: a row a domain, a column a cause, and the remedy that could bring most."""
+    for title, results in judged(report):
+        key = (results[0].draft, results[0].rule)
+        items = [item for item in report.causes if (item.draft, item.rule) == key]
+        names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
+        columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
+        columns |= {
+            "most to gain": lambda item: item.best or fmt.NOTHING,
+            "now": lambda item: wording.reached(item.tokens_per_round, item.speedup),
+            "with it": lambda item: (
+                wording.reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING
+            ),
+            "nothing\nlost": lambda item: wording.reached(None, item.perfect_speedup),
+        }
+        columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
+        remedies = {best.name: best.remedy for item in items if (best := _best(item))}
+        below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
+        what = "what is lost, by cause, and what removing it could bring"
+        yield from table_of(f"{title}: {what}", items, columns, left=("most to gain",), below=below)
+
+
+def _best(item: Attribution) -> Cause | None:
+    return next((cause for cause in item.causes if cause.name == item.best), None)
+
+
+def _share_of(item: Attribution, name: str) -> str:
+    return next((fmt.percent(cause.share.value) for cause in item.causes if cause.name == name), "")
+
+
+def load(report: Report) -> Iterator[Block]:
+    """Yield the best speedup at every concurrency, and up to which of them the draft pays."""
+    traffic = report.traffic
+    if traffic.load:
+        each = ", ".join(f"{item.concurrency}: {wording.best_at(item)}" for item in traffic.load)
+        last = wording.pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
+        limit = {"none": "none of these", "all": "all of these"}.get(last, f"up to {last}")
+        yield f"the whole traffic, draft {traffic.draft}, by sequences decoded at a time (best gamma): {each}"
+        yield f"{traffic.min_speedup:g}x is reached at {limit}"
+        yield ""
+    for title, results in judged(report):
+        shown = [result for result in results if result.load]
+        known = list(dict.fromkeys(item.concurrency for result in shown for item in result.load))
+        rows = []
+        for name, result in zip(text_names(shown, results), shown, strict=True):
+            cells = dict.fromkeys(map(str, known), fmt.NOTHING)
+            cells |= {str(item.concurrency): wording.best_at(item) for item in result.load}
+            rows.append((name, cells | {"pays up to": wording.pays(result.pays_up_to, known)}))
+        if rows:
+            columns = (*map(str, known), "pays up to")
+            what = "best speedup (gamma) of all documents, by sequences decoded at a time"
+            yield Table(f"{title}: {what}", columns, rows, draft=shown[0].draft)
+
+
+def requests(report: Report) -> Iterator[Block]:
+    """Yield what requests and single documents see of a speedup, at the gamma of section drafts."""
+    columns = {
+        "gamma": lambda best: str(best.gamma),
+        "speedup": lambda best: fmt.number(best.speedup and best.speedup.value, unit="x"),
+        "whole requests": lambda best: fmt.number(best.request_speedup and best.request_speedup.value, unit="x"),
+        "documents p10 / p50 / p90": lambda best: " / ".join(
+            fmt.number(value) for value in (best.of_documents.p10, best.of_documents.p50, best.of_documents.p90)
+        ),
+        "slower": lambda best: fmt.percent(best.of_documents.slower),
+    }
+    for title, results in judged(report):
+        shown = [result for result in results if (best := wording.at_best(result)) and best.of_documents]
+        cells = {name: of_best(cell) for name, cell in columns.items()}
+        yield from table_of(f"{title}: requests and single documents", shown, cells, among=results)
+
+
+def certificates(report: Report) -> Iterator[Block]:
+    """Yield what thresholds say about each draft."""
+    if report.certificates is None:
+        return
+    infinite, nothing = wording.without_mean_divergence(report), wording.uncertified(report)
+    for draft in dict.fromkeys(item.draft for item in report.certificates.certificates):
+        if draft in infinite:
+            yield f"draft {infinite[draft]}"
+            yield ""
+        if draft not in nothing:
+            mine = [item for item in report.certificates.certificates if item.draft == draft]
+            yield from _certified_positions(draft, mine, averaged=draft not in infinite)
+        yield from _lossless(
+            draft, [item for item in report.certificates.lossless if item.draft == draft], draft in infinite
+        )
+    if report.certificates.inexact:
+        part = fmt.percent(report.certificates.inexact)
+        yield f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there."
+    if report.certificates.unknown:
+        yield f"No certificate is known for {', '.join(report.certificates.unknown)}: no threshold, whatever the draft."
+
+
+def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:
+    """Yield what is certain of a draft. `averaged`: whether its divergence has a mean."""
+    texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
+    for item in mine:
+        texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
+    names = text_names([same[0] for same in texts.values()], mine)
+    certified, rejected = (
+        [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
+        for cell in (_certified, _rejected)
+    )
+    yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
+    if averaged:
+        title = f"draft {draft}: share rejected, and at most at this mean KL(p||q)"
+        yield table_by_columns(title, rejected, draft=draft)
+    certain = sum(round(item.certified.value * item.positions) for item in mine)
+    wrong = sum(item.contradicted for item in mine)
+    yield f"  certified and yet rejected: {fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+    yield ""
+
+
+def _certified(item: Certificate | Decile) -> str:
+    if item.certified is None or item.accepted is None:
+        return fmt.NOTHING
+    value = f"{fmt.share(item.certified.value)} of {fmt.share(item.accepted.value)}"
+    return f"{value}\n[{fmt.share(item.certified.low, 2)}, {fmt.share(item.certified.high, 2)}]"
+
+
+def _rejected(item: Certificate) -> str:
+    return f"{fmt.share(1 - item.accepted.value)} <= {fmt.share(item.rejected_at_most)}"
+
+
+def _lossless(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> Iterator[Table]:
+    """Yield beta and its bounds, by domain; of a draft whose vocabulary is `cut` no infinite means."""
+    columns: dict[str, Callable[[LosslessBounds], str]] = {
+        "beta": lambda item: fmt.share_with_interval(item.beta),
+        "bound": lambda item: fmt.share_with_interval(item.sharp),
+        "mean of the\nsmaller KL": lambda item: fmt.number(item.mean_divergence),
+        "bound from\nthe mean": lambda item: fmt.share(item.from_mean),
+    }
+    if cut and all(math.isinf(item.mean_divergence) for item in bounds):
+        columns = dict(list(columns.items())[:2])
+    title = f"draft {draft}: lossless acceptance, and what the smaller KL of each position guarantees"
+    note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
+    yield from table_of(title, bounds, columns, below=[note] if any(item.sampling is None for item in bounds) else [])
+
+
+def difficulty(report: Report) -> Iterator[Block]:
+    """Yield acceptance by tenths of the target's margin, then of its entropy: of rules with certificates that say something
+    what was certified of it, of the verdict's other rules the acceptance alone.
+    """
+    yield _figure(
+        report,
+        "difficulty",
+        "Where the draft is right",
+        "From left to right the target gets surer of its next token. A draft that is low even where the target is sure is a "
+        "poor match for it. One that is low only where the target is unsure is about as good as a draft can be.",
+        "Solid: share of the drafts that were kept, shaded: its interval. Dotted, where the log holds certificates: share "
+        "that the rule could not reject; what lies between was right, but not certain to be.",
+        "margin",
+    )
+    nothing = wording.uncertified(report)
+    known = report.certificates.certificates if report.certificates else ()
+    certain = {(item.draft, item.rule) for item in known if item.draft not in nothing}
+    decisive = {(result.draft, result.rule) for result in report.results if result.verdict is not None}
+    for draft in report.run.drafts:
+        mine = [item for item in report.difficulty if item.draft == draft]
+        both = [item for item in mine if (draft, item.rule) in certain]
+        yield from _tenths(f"draft {draft}: certified of accepted", both, _certified)
+        rest = [item for item in mine if (draft, item.rule) in decisive - certain]
+        yield from _tenths(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
+
+
+def _tenths(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:
+    """Yield a table for each axis and kind of text."""
+    for axis in dict.fromkeys(item.axis for item in items):
+        for kind, same in wording.by_kind([item for item in items if item.axis == axis]).items():
+            rows: dict[tuple[float | None, float | None], tuple[str, dict[str, str]]] = {}
+            for item in same:
+                rows.setdefault((item.low, item.high), (_range(item), {}))[1][item.rule] = cell(item)
+            unit = ", nats" if axis == "entropy" else ""
+            title = f"{what}, by tenths of the target's {axis}{unit}{kind}"
+            yield table_by_columns(title, list(rows.values()), named=axis, draft=same[0].draft)
+
+
+def _range(item: Decile) -> str:
+    """A tenth by where it begins: the next one begins where it ends."""
+    edge = item.high if item.low is None else item.low
+    if edge is None:
+        return "all"
+    value = fmt.share(edge) if item.axis == "margin" else fmt.number(edge, 3)
+    return f"{'below' if item.low is None else 'from'} {value}"
+
+
+def predictability(report: Report) -> Iterator[Block]:
+    """Yield entropy, margin and the free draft by text, then KL budgets and what is certain of any draft."""
+    texts = report.predictability
+    if not texts:
+        return
+    columns: dict[str, Callable[[Predictability], str]] = {
+        "docs": lambda item: str(item.documents),
+        "entropy,\nnats": lambda item: _spread(item.entropy),
+        "margin": lambda item: _spread(item.margin),
+        "mean top\nprobability": lambda item: fmt.share_with_interval(item.top_prob),
+    }
+    if any(item.free for item in texts):
+        columns |= {
+            "free draft:\nalpha": lambda item: fmt.share_with_interval(item.free[0].alpha if item.free else None),
+            "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
+            "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
+        }
+    title = "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile"
+    yield from table_of(title, texts, columns)
+    names = text_names(texts, texts)
+    budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
+    title = "KL budget, nats: where half, 90 % and 99 % of the positions are still certain"
+    yield table_by_columns(title, list(zip(names, budgets, strict=True)))
+    runs = [{f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"} for item in texts]
+    title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain of any draft whose KL(p||q) is nowhere larger"
+    yield table_by_columns(title, list(zip(names, runs, strict=True)))
+    yield "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round."
+
+
+def _budget(item: Budget) -> str:
+    return "\n".join(fmt.interval(value, digits=3) for value in (item.half, item.ninety, item.ninety_nine))
+
+
+def _run(run: CertainRun) -> str:
+    """What is certain under a rule, for any draft with a bounded divergence."""
+    lines = [fmt.share_with_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
+    return "\n".join(lines + ([f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []))
+
+
+def _spread(values: Sequence[Interval]) -> str:
+    """A median with its interval, and how far the values spread."""
+    low, middle, high = values
+    return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
+
+
+def times(report: Report) -> Iterator[Block]:
+    """Yield where step times come from, and what they are."""
+    cost, average = report.times, report.run.mean_context
+    if cost is None:
+        return
+    yield f"step times: {', '.join(_origin(cost))}"
+    if cost.contexts:
+        documents = "" if average is None else f"; documents: {average:.0f} on average"
+        yield f"timed at {', '.join(map(str, cost.contexts))} tokens of context{documents}"
+    yield ""
+    steps = {f"target, {fmt.many(tokens, 'token')}": ms for tokens, ms in cost.target_ms.items()}
+    for draft, first in cost.draft_first_ms.items():
+        steps |= {f"{draft}, first step, {fmt.many(tokens, 'token')} verified": ms for tokens, ms in first.items()}
+    for what, by_draft in (
+        ("a step", cost.draft_ms),
+        ("first step after a full round", cost.draft_after_full_ms),
+        ("a search, once a round", cost.lookup_ms),
+        ("clearing the caches, once a round", cost.bookkeeping_ms),
+    ):
+        steps |= {f"{draft}, {what}": ms for draft, ms in by_draft.items() if ms > 0}
+    rows = [
+        (name, {"ms": fmt.number(ms, 3), "of T(1)": fmt.number(ms / cost.target_ms[1], 3) if 1 in cost.target_ms else ""})
+        for name, ms in steps.items()
+    ]
+    yield Table(f"step times at {cost.context:.0f} tokens of context", ("ms", "of T(1)"), rows, named="step")
+    for item in cost.memory:
+        weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
+        cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
+        line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of what target and draft take)"
+        if item.lost_share is not None:
+            line += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
+        yield line
+
+
+def _origin(cost: Cost) -> Iterator[str]:
+    if cost.source == "measured":
+        threads = f", {cost.threads} threads" if cost.threads else ""
+        mode = f", {cost.mode}" if cost.mode else ""
+        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
+    elif cost.source == "table":
+        yield f"from the table {cost.device}"
+    else:
+        yield f"computed by a roofline for {cost.device}, not measured"
+    yield f"{cost.dtype}, batch {cost.concurrency}"
+    if cost.overhead_ms:
+        yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
+
+
+def wiring(report: Report) -> Iterator[Block]:
+    """Yield how each head's files were read."""
+    for draft, facts in report.run.draft_models.items():
+        if lines := list(wording.wiring_lines(facts)):
+            yield f"draft {draft}: how its files were read"
+            yield from (f"  {line}" for line in lines)
+            yield ""
+
+
+def documents(report: Report) -> Iterator[Block]:
+    """Yield the documents that each draft serves worst and best, the slowest first."""
+    columns: Mapping[str, Callable[[DocumentResult], str]] = {
+        "document": lambda item: str(item.document),
+        "source": lambda item: str(item.source),
+        "row": lambda item: str(item.source_row),
+        "tokens": lambda item: fmt.count(item.tokens),
+        "gamma": lambda item: str(item.gamma),
+        "alpha": lambda item: fmt.share(item.alpha),
+        "tokens/round": lambda item: fmt.number(item.tokens_per_round),
+        "speedup": lambda item: fmt.number(item.speedup, unit="x"),
+    }
+    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in report.documents):
+        mine = [item for item in report.documents if (item.draft, item.rule) == (draft, rule)]
+        rows = [(fmt.short(item.domain), {name: cell(item) for name, cell in columns.items()}) for item in mine]
+        title = f"draft {draft}, rule {rule}: worst and best documents, the slowest first"
+        yield Table(title, tuple(columns), rows, below=[f"  sources: {_files(report, mine)}"], draft=draft)
+
+
+def _files(report: Report, documents: Sequence[DocumentResult]) -> str:
+    """Name the files of the sources that documents came from."""
+    paths = [str(source["path"]).rstrip("/") for source in report.run.profile.get("data", [])]
+    known = {item.source for item in documents}
+    return ", ".join(
+        f"{number} {fmt.short(path.rsplit('/', 1)[-1])}" for number, path in enumerate(paths) if number in known
+    )
+
+
+def notes(report: Report) -> Iterator[Block]:
+    """Yield what is to know, and what to do about it."""
+    for note in report.notes:
+        yield f"note: {note.message}"
+        yield f"      {note.remedy}"
+
+
+@cache
+def glossary() -> dict[str, Any]:
+    """Return the words of the glossary by key, each with its `name` and `meaning`."""
+    return dict(json.loads((files("alphaprof.render.html") / "glossary.json").read_text(encoding="utf-8")))
+
+
+def legend(report: Report) -> Iterator[Block]:
+    """Yield the glossary, a line per word."""
+    yield from (f"{word['name']}: {word['meaning']}" for word in glossary().values())
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report: `blocks` yields what it shows, and no more than figures where a text has nothing to show."""
+
+    name: str  # as in --show
+    title: str
+    blocks: Callable[[Report], Iterator[Block]]
+    empty: str = ""  # what is said where there are no blocks
+
+    def is_empty(self, report: Report) -> bool:
+        """Return whether the section has nothing to show."""
+        return all(isinstance(block, Figure) for block in self.blocks(report))
+
+    def written(self, report: Report) -> list[Block]:
+        """Return the section's blocks, or a line that says why there are none."""
+        imported = report.run.imported
+        why = f"the run was imported from {imported}, whose metrics hold rounds and no tokens" if imported else self.empty
+        return [f"nothing to show: {why}"] if self.is_empty(report) else list(self.blocks(report))
+
+
+SECTIONS = (
+    Section("verdict", "will it pay on the whole traffic, and why", verdict),
+    Section("drafts", "every draft by domain, at its best gamma", drafts, "no document is complete yet"),
+    Section("gammas", "tokens per round and speedup at every gamma", gammas, "no text has rounds"),
+    Section(
+        "rules",
+        "acceptance under other rules, and by phase",
+        rules,
+        "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)",
+    ),
+    Section(
+        "causes",
+        "why drafted tokens are rejected, and what would help",
+        causes,
+        "it needs the position log (positions/), and text under a rule of the verdict",
+    ),
+    Section(
+        "load",
+        "speedup by sequences decoded at a time",
+        load,
+        "it needs step times of several concurrencies: set costs.concurrency, or give a table of your engine's",
+    ),
+    Section(
+        "requests",
+        "whole requests with their prefill, and single documents",
+        requests,
+        "it needs step times, and a gamma that was chosen (see --show drafts)",
+    ),
+    Section(
+        "certificates",
+        "acceptance that divergences guarantee",
+        certificates,
+        "it needs a position log with thresholds (certificates: true), and a draft with a distribution",
+    ),
+    Section(
+        "predictability",
+        "what the target alone says: how predictable the texts are",
+        predictability,
+        "it needs the position log, and with a draft model its thresholds (certificates: true)",
+    ),
+    Section(
+        "difficulty",
+        "acceptance by how sure the target is",
+        difficulty,
+        "it needs the position log, and text under a rule of the verdict or one with certificates",
+    ),
+    Section("times", "step times, and where they come from", times, "there are no step times (see --show notes)"),
+    Section("wiring", "how the files of draft heads were read", wiring, "there is no draft head"),
+    Section(
+        "documents",
+        "the documents that a draft serves worst and best",
+        documents,
+        f"it needs a gamma that was chosen (see --show drafts), and documents of {SHORTEST} tokens or more",
+    ),
+    Section("notes", "what to know before believing the numbers", notes, "no note applies to this run"),
+    Section("legend", "what the columns, words and marks mean", legend),
+)
+NAMES = tuple(section.name for section in SECTIONS)
+
+
+def known_sections(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names as they are. Raises `OptionInvalid` for one that no section has."""
+    for name in names:
+        if name not in (*NAMES, ALL):
+            raise OptionInvalid(
+                f"--show: a report has no section {shown(name)}", f"sections: {', '.join(NAMES)}; {ALL} shows them all"
+            )
+    return tuple(names)
+
+
+def chosen(names: Sequence[str], report: Report) -> list[Section]:
+    """Return the sections of these names in the order of the table; of `all` those that are not empty."""
+    if ALL in names:
+        return [section for section in SECTIONS if section.name in names or not section.is_empty(report)]
+    return [section for section in SECTIONS if section.name in names]
