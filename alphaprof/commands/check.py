@@ -40,7 +40,6 @@ from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading,
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.decision import Mask
 from alphaprof.report.format import short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
@@ -53,7 +52,7 @@ from alphaprof.report.pairing import (
     side_totals,
 )
 from alphaprof.report.traffic import judge_traffic, tested_rows
-from alphaprof.report.verdict import not_defined
+from alphaprof.report.verdict import Mask, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.gates import Gate, Outcome, judge, together

@@ -24,8 +24,8 @@ from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
-from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
+from alphaprof.report.verdict import held_out
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, present, ratio, share_interval
 from alphaprof.stats.paired import weighted_inverse_difference
 from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed

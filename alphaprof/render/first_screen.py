@@ -17,10 +17,10 @@ from alphaprof.render.blocks import Row, Table, table_by_columns
 from alphaprof.render.sections import ALL, chosen
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.decision import beside
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, ServerPool
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
+from alphaprof.report.verdict import beside
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown

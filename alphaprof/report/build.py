@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from alphaprof.costs.cost_model import Cost, cost_of
 from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.store import Run
-from alphaprof.report.decision import VerdictName
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
@@ -28,7 +27,7 @@ from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles
 from alphaprof.report.sections.predictability import Predictability, predictability
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.traffic import Parts, judge_parts, judge_traffic
-from alphaprof.report.verdict import Question
+from alphaprof.report.verdict import Question, VerdictName
 from alphaprof.report.warnings import report_warnings
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.report.decision import VerdictName
+from alphaprof.report.verdict import VerdictName
 from alphaprof.stats.estimate import Interval
 
 

@@ -13,9 +13,8 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import speeds
-from alphaprof.report.decision import Decision
 from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
-from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
+from alphaprof.report.verdict import Decision, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import by_chance

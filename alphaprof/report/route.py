@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from alphaprof.costs.speedup import Decoded, Mix, StepTimes, Timing, spent_and_base, without_draft
-from alphaprof.report.decision import Mask
 from alphaprof.report.model import Route, ServerPool
 from alphaprof.report.speeds import speedup_interval
-from alphaprof.report.verdict import Pair, Pools, Question, halves
+from alphaprof.report.verdict import Mask, Pair, Pools, Question, halves
 from alphaprof.stats.estimate import Array, Interval
 
 MOST_POOLS = 3  # of one model: each pool needs its own spare servers

@@ -12,16 +12,18 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.report.decision import Decision, Mask, VerdictName
 from alphaprof.report.format import short
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, Traffic
 from alphaprof.report.route import find_route
 from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import (
+    Decision,
     Evidence,
+    Mask,
     Pair,
     Pools,
     Question,
+    VerdictName,
     halves,
     judge,
     no_decision,

@@ -23,7 +23,7 @@ from alphaprof.log.store import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.decision import held_out
+from alphaprof.report.verdict import held_out
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import Tree, optimal_tree
 from alphaprof.totals.documents import lots_of

@@ -15,8 +15,7 @@ from alphaprof.costs import timing as costs_timing
 from alphaprof.costs.speedup import Mix, Speedup, StepTime, StepTimes, Timing, free_draft, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
-from alphaprof.report.decision import chance_of_settling, decide, documents_needed, held_out
-from alphaprof.report.verdict import Question, judge, pooled_speedup
+from alphaprof.report.verdict import Question, chance_of_settling, decide, documents_needed, held_out, judge, pooled_speedup
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts

@@ -18,7 +18,7 @@ from alphaprof.errors import ProfileInvalid
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.decision import held_out
+from alphaprof.report.verdict import held_out
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import lots_of
 from tests import reference

@@ -14,11 +14,10 @@ import pytest
 from alphaprof.costs.speedup import Decoded, Mix, StepTimes, without_draft
 from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.decision import held_out
 from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.model import ServerPool
 from alphaprof.report.speeds import speedup_interval
-from alphaprof.report.verdict import halves
+from alphaprof.report.verdict import halves, held_out
 from alphaprof.totals.documents import lots_of
 from alphaprof.totals.pool import DocumentTotals
 from tests.reporting import reported

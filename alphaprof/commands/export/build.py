@@ -15,14 +15,13 @@ from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.run_draft import RunDraft
-from alphaprof.report.decision import Decision
 from alphaprof.report.format import count, interval, many, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
 from alphaprof.report.serving import PASTED, VLLM, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.traffic import why_undecidable
-from alphaprof.report.verdict import Evidence, Question, judge, pooled_speedup
+from alphaprof.report.verdict import Decision, Evidence, Question, judge, pooled_speedup
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import distinct
 from alphaprof.totals.count import by_chance
