@@ -18,8 +18,8 @@ from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
+from alphaprof.render.blocks import text_name
 from alphaprof.render.tables import named_table, plain, show
-from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
     Pools,

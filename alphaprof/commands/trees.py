@@ -21,8 +21,8 @@ from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
+from alphaprof.render.blocks import text_name
 from alphaprof.render.tables import named_table, plain, show
-from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import held_out

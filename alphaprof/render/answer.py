@@ -13,7 +13,6 @@ from rich.console import Console
 
 from alphaprof.render import markdown, terminal
 from alphaprof.render.blocks import Block
-from alphaprof.render.html.page import plain_page
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
@@ -50,4 +49,6 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
         return str(own())
     if output == "md":
         return markdown.text(answer.blocks())
+    from alphaprof.render.html.page import plain_page  # and with it what a report says
+
     return plain_page(answer.format, list(answer.blocks()))

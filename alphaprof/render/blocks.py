@@ -4,19 +4,32 @@ each in one place; blocks hold text, and compute nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from alphaprof.render import wording
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure as PlotlyFigure
+from alphaprof.report import format as fmt
 
 Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading
 
 
-class OfOneText(wording.OfText, Protocol):
+class OfText(Protocol):
+    """What concerns one kind of text of a domain."""
+
+    @property
+    def domain(self) -> str:
+        """Its name."""
+
+    @property
+    def continuation(self) -> str:
+        """How the text came about."""
+
+    @property
+    def sampling(self) -> dict[str, float] | None:
+        """What it was drawn with, if anything."""
+
+
+class OfOneText(OfText, Protocol):
     """What a row says of one kind of text."""
 
     @property
@@ -68,7 +81,7 @@ class Figure:
     name: str
     heading: str
     caption: str
-    draw: Callable[[], PlotlyFigure]
+    draw: Callable[[], Any]  # plotly's, which is slow to import
     marks: str = ""  # what its marks mean
     word: str = ""  # what the glossary calls what it shows
 
@@ -105,7 +118,7 @@ def table_of(
     items: Sequence[Item],
     columns: Mapping[str, Callable[[Item], str]],
     *,
-    among: Sequence[wording.OfText] | None = None,
+    among: Sequence[OfText] | None = None,
     left: Collection[str] = (),
     below: Sequence[str] = (),
 ) -> Iterator[Table]:
@@ -125,6 +138,23 @@ def table_by_columns(title: str, rows: Sequence[Row], **about: Any) -> Table:
     return Table(title, tuple(columns), rows, **about)
 
 
-def text_names(items: Sequence[OfOneText], among: Sequence[wording.OfText]) -> list[str]:
+def text_names(items: Sequence[OfOneText], among: Sequence[OfText]) -> list[str]:
     """Name the text of each item, marked where it is off-policy."""
-    return [wording.text_name(item, among, not item.on_policy) for item in items]
+    return [text_name(item, among, not item.on_policy) for item in items]
+
+
+def text_name(item: OfText, items: Iterable[OfText], off_policy: bool = False) -> str:
+    """Name the text of one of several items: the domain, with the kind of text where the domain has several among them, and
+    where it is to be marked as off-policy. Of sampling settings the temperature is named, and what else differs there.
+    """
+    same = [other for other in items if other.domain == item.domain]
+    several = len({(other.continuation, str(other.sampling)) for other in same}) > 1
+    if not several and not off_policy:
+        return fmt.short(item.domain)
+    kind = item.continuation
+    if several and item.sampling is not None:
+        settings = [other.sampling for other in same if other.sampling is not None]
+        differing = [name for name in item.sampling if len({each[name] for each in settings}) > 1 and name != "temperature"]
+        kind += f" at {item.sampling['temperature']:g}"
+        kind += "".join(f", {name} {item.sampling[name]:g}" for name in differing)
+    return f"{fmt.short(item.domain)} ({kind}{', off-policy' if off_policy else ''})"

@@ -16,10 +16,10 @@ from typing import Any
 from alphaprof.costs.cost_model import Cost
 from alphaprof.errors import OptionInvalid, shown
 from alphaprof.render import wording
-from alphaprof.render.blocks import Block, Figure, Row, Table, table_by_columns, table_of, text_names
+from alphaprof.render.blocks import Block, Figure, Row, Table, table_by_columns, table_of, text_name, text_names
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.model import GammaResult, Result
+from alphaprof.report.model import AtConcurrency, GammaResult, Result
 from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
 from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
@@ -70,12 +70,19 @@ def _engine_free(report: Report) -> Iterator[str]:
     traffic = report.traffic
     setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
     emits = fmt.interval(traffic.tokens_per_round)
-    yield f"{fmt.sentence(wording.any_engine(report))}, {setting}: a round emits {emits} tokens,"
+    yield f"{fmt.sentence(any_engine(report))}, {setting}: a round emits {emits} tokens,"
     yield "and is faster where it costs less than that many plain decode steps."
     if traffic.break_even_length is not None:
         here = fmt.number(traffic.break_even_length)
         slow = " (below 1: plain decoding was slow when it was timed)" if traffic.break_even_length < 1 else ""
         yield f"With the step times of section times it costs {here}{slow}."
+
+
+def any_engine(report: Report) -> str:
+    """Where tokens per round hold: of a target in another dtype than the served one, not there."""
+    served = report.traffic.served_dtype
+    where = "" if served is None else f" that serves the target in {report.run.dtype}, not in {served}"
+    return f"on any engine{where}"
 
 
 FEW_MARK = "'"
@@ -120,7 +127,12 @@ def drafts(report: Report) -> Iterator[Block]:
 
 def of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
     """Return how a result is written by its best gamma, from how that is."""
-    return lambda result: cell(best) if (best := wording.at_best(result)) else fmt.NOTHING
+    return lambda result: cell(best) if (best := at_best(result)) else fmt.NOTHING
+
+
+def at_best(result: Result) -> GammaResult | None:
+    """A result at its chosen gamma."""
+    return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
 
 
 def formula(value: str, error: float | None) -> str:
@@ -307,17 +319,22 @@ def causes(report: Report) -> Iterator[Block]:
         columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
         columns |= {
             "most to gain": lambda item: item.best or fmt.NOTHING,
-            "now": lambda item: wording.reached(item.tokens_per_round, item.speedup),
-            "with it": lambda item: (
-                wording.reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING
-            ),
-            "nothing\nlost": lambda item: wording.reached(None, item.perfect_speedup),
+            "now": lambda item: reached(item.tokens_per_round, item.speedup),
+            "with it": lambda item: reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING,
+            "nothing\nlost": lambda item: reached(None, item.perfect_speedup),
         }
         columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
         remedies = {best.name: best.remedy for item in items if (best := _best(item))}
         below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
         what = "what is lost, by cause, and what removing it could bring"
         yield from table_of(f"{title}: {what}", items, columns, left=("most to gain",), below=below)
+
+
+def reached(tokens: float | None, faster: float | None) -> str:
+    """A speedup, or where that is not known tokens per round, marked t."""
+    if faster is not None:
+        return fmt.number(faster, unit="x")
+    return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
 
 
 def _best(item: Attribution) -> Cause | None:
@@ -332,8 +349,8 @@ def load(report: Report) -> Iterator[Block]:
     """Yield the best speedup at every concurrency, and up to which of them the draft pays."""
     traffic = report.traffic
     if traffic.load:
-        each = ", ".join(f"{item.concurrency}: {wording.best_at(item)}" for item in traffic.load)
-        last = wording.pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
+        each = ", ".join(f"{item.concurrency}: {best_at(item)}" for item in traffic.load)
+        last = pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
         limit = {"none": "none of these", "all": "all of these"}.get(last, f"up to {last}")
         yield f"the whole traffic, draft {traffic.draft}, by sequences decoded at a time (best gamma): {each}"
         yield f"{traffic.min_speedup:g}x is reached at {limit}"
@@ -344,12 +361,24 @@ def load(report: Report) -> Iterator[Block]:
         rows = []
         for name, result in zip(text_names(shown, results), shown, strict=True):
             cells = dict.fromkeys(map(str, known), fmt.NOTHING)
-            cells |= {str(item.concurrency): wording.best_at(item) for item in result.load}
-            rows.append((name, cells | {"pays up to": wording.pays(result.pays_up_to, known)}))
+            cells |= {str(item.concurrency): best_at(item) for item in result.load}
+            rows.append((name, cells | {"pays up to": pays(result.pays_up_to, known)}))
         if rows:
             columns = (*map(str, known), "pays up to")
             what = "best speedup (gamma) of all documents, by sequences decoded at a time"
             yield Table(f"{title}: {what}", columns, rows, draft=shown[0].draft)
+
+
+def best_at(item: AtConcurrency) -> str:
+    """The best gamma's speedup, and that gamma."""
+    return fmt.NOTHING if item.speedup is None else f"{fmt.number(item.speedup.value, unit='x')} ({item.best_gamma})"
+
+
+def pays(last: int | None, known: Sequence[int]) -> str:
+    """Up to which concurrency it pays; where that is the largest that there are times for, no limit was seen."""
+    if last is None:
+        return "none"
+    return "all" if last == known[-1] else str(last)
 
 
 def requests(report: Report) -> Iterator[Block]:
@@ -364,7 +393,7 @@ def requests(report: Report) -> Iterator[Block]:
         "slower": lambda best: fmt.percent(best.of_documents.slower),
     }
     for title, results in judged(report):
-        shown = [result for result in results if (best := wording.at_best(result)) and best.of_documents]
+        shown = [result for result in results if (best := at_best(result)) and best.of_documents]
         cells = {name: of_best(cell) for name, cell in columns.items()}
         yield from table_of(f"{title}: requests and single documents", shown, cells, among=results)
 
@@ -373,7 +402,7 @@ def certificates(report: Report) -> Iterator[Block]:
     """Yield what thresholds say about each draft."""
     if report.certificates is None:
         return
-    infinite, nothing = wording.without_mean_divergence(report), wording.uncertified(report)
+    infinite, nothing = without_mean_divergence(report), wording.uncertified(report)
     for draft in dict.fromkeys(item.draft for item in report.certificates.certificates):
         if draft in infinite:
             yield f"draft {infinite[draft]}"
@@ -389,6 +418,23 @@ def certificates(report: Report) -> Iterator[Block]:
         yield f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there."
     if report.certificates.unknown:
         yield f"No certificate is known for {', '.join(report.certificates.unknown)}: no threshold, whatever the draft."
+
+
+def without_mean_divergence(report: Report) -> dict[str, str]:
+    """Say of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
+    said: dict[str, str] = {}
+    if report.certificates is None:
+        return said
+    for draft, facts in report.run.draft_models.items():
+        mine = [item for item in report.certificates.certificates if item.draft == draft]
+        if facts.reduced_vocabulary and mine and all(math.isinf(item.mean_divergence) for item in mine):
+            bounds = [item for item in report.certificates.lossless if item.draft == draft]
+            each = (f"{text_name(item, bounds, not item.on_policy)} {fmt.share(1 - item.beta.value)}" for item in bounds)
+            said[draft] = (
+                f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite at such positions and "
+                f"on average. Mean total variation, 1 - overlap: {', '.join(each)}"
+            )
+    return said
 
 
 def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
+from alphaprof.render.blocks import text_name
 from alphaprof.render.tables import NAME_WIDTH, named_table, plain, show
-from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import Interval
