@@ -295,7 +295,7 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
 
 
 def _memory_shares(manifest: Manifest, options: Mapping[str, Any]) -> Iterator[DraftMemoryShare]:
-    """Yields what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
+    """Yield what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
     accelerators or of the GPU of a measurement; else it is not known.
     """
     memory, tp = None, 1

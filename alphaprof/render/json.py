@@ -24,7 +24,7 @@ class Published(Protocol):
 
 
 def render_json(value: Published) -> str:
-    """Returns the fields as JSON, after the name and version of their format.
+    """Return the fields as JSON, after the name and version of their format.
 
     Unknown values are null, an infinite bound is the string "inf". Raises `ValueError` for NaN, which no answer holds.
     """

@@ -24,7 +24,7 @@ def plain(text: str) -> Text:
 
 
 def empty_table(*columns: str, left: Collection[str] = (), wrapped: Collection[str] = ()) -> Table:
-    """Makes an empty table whose columns hold numbers, which are never cut; those in `left` hold words, and those in
+    """Make an empty table whose columns hold numbers, which are never cut; those in `left` hold words, and those in
     `wrapped` go on in the next line.
     """
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -34,7 +34,7 @@ def empty_table(*columns: str, left: Collection[str] = (), wrapped: Collection[s
 
 
 def named_table(name: str = "domain", *columns: str, left: Collection[str] = (), wrapped: Collection[str] = ()) -> Table:
-    """Makes an empty table whose first column holds names; the others are those of `empty_table`."""
+    """Make an empty table whose first column holds names; the others are those of `empty_table`."""
     table = empty_table(name, *columns, left=(name, *left), wrapped=wrapped)
     first = table.columns[0]
     first.overflow, first.no_wrap, first.min_width, first.max_width = "fold", False, NAME_KEPT, NAME_WIDTH
@@ -103,7 +103,7 @@ def _total(columns: Sequence[_Texts]) -> int:
 
 
 def _parts(columns: Sequence[_Texts], width: int) -> Iterator[list[_Texts]]:
-    """Yields columns in parts that fit, beside those that tell rows apart; one column at least."""
+    """Yield columns in parts that fit, beside those that tell rows apart; one column at least."""
     if _total(columns) <= width:
         yield list(columns)
         return

@@ -126,7 +126,7 @@ class ResultOnText:
 def attribution(
     part: LogPart, judged: Sequence[ResultOnText], flavour: Flavour, timing: Timing, confidence: float
 ) -> tuple[Attribution, ...]:
-    """Attributes what is lost under the rules that verdicts concern, and under chains that keep the text where it is theirs.
+    """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text where it is theirs.
     Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
     """
     if not part.run.has_log or not part.run.shards:
@@ -285,7 +285,7 @@ class ShardTexts:
 
     @classmethod
     def of(cls, run: Run, index: int) -> ShardTexts:
-        """Reads the texts of a complete shard."""
+        """Read the texts of a complete shard."""
         table = run.continuations(index, [*SHAPED, "prompt_tokens", "prompt_ids"])
         emitted = columns_at(run, next(iter(run.manifest.drafts)), index, ["token"])["token"]  # rules read it too
         shape = Shape.of(table)
@@ -398,7 +398,7 @@ class LossReplay:
     flavour: Flavour
 
     def rounds(self, changed: Array) -> Rounds:
-        """Replays the rounds with the drafts of changed positions accepted.
+        """Replay the rounds with the drafts of changed positions accepted.
 
         Expectations keep a control variate: a_t - beta_t of the text at all positions, the changed ones too, since those are
         chosen by the token that came, and over a choice like that its mean is not 0.

@@ -96,7 +96,7 @@ class LosslessTally:
 
 
 def tallies(run: Run, draft: str) -> dict[str, Tally]:
-    """Counts what the log says of every rule that it holds thresholds of, by id of the rule."""
+    """Count what the log says of every rule that it holds thresholds of, by id of the rule."""
     rules = rules_of(list(run.log_rules.certified))
     parts: dict[str, list[Tally]] = {rule.id: [] for rule in rules}
     for columns, shape in shards(run, draft, [*READ, *columns_of_certificates(rules)]):
@@ -110,7 +110,7 @@ def tallies(run: Run, draft: str) -> dict[str, Tally]:
 
 
 def columns_of_certificates(rules: Sequence[BoundRule]) -> list[str]:
-    """Names the columns of the log that certificates of these rules read beside READ."""
+    """Name the columns of the log that certificates of these rules read beside READ."""
     return ["kl_target_draft", *(f"threshold_{rule.id}" for rule in rules)]
 
 
@@ -136,7 +136,7 @@ def _tally(rule: BoundRule, columns: dict[str, Array], shape: Shape) -> Tally:
 
 
 def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> tuple[Array, Array]:
-    """Judges every position by its certificate: which positions have one, and at which of these acceptance is certain; both
+    """Judge every position by its certificate: which positions have one, and at which of these acceptance is certain; both
     [positions]. `columns`: READ and `columns_of_certificates`.
     """
     judged = judged_positions(rule, columns, shape)
@@ -166,7 +166,7 @@ def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
 
 
 def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
-    """Sums [documents] of chosen values, infinite ones included."""
+    """Sum [documents] of chosen values, infinite ones included."""
     chosen_values = np.where(chosen, values, 0.0)
     finite = np.isfinite(chosen_values)
     infinite = shape.sums(~finite) > 0

@@ -63,7 +63,7 @@ class DocumentResult:
 def decile_counts(
     run: Run, draft: str, rules: Sequence[BoundRule], edges: Mapping[str, Array]
 ) -> dict[tuple[str, str], Array]:
-    """Counts a draft's positions by id of the rule and axis, [documents, bins, 4]: those with a proposal, the sum of beta_t
+    """Count a draft's positions by id of the rule and axis, [documents, bins, 4]: those with a proposal, the sum of beta_t
     over them, those that have a certificate, and those of them that are certified. Nothing where the run has no complete
     shard.
 

@@ -194,7 +194,7 @@ def _run(text: TextGroup, rule: str, log: TargetLog, certain: CertainRuns, confi
 
 
 def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
-    """Yields what drafts that run no model (prompt lookup) reach on a text, under the rules that verdicts concern."""
+    """Yield what drafts that run no model (prompt lookup) reach on a text, under the rules that verdicts concern."""
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
         same = (result.domain, result.continuation, result.sampling, result.own) == mine
