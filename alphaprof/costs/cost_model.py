@@ -206,7 +206,7 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
 
         models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
         lookups = [name for name in manifest.drafts if name not in models]
-        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"], _heads(manifest))
+        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"], _heads_of(manifest))
     else:
         rows = _roofline(manifest, options, gamma, context)
     return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
@@ -230,14 +230,14 @@ def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, contex
     setting = RooflineSetting(**{field.name: options[field.name] for field in dataclasses.fields(RooflineSetting)})
     models = manifest.drafts.items()
     drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
-    target = _shape(TARGET, manifest.target, options, options["weight_bytes"])
+    target = _configured_shape(TARGET, manifest.target, options, options["weight_bytes"])
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
     places = (options["concurrency"], contexts)
-    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads(manifest))
+    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads_of(manifest))
 
 
-def _heads(manifest: Manifest) -> list[str]:
+def _heads_of(manifest: Manifest) -> list[str]:
     """The drafts whose first step of a round is one of its own."""
     return [name for name, facts in manifest.drafts.items() if facts.by_depth and facts.has_steps]
 
@@ -245,10 +245,10 @@ def _heads(manifest: Manifest) -> list[str]:
 def _draft_shape(name: str, facts: DraftFacts, options: Mapping[str, Any]) -> ModelShape:
     # Layers of the target have the target's weights, quantised or not.
     weight_bytes = "weight_bytes" if facts.shares_target_weights else "draft_weight_bytes"
-    return _shape(name, facts, options, options.get(weight_bytes))
+    return _configured_shape(name, facts, options, options.get(weight_bytes))
 
 
-def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
+def _configured_shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
     shape = shape_of(name, facts)
     kv_bytes = options.get("kv_bytes") or shape.kv_bytes
     return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
@@ -306,7 +306,7 @@ def _memory_shares(manifest: Manifest, options: Mapping[str, Any]) -> Iterator[D
     for name, facts in manifest.drafts.items():
         if facts.shape is None or manifest.target.shape is None:
             continue
-        target = _shape(TARGET, manifest.target, options, options.get("weight_bytes"))
+        target = _configured_shape(TARGET, manifest.target, options, options.get("weight_bytes"))
         draft, shared = _draft_shape(name, facts, options), facts.shares_target_weights
         shares = draft_memory(target, draft, memory, tp, shared) if memory else None
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token

@@ -90,7 +90,7 @@ def read_engine_table(
             if "mode" in cells:
                 row = _vllm_row(VllmEntry.model_validate(cells), kinds)
             else:
-                row = _row(TableRow.model_validate(cells), kinds)
+                row = _step_row(TableRow.model_validate(cells), kinds)
         except ValueError as error:  # ValidationError is one
             hint = f"the columns are {', '.join(COLUMNS)}; numbers have a point and no unit, like 12.5"
             raise CostsUnreadable(f"{where}: {_problem(error)}", hint) from None
@@ -126,7 +126,7 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
     return replace(row, ms=ms, relative_error=row.relative_error * row.ms / ms, rounds=rounds)
 
 
-def _row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
+def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
     kind = _kind(row.model, kinds)
     usual = STEPS_OF[kind][0] if kind != "target" or row.tokens == 1 else "verify"
     step = row.step or usual

@@ -289,7 +289,7 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
-    """Shares of the decode time with the draft, as `_parts` names them, [parts]. First steps are counted with the round
+    """Shares of the decode time with the draft, as `_time_parts` names them, [parts]. First steps are counted with the round
     before them, as in `time_spent`.
     """
     exactly, gamma = counts.exactly, counts.drafted.shape[1]
@@ -303,7 +303,7 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     return np.asarray(parts / parts.sum())
 
 
-def _parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
+def _time_parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
     """What a round's time consists of, each part with what identifies its step: verification of n = 1..gamma+1, which is the
     same step with any draft, draft steps, first ones of their own, searches, bookkeeping.
     """
@@ -312,11 +312,11 @@ def _parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
     return [*verify, *((("step", id(time)), time) for time in others)]
 
 
-def _shares(decoded: Decoded, part: float) -> list[Share]:
+def _spent_on(decoded: Decoded, part: float) -> list[Share]:
     """What a domain that takes `part` of the whole time spends it on."""
     counts, times = decoded
     shares = (part * time_shares(counts, times)).tolist()
-    return [(share, *each) for share, each in zip(shares, _parts(times, counts.drafted.shape[1]), strict=True)]
+    return [(share, *each) for share, each in zip(shares, _time_parts(times, counts.drafted.shape[1]), strict=True)]
 
 
 def _decoding(times: StepTimes, part: float = 1.0) -> list[Share]:
@@ -333,10 +333,10 @@ def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
     """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens."""
-    return _weighted([(counts, times) for counts in domains], weights)
+    return _by_weights([(counts, times) for counts in domains], weights)
 
 
-def _weighted(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup | None:
+def _by_weights(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup | None:
     """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens.
 
     1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
@@ -351,10 +351,10 @@ def _weighted(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup |
     ratios = [ratio(*each) for each in sums]
     parts = [weight * one.value for weight, one in zip(weights, ratios, strict=True)]
     time = sum(parts)
-    whole = _added([counts for counts, _ in domains], weights, sums, ratios, time)
-    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _shares(decoded, part / time)]
-    traffic = _speedup(whole, _bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
-    each = [_speedup(one, _bounds([decoded]), EXACT) for one, decoded in zip(ratios, domains, strict=True)]
+    whole = _sum_of_ratios([counts for counts, _ in domains], weights, sums, ratios, time)
+    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _spent_on(decoded, part / time)]
+    traffic = _from_time(whole, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
+    each = [_from_time(one, _token_bounds([decoded]), EXACT) for one, decoded in zip(ratios, domains, strict=True)]
     slower, faster = _unseen_apart(each, [part / time for part in parts], whole.documents)
     return replace(traffic, unseen_slower=slower, unseen_faster=faster)
 
@@ -369,7 +369,7 @@ def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents:
     return slower, together(*(part * one.unseen_faster for part, one in zip(parts, domains, strict=True)))
 
 
-def _added(
+def _sum_of_ratios(
     domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[Sums], ratios: Sequence[Ratio], value: float
 ) -> Ratio:
     """The weighted sum of the ratios of domains, which is `value`, with its error."""
@@ -395,8 +395,8 @@ def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | N
     sums = [spent_and_base(*decoded) for decoded in domains]
     spent, time = _ratio_of_all([counts for counts, _ in domains], sums, strata)
     parts = [float(each.sum() / spent) for each, _ in sums]
-    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _shares(decoded, part)]
-    return _speedup(time, _bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
+    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _spent_on(decoded, part)]
+    return _from_time(time, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
 
 
 def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: Array | None) -> tuple[float, Ratio]:
@@ -413,7 +413,7 @@ def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: 
     return float(spent.sum()), ratio(spent, base, strata[clusters], sizes.astype(np.float64))
 
 
-def _bounds(domains: Sequence[Decoded]) -> tuple[float, float]:
+def _token_bounds(domains: Sequence[Decoded]) -> tuple[float, float]:
     """The least and the most that a token can cost in any of some domains."""
     each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in domains]
     return min(least for least, _ in each), max(most for _, most in each)
@@ -444,7 +444,7 @@ class Mix:
         """The same where each domain is decoded in its own way."""
         if self.weights is None:
             return _as_sampled(domains, self.strata)
-        return _weighted(domains, self.weights)
+        return _by_weights(domains, self.weights)
 
     def value(self, domains: Sequence[Decoded]) -> float | None:
         """The value of `routed` alone, which takes a fraction of its time."""
@@ -475,15 +475,15 @@ class Mix:
         off = [(after - time * before, base) for (before, base), (after, _) in zip(one, two, strict=True)]
         counts = [each for each, _ in ways[0]]
         if self.weights:
-            error = _added(counts, weights, off, [ratio(*each) for each in off], 0.0)
+            error = _sum_of_ratios(counts, weights, off, [ratio(*each) for each in off], 0.0)
         else:
             _, error = _ratio_of_all(counts, off, self.strata)
         relative = Ratio(time, error.stderr / whole, error.documents, error.freedom, error.third / whole**3)
         before, after = (
-            [share for part, decoded in zip(side, way, strict=True) for share in _shares(decoded, part / sum(side))]
+            [share for part, decoded in zip(side, way, strict=True) for share in _spent_on(decoded, part / sum(side))]
             for side, way in zip(parts, ways, strict=True)
         )
-        gain = _speedup(relative, _gain_bounds(*ways), _timing_error(after, before))
+        gain = _from_time(relative, _gain_bounds(*ways), _timing_error(after, before))
         slower, faster = gain.unseen_slower, gain.unseen_faster
         if self.weights:
             apart = [part / sum(parts[1]) for part in parts[1]]
@@ -497,7 +497,7 @@ def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
     (spent, _), (after, _) = spent_and_base(*first), spent_and_base(*second)
     documents = distinct(first[0].cluster[first[0].tokens > 0])
     time = Ratio(float(after.sum() / spent.sum()), 0.0, documents, 0.0)
-    return _speedup(time, _gain_bounds([first], [second]), EXACT)
+    return _from_time(time, _gain_bounds([first], [second]), EXACT)
 
 
 def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[float, float]:
@@ -505,7 +505,7 @@ def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[f
     bounds = [(1.0, 1.0)]
     for one, two in zip(first, second, strict=True):
         if one is not two:
-            (least, most), (low, high) = _bounds([one]), _bounds([two])
+            (least, most), (low, high) = _token_bounds([one]), _token_bounds([two])
             bounds.append((low / most, high / least))
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
@@ -524,7 +524,7 @@ class TimingError(NamedTuple):
 EXACT = TimingError(0.0, math.inf)
 
 
-def _speedup(time: Ratio, bounds: tuple[float, float], timing: TimingError) -> Speedup:
+def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) -> Speedup:
     """The speedup from the relative `time`, the least and the most that a token can cost, and the error of step times."""
     (best, worst), share = bounds, unseen(time.documents)
     return Speedup(
@@ -559,8 +559,8 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
     decoding = spent.sum() / (spent + prompts + more).sum()
-    shares, before = _shares((counts, times), decoding), float(base.sum() / (base + prompts).sum())
-    return _speedup(time, (min(best, 1.0), slowest), _timing_error(shares, _decoding(times, before)))
+    shares, before = _spent_on((counts, times), decoding), float(base.sum() / (base + prompts).sum())
+    return _from_time(time, (min(best, 1.0), slowest), _timing_error(shares, _decoding(times, before)))
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:

@@ -104,7 +104,7 @@ class StepTable:
             draft=_time(steps, name, 1, batch, context) if steps else NOTHING,
             lookup=_time(searches, f"lookup of {name}", 1, batch, context) if searches else NOTHING,
             draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
-            bookkeeping=_added([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
+            bookkeeping=_summed_times([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
             draft_first={n: _time(first, f"the first step of {name}", n, batch, context) for n in counts},
         )
 
@@ -128,7 +128,7 @@ class StepTable:
         return self._cells.get((model, step), {})
 
 
-def _between(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
+def _neighbors(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
     """The known numbers around the wanted one with their weights: one that is equal, or two; none outside of them."""
     if not known or not known[0] <= wanted <= known[-1]:
         return []
@@ -172,21 +172,21 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
     """A time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that of the
     nearest end. Raises `Unmeasured`.
     """
-    usable = [near for near, cell in cells.items() if _between(sorted(cell), tokens)]
+    usable = [near for near, cell in cells.items() if _neighbors(sorted(cell), tokens)]
     parts: list[tuple[float, StepTime]] = []
-    for near, weight in _between(usable, batch):
-        for count, share in _between(sorted(cells[near]), tokens):
+    for near, weight in _neighbors(usable, batch):
+        for count, share in _neighbors(sorted(cells[near]), tokens):
             rows = {row.context: row for row in cells[near][count]}
             contexts = list(rows)
-            for place, part in _between(contexts, min(max(context, contexts[0]), contexts[-1])):
+            for place, part in _neighbors(contexts, min(max(context, contexts[0]), contexts[-1])):
                 parts.append((weight * share * part, _as_time(rows[place])))
     if not parts:
         timed = "; ".join(f"batch {near}, tokens {min(cell)}-{max(cell)}" for near, cell in cells.items()) or "none"
         raise Unmeasured(f"no step time for {what} at batch {batch}, tokens {tokens} (timed: {timed})")
-    return parts[0][1] if len(parts) == 1 else _added(parts)
+    return parts[0][1] if len(parts) == 1 else _summed_times(parts)
 
 
-def _added(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
+def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
     """The weighted sum of times: round by round, as far as all of them go; errors of their own are independent."""
     ms = sum(weight * time.ms for weight, time in parts)
     error = math.sqrt(sum((weight * time.ms * time.relative_error) ** 2 for weight, time in parts))

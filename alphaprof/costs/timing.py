@@ -101,7 +101,7 @@ def _t(logs: Array) -> tuple[float, float]:
 
 
 def _ordered(logs: Array) -> tuple[float, float]:
-    place, share = _place(len(logs))
+    place, share = _order_statistics(len(logs))
     ordered = np.sort(logs)
     low = (1 - share) * ordered[place - 1] + share * ordered[place]
     high = (1 - share) * ordered[-place] + share * ordered[-place - 1]
@@ -109,7 +109,7 @@ def _ordered(logs: Array) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=256)
-def _place(rounds: int) -> tuple[int, float]:
+def _order_statistics(rounds: int) -> tuple[int, float]:
     """The last k for which the k-th values from both ends enclose a median with 95 %, and the share of the next one."""
     covered = 1 - 2 * bdtr(np.arange(rounds // 2), rounds, 0.5)
     place = int((covered >= LEVEL).sum())

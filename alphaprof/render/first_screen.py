@@ -54,25 +54,25 @@ class FirstScreen:
 def first_screen(report: Report) -> FirstScreen:
     """The first screen of a report."""
     by_code: dict[str, list[Note]] = {}
-    for note in sorted(report.notes, key=_rank):
+    for note in sorted(report.notes, key=_importance):
         by_code.setdefault(note.code, []).append(note)
-    load, pays = _load(report)
+    load, pays = _load_table(report)
     return FirstScreen(
-        run=_run(report),
+        run=_what_was_run(report),
         verdict=report.verdict,
         about=tuple(_about(report)),
         route=tuple(_route(report)),
         times=_times(report),
-        table=_table(report),
+        table=_domain_table(report),
         load=load,
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
         serve=tuple(_serve(report)),
-        more=_more(report, max(len(by_code) - NOTES, 0)),
+        more=_what_else(report, max(len(by_code) - NOTES, 0)),
     )
 
 
-def _rank(note: Note) -> int:
+def _importance(note: Note) -> int:
     return RANKS.get(note.code, len(RANKS))
 
 
@@ -80,7 +80,7 @@ def _others(count: int) -> str:
     return f" (and {count} more like it)" if count else ""
 
 
-def _run(report: Report) -> str:
+def _what_was_run(report: Report) -> str:
     run = report.run
     counts = f"{fmt.many(run.documents, 'doc')}, {fmt.many(run.positions, 'token')}"
     source = f"imported from {run.imported}, " if run.imported else ""
@@ -101,8 +101,8 @@ def _about(report: Report) -> Iterator[str]:
         return
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
     where = " everywhere" if len(report.domains) > 1 else ""
-    faster = _speedup(report.speedup, traffic.min_speedup, "x")
-    yield f"{report.draft}{where}, {_tokens(report.gamma)}: {faster}, {asked}{measured}"
+    faster = _speedup_text(report.speedup, traffic.min_speedup, "x")
+    yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}: {faster}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
     mine = _mine(report)
@@ -113,7 +113,7 @@ def _about(report: Report) -> Iterator[str]:
         yield traffic.reason
 
 
-def _tokens(gamma: int | None) -> str:
+def _speculative_tokens(gamma: int | None) -> str:
     return fmt.many(gamma or 0, "speculative token")
 
 
@@ -137,7 +137,7 @@ def _route(report: Report) -> Iterator[str]:
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    gain = f"{_signed(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} that did not choose them"
+    gain = f"{_gain_text(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} that did not choose them"
     faster = fmt.interval(route.speedup, "x")
     if not route.worth_it:
         yield f"one pool: not worth a {'second' if len(route.pools) == 2 else 'third'} pool, {route.why_not}"
@@ -158,7 +158,7 @@ def _pool_of(report: Report, domain: str) -> str:
     return next((letter for letter, pool in zip(LETTERS, pools, strict=False) if domain in pool.domains), "")
 
 
-def _signed(gain: Interval) -> str:
+def _gain_text(gain: Interval) -> str:
     return f"{100 * gain.value:.1f} % [{100 * gain.low:.1f}, {100 * gain.high:.1f}]"
 
 
@@ -176,7 +176,7 @@ def _times(report: Report) -> str:
     return f"{where}; computed by a roofline of {cost.device}: not measured"
 
 
-def _speedup(interval: Interval | None, asked: float, unit: str = "") -> str:
+def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> str:
     """A speedup with its interval, whose ends are not rounded to the other side of what was asked for."""
     if interval is None:
         return fmt.NOTHING
@@ -184,18 +184,18 @@ def _speedup(interval: Interval | None, asked: float, unit: str = "") -> str:
     return f"{fmt.number(interval.value, unit=unit)} [{low}, {high}]"
 
 
-def _table(report: Report) -> Table:
+def _domain_table(report: Report) -> Table:
     """The one table; columns in which nothing is known are left out."""
-    every = [*(_row(report, item) for item in report.domains), *_total(report)]
+    every = [*(_domain_row(report, item) for item in report.domains), *_total_row(report)]
     known = {column for _, cells in every for column, cell in cells.items() if cell}
     rows = [(name, {column: cell for column, cell in cells.items() if column in known}) for name, cells in every]
     domains = len(report.domains)
     return table_by_columns("Domains", rows[:domains], left=LEFT, footer=rows[domains:], below=tuple(_below(report)))
 
 
-def _row(report: Report, item: DomainAnswer) -> Row:
+def _domain_row(report: Report, item: DomainAnswer) -> Row:
     cells = {"pool": _pool_of(report, item.domain), "share": fmt.percent(item.share), "docs": fmt.count(item.documents)}
-    cells |= _answer(report, item.best)
+    cells |= _draft_cells(report, item.best)
     cells["verdict"] += ALONE if _alone(item) else ""
     return fmt.short(item.domain), cells | {"next best": _next_best(item.next_best, item.ahead)}
 
@@ -205,7 +205,7 @@ def _alone(item: DomainAnswer) -> bool:
     return item.best.verdict != item.adjusted
 
 
-def _answer(report: Report, answer: DraftAnswer) -> dict[str, str]:
+def _draft_cells(report: Report, answer: DraftAnswer) -> dict[str, str]:
     """The cells of a draft and what it does."""
     head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
     first = report.run.imported is not None or _all_heads(report)
@@ -215,7 +215,7 @@ def _answer(report: Report, answer: DraftAnswer) -> dict[str, str]:
         "accept@1" if first else "alpha": fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
         + (MARK if head and not first else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
-        f"speedup [{fmt.level(report.confidence)}]": _speedup(answer.speedup, report.traffic.min_speedup),
+        f"speedup [{fmt.level(report.confidence)}]": _speedup_text(answer.speedup, report.traffic.min_speedup),
         "verdict": answer.verdict,
     }
 
@@ -234,10 +234,10 @@ def _next_best(answer: DraftAnswer | None, ahead: Interval | None) -> str:
     return f"{answer.draft} {fmt.number(answer.speedup.value)}{same}"
 
 
-def _total(report: Report) -> Iterator[Row]:
+def _total_row(report: Report) -> Iterator[Row]:
     mine = _mine(report)
     if mine is not None and len(report.domains) > 1:
-        cells = {"pool": "", "share": "100%", "docs": fmt.count(report.run.documents)} | _answer(report, mine)
+        cells = {"pool": "", "share": "100%", "docs": fmt.count(report.run.documents)} | _draft_cells(report, mine)
         yield TOTAL, cells | {"next best": _next_best(_second(report), None)}
 
 
@@ -248,7 +248,7 @@ def _below(report: Report) -> Iterator[str]:
         yield "speedup: held-out documents; other columns: all documents"
     if any(answer.speedup for answer in shown):
         yield f"verdicts use one-sided {fmt.level(report.confidence)} bounds; the intervals shown are two-sided"
-    if any(MARK in cell for answer in shown for cell in _answer(report, answer).values()):
+    if any(MARK in cell for answer in shown for cell in _draft_cells(report, answer).values()):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
@@ -273,7 +273,7 @@ def _pays_nowhere(report: Report, answer: DraftAnswer) -> bool:
     return verdicts == {"NO-GO"}
 
 
-def _load(report: Report) -> tuple[Table | None, str]:
+def _load_table(report: Report) -> tuple[Table | None, str]:
     """Best γ and its speedup by concurrency, and up to which concurrency that reaches what was asked for."""
     traffic = report.traffic
     known = [(item, item.speedup) for item in traffic.load if item.speedup is not None]
@@ -308,7 +308,7 @@ def _serve(report: Report) -> Iterator[tuple[str, str]]:
         yield f"alphaprof export {run} --gamma {pool.gamma} --to {formats[0]}", also
 
 
-def _more(report: Report, notes: int) -> str:
+def _what_else(report: Report, notes: int) -> str:
     names = [section.name for section in chosen([ALL], report)]
     shown = [f"notes ({notes} more)" if name == "notes" and notes else name for name in names]
     return f"--show {', '.join(shown)} or {ALL}; --format html, json, md or csv"

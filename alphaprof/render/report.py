@@ -71,7 +71,7 @@ class ReportAnswer(Report):
         for line in (*screen.about[1:], "; ".join(screen.route), screen.times, screen.run):
             lines += [escaped_sentence(line), ""] if line else []
         lines += table_lines(screen.table)
-        lines += block_lines(self.blocks()) if self.show else _folded(self, COMMENT - _bytes(lines))
+        lines += block_lines(self.blocks()) if self.show else _folded_sections(self, COMMENT - _bytes(lines))
         return "\n".join(lines).rstrip() + "\n"
 
     def html(self) -> str:
@@ -79,7 +79,7 @@ class ReportAnswer(Report):
         return render_html(self)
 
 
-def _folded(report: Report, room: int) -> Iterator[str]:
+def _folded_sections(report: Report, room: int) -> Iterator[str]:
     """Yield all sections folded, the notes first; those that do not fit into `room` bytes are named."""
     left_out = []
     for section in sorted(chosen([ALL], report), key=lambda section: section.name != "notes"):
@@ -105,13 +105,13 @@ def _on_one_screen(screen: FirstScreen, console: Console) -> list[Text]:
     """
     lines: list[Text] = []
     for most_of_note, most_of_others in ((2, 2), (1, 2), (1, 1)):
-        lines = list(_lines(screen, console, most_of_note, most_of_others))
+        lines = list(_screen_lines(screen, console, most_of_note, most_of_others))
         if len(lines) <= LINES or console.width < WIDTH:
             break
     return lines
 
 
-def _lines(screen: FirstScreen, console: Console, note_lines: int, others: int) -> Iterator[Text]:
+def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others: int) -> Iterator[Text]:
     """Yield the first screen. `note_lines`: most lines of a note; `others`: of a reason, or of a remark below the table."""
     width = min(console.width, WIDTH)
     said = partial(_said, console, width)
@@ -125,14 +125,14 @@ def _lines(screen: FirstScreen, console: Console, note_lines: int, others: int) 
         yield from said("" if place else "ROUTE", line)
     yield from said("Times", screen.times)
     yield Text()
-    shown, left_out = _table(screen.table, width)
+    shown, left_out = _domain_lines(screen.table, width)
     yield from shown
     if left_out:
         yield from said("", f"left out, the terminal is narrow: {', '.join(left_out)}", indent=0)
     for line in screen.table.below:
         yield from said("", line, indent=0, most=others, cut=" (--show drafts)")
     yield Text()
-    for place, line in enumerate(_load(screen.load, screen.pays) if screen.load else ()):
+    for place, line in enumerate(_load_lines(screen.load, screen.pays) if screen.load else ()):
         yield from said("" if place else "Load", line)
     for place, note in enumerate(screen.notes):
         yield from said("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
@@ -168,7 +168,7 @@ def _said(
         yield (Text(" " * (indent + hang)) if place else Text(label.ljust(indent), style)).append_text(line)
 
 
-def _table(table: Table, width: int) -> tuple[list[Text], list[str]]:
+def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
     """Return the lines of the one table, and the columns that it goes without because the terminal is narrow."""
     head: Row = (table.named, {column: column for column in table.columns})
     rows = [{table.named: name, **cells} for name, cells in (head, *table.rows, *table.footer)]
@@ -204,7 +204,7 @@ def _cut(cell: str, most: int | None) -> Text:
     return text
 
 
-def _load(table: Table, pays: str) -> Iterator[str]:
+def _load_lines(table: Table, pays: str) -> Iterator[str]:
     """Yield the best speedups by concurrency, and beside them up to where they are enough."""
     head: Row = (table.named, {column: column for column in table.columns})
     rows = [head, *table.rows]

@@ -179,7 +179,7 @@ def gammas(report: Report) -> Iterator[Block]:
     """Yield tokens per round and speedup at every gamma, and acceptance by depth where depths differ, under every rule that
     has rounds of its own.
     """
-    yield _against_gamma(report)
+    yield _gamma_figure(report)
     yield _figure(
         report,
         "depths",
@@ -200,12 +200,12 @@ def gammas(report: Report) -> Iterator[Block]:
         for same in (decisive, [result for result in others if result.rule in new]):
             for rule in dict.fromkeys(result.rule for result in same):
                 results = [result for result in same if result.rule == rule]
-                yield from _lengths(f"draft {draft}, rule {rule}", results)
+                yield from _by_gamma(f"draft {draft}, rule {rule}", results)
                 if by_depth:
                     yield from _depths(f"draft {draft}, rule {rule}", results)
 
 
-def _against_gamma(report: Report) -> Figure:
+def _gamma_figure(report: Report) -> Figure:
     shaded = "Shaded: intervals; an open point without one: too few documents."
     if not wording.timed(report):
         return _figure(
@@ -231,7 +231,7 @@ def _against_gamma(report: Report) -> Figure:
     )
 
 
-def _lengths(title: str, results: Sequence[Result]) -> Iterator[Table]:
+def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:
     """Yield tokens per round and speedup for every gamma."""
     shown = [result for result in results if result.gammas]
     if not shown:
@@ -289,7 +289,7 @@ def rules(report: Report) -> Iterator[Block]:
         below = [f"  {words}" for sign, words in MARKS.items() if sign in marks]
         yield table_by_columns(title, rows, below=below, draft=draft)
     for draft in report.run.drafts:
-        yield from _phases(report, draft)
+        yield from _phase_table(report, draft)
 
 
 def _mark(result: Result) -> str:
@@ -297,7 +297,7 @@ def _mark(result: Result) -> str:
     return fmt.mark(result.on_policy, result.lossy) or " "
 
 
-def _phases(report: Report, draft: str) -> Iterator[Table]:
+def _phase_table(report: Report, draft: str) -> Iterator[Table]:
     """Yield alpha while thinking and while answering, where the profile tells them apart."""
     columns: Mapping[str, Callable[[Result], str]] = {
         "rule": lambda item: item.rule + _mark(item),
@@ -320,11 +320,13 @@ def causes(report: Report) -> Iterator[Block]:
         columns |= {
             "most to gain": lambda item: item.best or fmt.NOTHING,
             "now": lambda item: reached(item.tokens_per_round, item.speedup),
-            "with it": lambda item: reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING,
+            "with it": lambda item: (
+                reached(best.tokens_per_round, best.speedup) if (best := _best_cause(item)) else fmt.NOTHING
+            ),
             "nothing\nlost": lambda item: reached(None, item.perfect_speedup),
         }
         columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
-        remedies = {best.name: best.remedy for item in items if (best := _best(item))}
+        remedies = {best.name: best.remedy for item in items if (best := _best_cause(item))}
         below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
         what = "what is lost, by cause, and what removing it could bring"
         yield from table_of(f"{title}: {what}", items, columns, left=("most to gain",), below=below)
@@ -337,7 +339,7 @@ def reached(tokens: float | None, faster: float | None) -> str:
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
 
 
-def _best(item: Attribution) -> Cause | None:
+def _best_cause(item: Attribution) -> Cause | None:
     return next((cause for cause in item.causes if cause.name == item.best), None)
 
 
@@ -410,7 +412,7 @@ def certificates(report: Report) -> Iterator[Block]:
         if draft not in nothing:
             mine = [item for item in report.certificates.certificates if item.draft == draft]
             yield from _certified_positions(draft, mine, averaged=draft not in infinite)
-        yield from _lossless(
+        yield from _lossless_table(
             draft, [item for item in report.certificates.lossless if item.draft == draft], draft in infinite
         )
     if report.certificates.inexact:
@@ -468,7 +470,7 @@ def _rejected(item: Certificate) -> str:
     return f"{fmt.share(1 - item.accepted.value)} <= {fmt.share(item.rejected_at_most)}"
 
 
-def _lossless(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> Iterator[Table]:
+def _lossless_table(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> Iterator[Table]:
     """Yield beta and its bounds, by domain; of a draft whose vocabulary is `cut` no infinite means."""
     columns: dict[str, Callable[[LosslessBounds], str]] = {
         "beta": lambda item: fmt.share_with_interval(item.beta),
@@ -504,12 +506,12 @@ def difficulty(report: Report) -> Iterator[Block]:
     for draft in report.run.drafts:
         mine = [item for item in report.difficulty if item.draft == draft]
         both = [item for item in mine if (draft, item.rule) in certain]
-        yield from _tenths(f"draft {draft}: certified of accepted", both, _certified)
+        yield from _tenth_tables(f"draft {draft}: certified of accepted", both, _certified)
         rest = [item for item in mine if (draft, item.rule) in decisive - certain]
-        yield from _tenths(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
+        yield from _tenth_tables(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
 
 
-def _tenths(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:
+def _tenth_tables(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:
     """Yield a table for each axis and kind of text."""
     for axis in dict.fromkeys(item.axis for item in items):
         for kind, same in wording.by_kind([item for item in items if item.axis == axis]).items():
@@ -537,8 +539,8 @@ def predictability(report: Report) -> Iterator[Block]:
         return
     columns: dict[str, Callable[[Predictability], str]] = {
         "docs": lambda item: str(item.documents),
-        "entropy,\nnats": lambda item: _spread(item.entropy),
-        "margin": lambda item: _spread(item.margin),
+        "entropy,\nnats": lambda item: _spread_cell(item.entropy),
+        "margin": lambda item: _spread_cell(item.margin),
         "mean top\nprobability": lambda item: fmt.share_with_interval(item.top_prob),
     }
     if any(item.free for item in texts):
@@ -553,7 +555,7 @@ def predictability(report: Report) -> Iterator[Block]:
     budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
     title = "KL budget, nats: where half, 90 % and 99 % of the positions are still certain"
     yield table_by_columns(title, list(zip(names, budgets, strict=True)))
-    runs = [{f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"} for item in texts]
+    runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
     title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain of any draft whose KL(p||q) is nowhere larger"
     yield table_by_columns(title, list(zip(names, runs, strict=True)))
     yield "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round."
@@ -563,13 +565,13 @@ def _budget(item: Budget) -> str:
     return "\n".join(fmt.interval(value, digits=3) for value in (item.half, item.ninety, item.ninety_nine))
 
 
-def _run(run: CertainRun) -> str:
+def _certain_cell(run: CertainRun) -> str:
     """What is certain under a rule, for any draft with a bounded divergence."""
     lines = [fmt.share_with_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
     return "\n".join(lines + ([f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []))
 
 
-def _spread(values: Sequence[Interval]) -> str:
+def _spread_cell(values: Sequence[Interval]) -> str:
     """A median with its interval, and how far the values spread."""
     low, middle, high = values
     return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
@@ -648,10 +650,10 @@ def documents(report: Report) -> Iterator[Block]:
         mine = [item for item in report.documents if (item.draft, item.rule) == (draft, rule)]
         rows = [(fmt.short(item.domain), {name: cell(item) for name, cell in columns.items()}) for item in mine]
         title = f"draft {draft}, rule {rule}: worst and best documents, the slowest first"
-        yield Table(title, tuple(columns), rows, below=[f"  sources: {_files(report, mine)}"], draft=draft)
+        yield Table(title, tuple(columns), rows, below=[f"  sources: {_source_files(report, mine)}"], draft=draft)
 
 
-def _files(report: Report, documents: Sequence[DocumentResult]) -> str:
+def _source_files(report: Report, documents: Sequence[DocumentResult]) -> str:
     """Name the files of the sources that documents came from."""
     paths = [str(source["path"]).rstrip("/") for source in report.run.profile.get("data", [])]
     known = {item.source for item in documents}

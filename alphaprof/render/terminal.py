@@ -29,16 +29,16 @@ def draw(blocks: Iterable[Block], console: Console) -> None:
         console.print("\n" * (1 if isinstance(block, Heading) else waiting), end="")
         waiting = 1 if isinstance(block, Heading | Table) else 0
         if isinstance(block, Table):
-            _table(block, console)
+            _print_table(block, console)
         elif isinstance(block, Heading):
             console.print(Text(f"{block.name}: {block.title}" if block.name else block.title, "bold"))
         elif isinstance(block, Small):
             console.print(plain(block.text), style="dim")
         else:
-            _line(block, console)
+            _print_line(block, console)
 
 
-def _line(line: str, console: Console) -> None:
+def _print_line(line: str, console: Console) -> None:
     """Print a line, which goes on below where it begins; a verdict at its beginning has its colour."""
     text = plain(line.lstrip(" "))
     word, indent = outcome_of(line), len(line) - len(line.lstrip(" "))
@@ -48,19 +48,19 @@ def _line(line: str, console: Console) -> None:
         console.print(Text(" " * indent).append_text(part))
 
 
-def _table(table: Table, console: Console) -> None:
+def _print_table(table: Table, console: Console) -> None:
     """Print a table, and the lines below it."""
     drawn = named_table(table.named, *table.columns, left=table.left, wrapped=table.wrapped)
     for place, (name, cells) in enumerate([*table.rows, *table.footer]):
         if place == len(table.rows):
             drawn.add_section()
         style = "bold" if name in table.marked else ""
-        drawn.add_row(plain(name), *(_cell(cells.get(column, "")) for column in table.columns), style=style)
+        drawn.add_row(plain(name), *(_cell_text(cells.get(column, "")) for column in table.columns), style=style)
     show(drawn, table.title, console)
     for line in table.below:
-        _line(line, console)
+        _print_line(line, console)
 
 
-def _cell(text: str) -> Text:
+def _cell_text(text: str) -> Text:
     """A cell with its line breaks; an outcome has its color."""
     return Text("\n".join(map(fmt.visible, text.split("\n"))), COLOURS.get(text, ""))

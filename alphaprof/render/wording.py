@@ -1,4 +1,4 @@
-"""Name and sentences that several renderings of a report share."""
+"""Names and sentences that several renderings of a report share."""
 
 from __future__ import annotations
 

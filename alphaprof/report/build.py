@@ -89,13 +89,13 @@ def build_report(
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
-    judged, pools, traffic, parts = _judged(inquiry, shown, part)
+    judged, pools, traffic, parts = _judged_pools(inquiry, shown, part)
     results = [item.result for item in judged]
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
     timing = book.timing(question.concurrency) if book else UNTIMED
     cost = cost_of(book, question.concurrency, documents.prompt_tokens) if book else None
-    facts, certificates = _facts(run, documents, part), build_certificates(part, question.confidence)
+    facts, certificates = _run_facts(run, documents, part), build_certificates(part, question.confidence)
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -124,7 +124,7 @@ def build_report(
     )
 
 
-def _judged(
+def _judged_pools(
     inquiry: ReportInputs, shown: Sequence[str], part: LogPart
 ) -> tuple[list[ResultOnText], list[DraftPool], Traffic, Parts]:
     """The result of every pool, the pools that the verdicts concern, and the answers for the traffic and its parts. Other
@@ -199,7 +199,7 @@ def settled(run: Run) -> str | None:
     return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 
-def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
+def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
     manifest, table, profile = run.manifest, documents.table, run.manifest.config
     if manifest.imported is not None:  # such a run has no profile: where it comes from, and what it is asked
         asked = {name: profile[name] for name in ("costs", "decision")}

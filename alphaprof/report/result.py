@@ -49,7 +49,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
     if pool.defined:
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
         iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
-        by_gamma, load, best, decision = _rounds(key, pool, iid_alpha, question, gammas)
+        by_gamma, load, best, decision = _round_results(key, pool, iid_alpha, question, gammas)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
@@ -73,7 +73,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=_self_check(pool) if sampled and pool.defined else None,
         burstiness=_burstiness(pool, question.confidence),
-        phases=_phases(pool, question.confidence),
+        phases=_by_phase(pool, question.confidence),
         gammas=by_gamma,
         best_gamma=best,
         speedup=speeds.speedup_interval(decision.speedup, question.confidence),
@@ -88,7 +88,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
     )
 
 
-def _rounds(
+def _round_results(
     key: ResultKey, pool: DocumentTotals, alpha: float | None, question: Question, gammas: Sequence[int]
 ) -> tuple[tuple[GammaResult, ...], tuple[AtConcurrency, ...], int | None, Decision]:
     """The rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
@@ -143,7 +143,7 @@ def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
     return autocorrelation(pool.cluster, sums, confidence)
 
 
-def _phases(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
+def _by_phase(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
     """Acceptance while thinking and while answering; nothing where the profile has no markers."""
     if np.isnan(pool["thinking_positions"].astype(float)).any():
         return {}

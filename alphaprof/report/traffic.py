@@ -44,7 +44,7 @@ IMPORT_DECIDES = (
 
 def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
     """One draft, one gamma, one verdict for the whole traffic."""
-    book, timing, candidates, mix, weights = _asked(evidence, book, question)
+    book, timing, candidates, mix, weights = _basis(evidence, book, question)
     times = timing.times
     best: Pair | None = None
     if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
@@ -60,7 +60,7 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
     free = _tokens_per_round(candidates, best, mix) if best else None
-    effective, correlation = _lengths(candidates, best, times, mix) if best and timed else (None, None)
+    effective, correlation = _length_facts(candidates, best, times, mix) if best and timed else (None, None)
     allowed = question.gammas(gammas)
     several = by_concurrency(candidates[best[0]], book, best[0], mix, allowed, question.confidence) if best else ()
     return Traffic(
@@ -88,7 +88,9 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     )
 
 
-def _lengths(candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix) -> tuple[float | None, float | None]:
+def _length_facts(
+    candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix
+) -> tuple[float | None, float | None]:
     """How many units of one length would say as much as all of these, and the rank correlation of their length and their
     time per token, where there surely is one.
     """
@@ -107,7 +109,7 @@ def tested_rows(
     evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]
 ) -> Mapping[str, Mask] | None:
     """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
-    _, _, candidates, mix, _ = _asked(evidence, book, question)
+    _, _, candidates, mix, _ = _basis(evidence, book, question)
     if len(candidates) * len(question.gammas(gammas)) == 1:
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
@@ -129,7 +131,7 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
     return ""
 
 
-def _asked(
+def _basis(
     evidence: Evidence, book: CostModel | None, question: Question
 ) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
     """What a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step times, if
@@ -172,7 +174,7 @@ def judge_parts(
 
     Drafts that have no step times are left out where others have some.
     """
-    _, timing, candidates, mix, weights = _asked(evidence, book, question)
+    _, timing, candidates, mix, weights = _basis(evidence, book, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
     lacking = timing.lacks(candidates) if timing.times else None  # of a draft that was asked for
     lacking = without_times([], lacking) if lacking else "no rounds"
@@ -181,7 +183,7 @@ def judge_parts(
     claims: list[_Claim] = []
     for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
         here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
-        best, others = _nothing(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
+        best, others = _no_answer(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
         claims.append(_Claim("UNDECIDED", lambda _: False))
         if domain not in evidence.undefined and here.keys() & candidates.keys():
             mine = {draft: pools for draft, pools in here.items() if draft in candidates}
@@ -189,7 +191,7 @@ def judge_parts(
             claims[-1] = _Claim(decision.verdict, partial(_still, decision, mine, timing, alone, question, gammas))
             others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
         next_best = answer_of(others, mix=alone)[0] if others else None
-        ahead = _ahead(here, best, next_best, domain, timing, question) if next_best else None
+        ahead = _lead(here, best, next_best, domain, timing, question) if next_best else None
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, "UNDECIDED", next_best, ahead))
     domains = _adjusted(domains, claims, 1 - question.confidence)
     reason = why_undecidable(weights, evidence, next(iter(candidates.values())))
@@ -197,7 +199,7 @@ def judge_parts(
         return Parts(tuple(domains), (), None, reason or lacking)
     best, _ = answer_of(candidates, mix=mix)
     drafts = [answer_of({draft: pools}, mix=mix)[0] for draft, pools in every.items() if draft != best.draft]
-    drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed, reverse=True)
+    drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed_of, reverse=True)
     route: Route | str = without_times([], timing.lacks(candidates))
     if timing.times:
         route = find_route(candidates, timing, mix, question, gammas, weights)
@@ -239,7 +241,7 @@ def _adjusted(domains: Sequence[DomainAnswer], claims: Sequence[_Claim], error: 
     return found
 
 
-def _ahead(
+def _lead(
     candidates: Pools, best: DraftAnswer, next_best: DraftAnswer, domain: str, timing: Timing, question: Question
 ) -> Interval | None:
     """How many times as fast the best answer is as the next best, on the documents of a domain that chose neither."""
@@ -256,11 +258,11 @@ def _ahead(
     return speedup_interval(Mix.of({domain: 1.0}).gain(*ways), question.confidence)
 
 
-def _nothing(reason: str) -> DraftAnswer:
+def _no_answer(reason: str) -> DraftAnswer:
     return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
 
 
-def _speed(answer: DraftAnswer) -> tuple[float, float]:
+def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
     speedup, tokens = answer.speedup, answer.tokens_per_round
     return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
 
@@ -279,12 +281,14 @@ def _best_answer(
         best = max(lengths, key=lambda draft: each.value if (each := lengths[draft]) else 0.0), gamma
         decision = no_decision(without_times([], timing.lacks(candidates)))
     if best is None:
-        return _nothing(decision.reason), decision
+        return _no_answer(decision.reason), decision
     pools = [candidates[best[0]][domain] for domain in mix.domains]
     answer = DraftAnswer(
         draft=best[0],
         gamma=best[1],
-        acceptance=_acceptance(pools, best[1], question.confidence) if mix.weights is None or len(pools) == 1 else None,
+        acceptance=_pooled_acceptance(pools, best[1], question.confidence)
+        if mix.weights is None or len(pools) == 1
+        else None,
         tokens_per_round=tokens_interval(_tokens_per_round(candidates, best, mix), best[1], question.confidence),
         speedup=speedup_interval(decision.speedup, question.confidence),
         verdict=decision.verdict,
@@ -300,7 +304,7 @@ def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None
     return pooled_speedup(candidates, pair, {pair[0]: free_draft(pair[1])}, mix)
 
 
-def _acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:
+def _pooled_acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:
     """Alpha over all these documents; of an imported run, whose positions are not known, the share of rounds whose first
     draft was kept, where that is known.
     """

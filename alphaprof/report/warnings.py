@@ -36,18 +36,18 @@ def report_warnings(
     own = costs == MEASURED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
-        *_files(facts, run),
-        *_documents(facts, run.manifest),
-        *_lengths(traffic),
-        *_numerics(results, facts.dtype),
-        *_contradicted(results, certificates.certificates if certificates else ()),
-        *_heads(results, run.manifest),
-        *(_cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)),
+        *_file_notes(facts, run),
+        *_document_notes(facts, run.manifest),
+        *_length_notes(traffic),
+        *_numeric_notes(results, facts.dtype),
+        *_contradiction_notes(results, certificates.certificates if certificates else ()),
+        *_head_notes(results, run.manifest),
+        *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, costs)),
     )
     return tuple(Note(**each) for each in found)
 
 
-def _files(facts: RunFacts, run: Run) -> Found:
+def _file_notes(facts: RunFacts, run: Run) -> Found:
     """What is missing of the run or its files."""
     manifest, documents, logged = run.manifest, facts.documents, facts.log_documents
     if not facts.complete:
@@ -59,7 +59,7 @@ def _files(facts: RunFacts, run: Run) -> Found:
         yield note("part_of_log", read=logged, documents=documents)
 
 
-def _documents(facts: RunFacts, manifest: Manifest) -> Found:
+def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
     """What is to know about the documents that were measured."""
     available = manifest.sequential["available"] if manifest.sequential else 0
     if manifest.documents < available:  # intervals, unlike verdicts, are not made for a look after every shard
@@ -73,7 +73,7 @@ def _documents(facts: RunFacts, manifest: Manifest) -> Found:
         yield note("cut_by_length", share=percent(facts.cut))
 
 
-def _lengths(traffic: Traffic) -> Found:
+def _length_notes(traffic: Traffic) -> Found:
     """Lengths whose tail decides the answer: no sample knows of what it has not seen."""
     effective, correlation = traffic.effective_documents, traffic.length_correlation
     if effective is None or (effective >= FEW_EFFECTIVE and correlation is None):
@@ -87,7 +87,7 @@ def _lengths(traffic: Traffic) -> Found:
     yield note("long_tail", lengths=lengths, direction=direction)
 
 
-def _numerics(results: Sequence[Result], dtype: str) -> Found:
+def _numeric_notes(results: Sequence[Result], dtype: str) -> Found:
     """What numerical noise costs: it caps what any draft can reach."""
     on_policy = [result for result in results if result.mismatches is not None]
     # These facts are the target's: every draft's result of a text repeats them.
@@ -101,7 +101,7 @@ def _numerics(results: Sequence[Result], dtype: str) -> Found:
         yield note("near_ties", ties=ties / positions, dtype=dtype, changed=mismatches / positions)
 
 
-def _contradicted(results: Sequence[Result], certificates: Sequence[Certificate]) -> Found:
+def _contradiction_notes(results: Sequence[Result], certificates: Sequence[Certificate]) -> Found:
     """What cannot be: rejections against a theorem, and sampled text on which what happened is not what was expected."""
     if wrong := [item for item in certificates if item.contradicted]:
         where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
@@ -125,7 +125,7 @@ def _contradicted(results: Sequence[Result], certificates: Sequence[Certificate]
         yield note("outside_support", share=impossible / positions)
 
 
-def _heads(results: Sequence[Result], manifest: Manifest) -> Found:
+def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
     """What rounds of draft heads leave out that engines do with them."""
     heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
     if heads:
@@ -134,7 +134,7 @@ def _heads(results: Sequence[Result], manifest: Manifest) -> Found:
         yield note("token_by_token", heads=", ".join(heads))
 
 
-def _untimed(facts: RunFacts, manifest: Manifest, source: str) -> Found:
+def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
     """Why a report has no step times; of rounds whose drafts are not known they would say nothing."""
     if manifest.drafting != CHAIN:
         return
@@ -149,7 +149,7 @@ def _untimed(facts: RunFacts, manifest: Manifest, source: str) -> Found:
     yield note("no_step_times", reason=reason, remedy=remedy)
 
 
-def _cost(cost: Cost, facts: RunFacts) -> Found:
+def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
     typical, timed = facts.mean_context, cost.context
     if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
         yield note("other_context", timed=timed, typical=typical)

@@ -183,7 +183,7 @@ def speedups(report: Report) -> Figure:
     figure = panels(texts, "γ", what, rangemode=mode)
     for panel, (name, results) in enumerate(texts.items()):
         for result in results:
-            for trace in _against_gamma(result, name, timed(report), style):
+            for trace in _gamma_curve(result, name, timed(report), style):
                 figure.add_trace(trace.update(place(result, panel)))
     if timed(report):
         figure.add_hline(1.0, line={"color": RED, "width": 1.2, "dash": "dash"})
@@ -191,7 +191,7 @@ def speedups(report: Report) -> Figure:
     return figure
 
 
-def _against_gamma(result: Result, name: str, with_times: bool, style: Style) -> list[Scatter]:
+def _gamma_curve(result: Result, name: str, with_times: bool, style: Style) -> list[Scatter]:
     """Return a curve and the ground of its intervals; without ground and with an open point where one has no end."""
     values = [(item, item.speedup if with_times else item.tokens_per_round) for item in result.gammas]
     known = [(item, value) for item, value in values if value is not None]
@@ -223,11 +223,11 @@ def depths(report: Report) -> Figure:
     for panel, (name, results) in enumerate(texts.items()):
         for result in results:
             for conditional in (True, False):
-                figure.add_trace(_by_depth(result, name, conditional, style).update(place(result, panel)))
+                figure.add_trace(_depth_curve(result, name, conditional, style).update(place(result, panel)))
     return figure
 
 
-def _by_depth(result: Result, name: str, conditional: bool, style: Style) -> Scatter:
+def _depth_curve(result: Result, name: str, conditional: bool, style: Style) -> Scatter:
     """Return a curve over depths; conditional shares of few drafts are open points."""
     last = max(result.gammas, key=lambda item: item.gamma)
     kind, values, dash = ("conditional", last.conditional, "solid") if conditional else ("marginal", last.marginal, "dot")
@@ -254,12 +254,12 @@ def difficulty(report: Report) -> Figure:
             accepted = [(item, item.accepted) for item in mine if item.accepted is not None]
             certified = [(item, item.certified) for item in mine if item.certified is not None and draft not in nothing]
             for shares, dash in ((accepted, "solid"), (certified, "dot")):
-                for trace in _tenths(shares, style.colour(draft), dash, style.symbol(rule)):
+                for trace in _tenth_curve(shares, style.colour(draft), dash, style.symbol(rule)):
                     figure.add_trace(trace.update(place(mine[0], panel)))
     return figure
 
 
-def _tenths(shares: Sequence[tuple[Decile, Interval]], colour: str, dash: str, symbol: str) -> list[Scatter]:
+def _tenth_curve(shares: Sequence[tuple[Decile, Interval]], colour: str, dash: str, symbol: str) -> list[Scatter]:
     """Return a curve over tenths, with the ground of its intervals if it is solid."""
     x, intervals = [item.place for item, _ in shares], [share for _, share in shares]
     y, text = [share.value for share in intervals], [_decile_said(item) for item, _ in shares]

@@ -27,25 +27,27 @@ def first_screen_fragment(report: Report) -> str:
 def first_screen_html(report: Report) -> str:
     """Return what the terminal's first screen says, in the same order; its style is `first_screen.css`."""
     screen = first_screen(report)
-    load = _table(screen.load) + _paragraphs([screen.pays]) if screen.load else ""
-    notes = "".join(f"<li>{_text(note)}</li>" for note in screen.notes)
-    serve = (f"<p>{command and f'<code>{_text(command)}</code> '}{_text(remark)}</p>" for command, remark in screen.serve)
+    load = _table_markup(screen.load) + _paragraphs([screen.pays]) if screen.load else ""
+    notes = "".join(f"<li>{_escaped(note)}</li>" for note in screen.notes)
+    serve = (
+        f"<p>{command and f'<code>{_escaped(command)}</code> '}{_escaped(remark)}</p>" for command, remark in screen.serve
+    )
     parts = (
-        f"<p>{_text(screen.run)}</p>",
-        _line(_verdict(screen.verdict), _paragraphs(screen.about)),
-        _line("ROUTE", _paragraphs(screen.route)),
-        _line("Times", _paragraphs([screen.times])),
-        _table(screen.table, [item.domain for item in report.domains]),
+        f"<p>{_escaped(screen.run)}</p>",
+        _labelled(_verdict(screen.verdict), _paragraphs(screen.about)),
+        _labelled("ROUTE", _paragraphs(screen.route)),
+        _labelled("Times", _paragraphs([screen.times])),
+        _table_markup(screen.table, [item.domain for item in report.domains]),
         _paragraphs(screen.table.below),
-        _line("Load", load),
-        _line("Notes", notes and f"<ol>{notes}</ol>"),
-        _line("Serve", "".join(serve)),
-        _line("More", _paragraphs([screen.more])),
+        _labelled("Load", load),
+        _labelled("Notes", notes and f"<ol>{notes}</ol>"),
+        _labelled("Serve", "".join(serve)),
+        _labelled("More", _paragraphs([screen.more])),
     )
     return "\n".join(('<div class="alphaprof-screen">', *filter(None, parts), "</div>"))
 
 
-def _text(text: str) -> str:
+def _escaped(text: str) -> str:
     return escape(fmt.visible(text))
 
 
@@ -54,23 +56,26 @@ def _verdict(name: str) -> str:
 
 
 def _paragraphs(texts: Iterable[str]) -> str:
-    return "".join(f"<p>{_text(text)}</p>" for text in texts)
+    return "".join(f"<p>{_escaped(text)}</p>" for text in texts)
 
 
-def _line(label: str, markup: str) -> str:
+def _labelled(label: str, markup: str) -> str:
     """Markup beside its label, both escaped; nothing without markup."""
     return markup and f'<div class="alphaprof-line"><div>{label}</div><div>{markup}</div></div>'
 
 
-def _table(table: Table, whole_names: Sequence[str] = ()) -> str:
+def _table_markup(table: Table, whole_names: Sequence[str] = ()) -> str:
     """A table, and under the pointer the whole names of its rows, which may be cut in their first cells."""
-    heads = "".join(f'<th scope="col"{_class(table, name)}>{_text(name)}</th>' for name in table.columns)
-    names = [*(f' title="{_text(_shortened(name))}"' for name in whole_names), *("" for _ in table.rows[len(whole_names) :])]
-    body = "".join(_row(table, *row, title) for row, title in zip(table.rows, names, strict=True))
-    foot = "".join(_row(table, *row) for row in table.footer)
+    heads = "".join(f'<th scope="col"{_class(table, name)}>{_escaped(name)}</th>' for name in table.columns)
+    names = [
+        *(f' title="{_escaped(_shortened(name))}"' for name in whole_names),
+        *("" for _ in table.rows[len(whole_names) :]),
+    ]
+    body = "".join(_row_markup(table, *row, title) for row, title in zip(table.rows, names, strict=True))
+    foot = "".join(_row_markup(table, *row) for row in table.footer)
     return (
         f'<div class="wide alphaprof-wide"><table aria-label="{table.title}"><thead><tr>'
-        f'<th scope="col" class="name">{_text(table.named)}</th>{heads}</tr></thead><tbody>{body}</tbody>'
+        f'<th scope="col" class="name">{_escaped(table.named)}</th>{heads}</tr></thead><tbody>{body}</tbody>'
         f"{foot and f'<tfoot>{foot}</tfoot>'}</table></div>"
     )
 
@@ -83,9 +88,9 @@ def _class(table: Table, column: str) -> str:
     return ' class="name"' if column in table.left else ""
 
 
-def _row(table: Table, name: str, cells: Mapping[str, str], title: str = "") -> str:
+def _row_markup(table: Table, name: str, cells: Mapping[str, str], title: str = "") -> str:
     markup = (
-        f"<td{_class(table, column)}>{_verdict(cells[column]) if column == 'verdict' else _text(cells[column])}</td>"
+        f"<td{_class(table, column)}>{_verdict(cells[column]) if column == 'verdict' else _escaped(cells[column])}</td>"
         for column in table.columns
     )
-    return f'<tr><th scope="row" class="name"{title}>{_text(name)}</th>{"".join(markup)}</tr>'
+    return f'<tr><th scope="row" class="name"{title}>{_escaped(name)}</th>{"".join(markup)}</tr>'

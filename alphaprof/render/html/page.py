@@ -65,7 +65,7 @@ def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
     _require_html()
     outcome, title = outcome_of(str(blocks[0])) or "answer", format_name.removeprefix(PREFIX)
     about = {"outcome": outcome, "title": title, "version": __version__}
-    return _filled([("answer", "", blocks)], **about, report=None, style=None, terms={})
+    return _page([("answer", "", blocks)], **about, report=None, style=None, terms={})
 
 
 def render_html(report: Report) -> str:
@@ -78,7 +78,7 @@ def render_html(report: Report) -> str:
     parts: list[Part] = [(section.name, section.title, list(section.blocks(report))) for section in SECTIONS]
     run = f"Run {report.run.path}, begun {report.run.created}. Rounds as {ROUNDS[report.replay]}."
     parts.insert(-1, ("run", "what was run", [run]))  # before the legend
-    return _filled(
+    return _page(
         parts,
         outcome=report.traffic.verdict,
         title=_title(report.run.target),
@@ -99,7 +99,7 @@ def _require_html() -> None:
         raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", install_line("html"))
 
 
-def _filled(parts: Sequence[Part], **values: Any) -> str:
+def _page(parts: Sequence[Part], **values: Any) -> str:
     """Return a page of `parts`, without those that have nothing to show: with style and scripts, whose digests its content
     security policy names, and figures as data that are not executed. Every value is escaped unless it is markup.
     """

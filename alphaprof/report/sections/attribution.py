@@ -148,7 +148,7 @@ def _attribution(
 ) -> Attribution:
     result, cluster, rows = item.result, item.text.cluster, item.text.rows
     gamma = result.best_gamma if result.gammas else None
-    split, positions = _scaled(losses.split[rows], losses.lost[rows], item.rule), losses.positions[rows]
+    split, positions = _scaled_losses(losses.split[rows], losses.lost[rows], item.rule), losses.positions[rows]
 
     def speeds(rounds: Rounds) -> tuple[float | None, float | None]:
         return _speeds(rounds, rows, cluster, gamma, times) if gamma else (None, None)
@@ -158,7 +158,7 @@ def _attribution(
     for name, lost, recovered in zip(CAUSES, split.T, by_cause, strict=True):
         share = pooled_share(cluster, lost, positions, confidence)
         if share is not None and share.value > 0:
-            causes.append(Cause(name, share, *speeds(recovered), _remedy(name, draft, item)))
+            causes.append(Cause(name, share, *speeds(recovered), _remedy_of(name, draft, item)))
     tokens, faster = speeds(unchanged)
     gains = {
         cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (faster or tokens or 0.0)
@@ -186,7 +186,7 @@ def _attribution(
     )
 
 
-def _scaled(split: Array, lost: Array, rule: BoundRule) -> Array:
+def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
     """What is lost by cause [documents, causes], adding up to what alpha says is lost.
 
     Positions without a proposal are facts. Of the others alpha counts the probability of a rejection before the token is
@@ -218,7 +218,7 @@ def _speeds(
     return point(free_draft(gamma)), (point(times) if times is not None else None)
 
 
-def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
+def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
     if draft.trained is not None and name in (DRAFT, VOCABULARY):

@@ -187,7 +187,7 @@ def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
         for rule, tally in tallies(run, draft).items():
             each = (_certificate(text, draft, rule, tally, confidence) for text in groups)
             certificates += [certificate for certificate in each if certificate is not None]
-        promised = (_lossless(text, draft, lossless, confidence) for text in groups)
+        promised = (_lossless_bounds(text, draft, lossless, confidence) for text in groups)
         bounds += [bound for bound in promised if bound is not None]
     unknown = tuple(rule for rule in run.rules if rule not in run.log_rules.certified)
     return Certificates(tuple(certificates), tuple(bounds), inexact_share(run), unknown)
@@ -201,7 +201,7 @@ def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidenc
         return None
     mine = np.isin(np.arange(len(tally.judged)), text.rows)
     thresholds = tally.thresholds[np.repeat(mine, tally.judged.astype(np.int64))]
-    facts = _facts(text, draft, tally.judged, tally.divergence)
+    facts = _about_text(text, draft, tally.judged, tally.divergence)
     return Certificate(
         rule=rule,
         certified=certified,
@@ -213,15 +213,15 @@ def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidenc
     )
 
 
-def _lossless(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> LosslessBounds | None:
+def _lossless_bounds(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> LosslessBounds | None:
     beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
     if beta is None or sharp is None:
         return None
-    facts = _facts(text, draft, tally.positions, tally.divergence)
+    facts = _about_text(text, draft, tally.positions, tally.divergence)
     return LosslessBounds(beta=beta, sharp=sharp, from_mean=mean_beta_bound(np.array([facts["mean_divergence"]])), **facts)
 
 
-def _facts(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:
+def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:
     """What certificates and bounds say of their text; `counts`, `divergence` [documents]: positions, and sums over them."""
     positions = counts[text.rows].sum()
     return {

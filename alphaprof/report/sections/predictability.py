@@ -172,7 +172,7 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft,
         top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
         budgets=tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
         runs=tuple(
-            _run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
+            _certain_run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
             for rule, thresholds in log.thresholds.items()
             for epsilon in EPSILONS
         ),
@@ -180,7 +180,7 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft,
     )
 
 
-def _run(text: TextGroup, rule: str, log: TargetLog, certain: CertainRuns, confidence: float) -> CertainRun:
+def _certain_run(text: TextGroup, rule: str, log: TargetLog, certain: CertainRuns, confidence: float) -> CertainRun:
     longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
     shares, runs = (ratio(*by_cluster(text.cluster, sums, log.lengths)) for sums in (certain.certain, certain.run))
     mean = mean_interval(runs, confidence)
