@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
+from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.extras import Extras

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import scorer as module

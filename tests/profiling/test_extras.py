@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from alphaprof.log.schema import LogRules
-from alphaprof.profiling.models.drafts import Arrays, PromptLookup
+from alphaprof.profiling.models.draft import Arrays
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import statistics

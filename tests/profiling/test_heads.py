@@ -19,7 +19,7 @@ from alphaprof.profiling.decoding.drafters import Choice, Proposal
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.network import HeadNetwork
-from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.models.teacher_forced import FINAL

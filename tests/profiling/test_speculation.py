@@ -17,7 +17,8 @@ from alphaprof.errors import ModelUnloadable, RuleNotDecodable
 from alphaprof.profiling.decoding import speculative
 from alphaprof.profiling.decoding.drafters import Cached, Choice, Chooser, ModelDrafter
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
-from alphaprof.profiling.models.drafts import Draft, DraftModel, PromptLookup, layer_skip
+from alphaprof.profiling.models.draft import Draft
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.scorer import Scorer, by_document

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution
 from alphaprof.theory.bounds import strict_thresholds

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from alphaprof.errors import OptionInvalid, ProfileInvalid, RuleNotDecodable
-from alphaprof.profiling.decoding.drafters import GREEDILY, Cached, Choice, Chooser, Drafter, Proposal
+from alphaprof.profiling.decoding.drafters import GREEDILY, Cached, Choice, Chooser, Drafter, Proposal, drafter_of
 from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
@@ -133,7 +133,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
     drafter: Drafter | None = None
     verify: Verify = partial(agreement, chooser)
     if isinstance(how, Speculation):
-        drafter = how.draft.drafter(chooser, width, device, drawn=how.rule.rule.drawn)
+        drafter = drafter_of(how.draft, chooser, width, device, drawn=how.rule.rule.drawn)
         verify = verifier(how.rule, chooser)
     target = Cached(how.target, width, () if drafter is None else drafter.reads)
     clock = _DecodingClock(device)

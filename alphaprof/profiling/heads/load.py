@@ -19,10 +19,9 @@ from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, 
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.formats import IGNORED, EagleFormat, eagle1_format, eagle3_format
 from alphaprof.profiling.heads.readings import alternatives, doubts_of, engines_of, reading_as, searched, words_of
-from alphaprof.profiling.models.drafts import check_vocabulary
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
-from alphaprof.profiling.models.load import Model, load_tokenizer
+from alphaprof.profiling.models.load import Model, check_vocabulary, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import ModelUnloadable, VocabularyMismatch
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
@@ -394,6 +394,34 @@ def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]
     """The ids with which a tokenizer or a generation config ends a text."""
     eos: int | list[int] | None = owner.eos_token_id
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
+
+
+def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
+
+    Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
+    imply equal encodings, which is why the target's tokenizer encodes the text for both.
+    """
+    ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
+    shared = sorted(ours.keys() & theirs.keys())
+    odd = [index for index in shared if ours[index] != theirs[index]]
+    if odd or not shared:
+        examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
+        raise VocabularyMismatch(
+            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})",
+            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+        )
+
+
+def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that stands for a token."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
+    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,9 +26,17 @@ from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
-from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
 from alphaprof.profiling.models.dtype import settled as settled_dtype
-from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.load import (
+    eos_of,
+    is_out_of_memory,
+    load_model,
+    load_tokenizer,
+    special_ids,
+    token_count,
+    tokenizer_fingerprint,
+)
 from alphaprof.profiling.run.parts import WHOLE, Part, wait_until_begun
 from alphaprof.profiling.run.resume import (
     Reused,
@@ -385,7 +393,7 @@ def _begun(
         loaded.documents.require_same_target(manifest)
     run = Run(place, manifest)
     plan = Plan(**vars(loaded), run=run)
-    trials, told = check_wiring(loaded, progress)
+    trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
     warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
     for warning in warnings:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import Arrays, Draft
+from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import (

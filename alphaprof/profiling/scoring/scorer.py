@@ -13,7 +13,7 @@ import torch
 
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import DEPTHS, DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
-from alphaprof.profiling.models.drafts import Arrays, Draft, scored_width
+from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
@@ -63,6 +63,16 @@ class Layout:
             columns.append(torch.arange(first, first + len(item.ids)))
             tokens.append(text[first + 1 :])
         return cls(ids, torch.cat(rows), torch.cat(columns), torch.cat(tokens))
+
+
+def scored_width(widths: Sequence[int], tokens: int) -> int:
+    """How many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
+
+    Rows beyond the tokenizer that only some models have are padding of their embedding matrices: no text contains them,
+    and leaving them in would make KL(p || q) infinite at every position. They are cut from all models. Where ids beyond
+    the narrowest model are real tokens, all are kept, and the narrower model gives them probability 0.
+    """
+    return min(widths) if tokens <= min(widths) else max(widths)
 
 
 @dataclass(frozen=True)

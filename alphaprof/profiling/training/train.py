@@ -38,8 +38,8 @@ from alphaprof.log.training import (
     texts_digest,
 )
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.models.drafts import load_draft, special_ids
-from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models.kinds import load_draft
+from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
 from alphaprof.profiling.run.pipeline import in_memory, profile, set_threads
 from alphaprof.profiling.run.resume import as_measured
 from alphaprof.profiling.run.shards import Progress

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared
 from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content

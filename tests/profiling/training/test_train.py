@@ -30,7 +30,7 @@ from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_
 from alphaprof.log.store import Run
 from alphaprof.log.training import TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.models.drafts import load_draft
+from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.training import train as training
 from alphaprof.profiling.training.features import Features
