@@ -158,7 +158,7 @@ class HeadFileOptions(HeadOptions):
 class Eagle3Draft(HeadFileOptions):
     """An EAGLE-3 head, from files of SafeAILab, SpecForge or speculators."""
 
-    loader = "alphaprof.profiling.heads.load:load_eagle3"
+    loader = "alphaprof.profiling.heads.eagle_files:load_eagle3"
     kind: Literal["eagle3"]
     serve_as: Literal["checkpoint", "vllm", "sglang"] = Field(
         "checkpoint",
@@ -170,14 +170,14 @@ class Eagle3Draft(HeadFileOptions):
 class Eagle1Draft(HeadFileOptions):
     """An EAGLE-1, EAGLE-2 or HASS head, on the target's last state and with its LM head."""
 
-    loader = "alphaprof.profiling.heads.load:load_eagle1"
+    loader = "alphaprof.profiling.heads.eagle_files:load_eagle1"
     kind: Literal["eagle1"]
 
 
 class MtpDraft(HeadOptions):
     """The target's own MTP modules, which its checkpoint holds."""
 
-    loader = "alphaprof.profiling.heads.mtp_files:load_mtp"
+    loader = "alphaprof.profiling.heads.mtp:load_mtp"
     kind: Literal["mtp"]
     reuse: bool | None = Field(
         None,

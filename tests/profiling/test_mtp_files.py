@@ -15,7 +15,7 @@ from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads import wiring
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.mtp_files import load_mtp
+from alphaprof.profiling.heads.mtp import load_mtp
 from alphaprof.profiling.models.load import Model, load_model
 from alphaprof.profiling.texts.continuations import given
 from alphaprof.profiling.texts.corpus import Document

@@ -21,8 +21,7 @@ from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, layer_ski
 from alphaprof.profiling.models.load import Model, check_vocabulary, fingerprint, token_count
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Extras, Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import Columns
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document

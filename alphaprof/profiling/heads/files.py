@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.models.checkpoint import CONFIG, CONVERSION
-from alphaprof.profiling.models.hub import downloaded, first_line, is_local, require_model
+from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("F32", "F16", "BF16", "F64")  # as safetensors calls dtypes

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphaprof.profiling.models.checkpoint import declared_dtype, stored_dtype, weights_name
-from alphaprof.profiling.models.hub import folder_of, is_local
+from alphaprof.profiling.models.hub import declared_dtype, folder_of, is_local, stored_dtype, weights_name
 
 if TYPE_CHECKING:
     from alphaprof.config.options import ModelOptions

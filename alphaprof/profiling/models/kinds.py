@@ -17,8 +17,7 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models.draft import Arrays, Draft
-from alphaprof.profiling.models.load import Model, check_vocabulary, load_model, load_tokenizer
-from alphaprof.profiling.models.quantised import kernels_of
+from alphaprof.profiling.models.load import Model, check_vocabulary, kernels_of, load_model, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.totals.lookup import Index
 

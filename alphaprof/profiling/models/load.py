@@ -1,4 +1,4 @@
-"""Load target and draft models and their tokenizer (transformers), and say what identifies them."""
+"""Load target and draft models, quantised or not, and their tokenizer (transformers), and say what identifies them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,21 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.errors import ModelUnloadable, VocabularyMismatch
+from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
-from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
-from alphaprof.profiling.models.quantised import (
-    WITHOUT,
-    declared_in,
-    parameters_of,
-    plain_tensors,
-    quantisation_of,
-    stored_bytes,
-    to_dtype,
-)
+from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
@@ -438,3 +431,93 @@ def kept_logits(model: Model) -> dict[str, Any]:
     memory than the prompt's keys and values.
     """
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
+
+
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
+WRAPPER = "__tensor_flatten__"  # what a tensor has that consists of others, by torch's protocol for subclasses
+WITHOUT = "give the checkpoint without quantisation, or import what your engine logs (alphaprof import)"
+
+
+def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
+    """What a model's config.json says of its quantisation; None: nothing. Raises `ModelUnloadable` for a method that
+    transformers does not know: it would read packed weights as if they were plain ones.
+    """
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    groups = [] if folder is None else settings_in(folder)
+    declared = next((found for group in groups if (found := group.get("quantization_config")) is not None), None)
+    if declared is None:
+        return None
+    method = _method(declared) if isinstance(declared, dict) else None
+    if method is None or not AutoHfQuantizer.supports_quant_method(declared):
+        shown = cut(repr(declared if method is None else method), VALUE)
+        raise ModelUnloadable(
+            f"{reference}: transformers does not know the quantisation that its config says: {shown}", WITHOUT
+        )
+    return dict(declared)
+
+
+def _method(declared: Mapping[str, Any]) -> str | None:
+    """The name of a method; old configs of bitsandbytes have none."""
+    if declared.get("load_in_4bit") or declared.get("load_in_8bit"):
+        return "bitsandbytes"
+    method = declared.get("quant_method")
+    return method if isinstance(method, str) else None
+
+
+def quantisation_of(network: PreTrainedModel, declared: Mapping[str, Any]) -> Quantisation:
+    """What runs of a loaded model whose config declared a quantisation."""
+    return Quantisation(str(_method(declared)), _bits(declared), kernels_of(network))
+
+
+def _bits(declared: Mapping[str, Any]) -> int | None:
+    """The bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by group."""
+    groups = (declared.get("config_groups") or {}).values()
+    own = 4 if declared.get("load_in_4bit") else 8 if declared.get("load_in_8bit") else declared.get("bits")
+    numbers = {own, *((group.get("weights") or {}).get("num_bits") for group in groups)} - {None}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def kernels_of(network: nn.Module) -> dict[str, int]:
+    """The classes that compute with quantised weights, and the number of layers of each."""
+    kernels = Counter(name for module in network.modules() if (name := _kernel(module)) is not None)
+    return dict(sorted(kernels.items()))
+
+
+def _kernel(module: nn.Module) -> str | None:
+    """The class that computes with quantised weights: the layer's own, or that of its weight in a plain layer."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if wrapped := [weight for weight in own if hasattr(weight, WRAPPER)]:
+        return type(wrapped[0] if type(module) is nn.Linear else module).__name__
+    is_other_linear = isinstance(module, nn.Linear) and type(module) is not nn.Linear
+    return type(module).__name__ if is_other_linear or any(weight.dtype not in PLAIN for weight in own) else None
+
+
+def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts parameters: transformers dequantises a model and leaves those that were not quantised in their file's dtype."""
+    kept = {*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())}
+    for name, parameter in network.named_parameters():
+        if parameter.is_floating_point() and not kept.intersection(name.split(".")):
+            parameter.data = parameter.data.to(dtype)
+
+
+def parameters_of(network: PreTrainedModel) -> int:
+    """The number of parameters of an architecture, however its weights are packed."""
+    with torch.device("meta"):
+        plain = type(network)(network.config)
+    return sum(parameter.numel() for parameter in plain.parameters())
+
+
+def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors that a weight consists of, with their names: a quantised one may wrap several."""
+    if not hasattr(weight, WRAPPER):
+        yield name, weight
+        return
+    for inner in getattr(weight, WRAPPER)()[0]:
+        yield from plain_tensors(f"{name}.{inner}", getattr(weight, inner))
+
+
+def stored_bytes(network: PreTrainedModel) -> int:
+    """Bytes of all saved weights, those with several names once."""
+    weights = [item for name, weight in network.state_dict().items() for item in plain_tensors(name, weight)]
+    return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in weights}.values())

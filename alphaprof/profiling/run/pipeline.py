@@ -48,11 +48,9 @@ from alphaprof.profiling.run.resume import (
 )
 from alphaprof.profiling.run.shards import Documents, Loaded, Plan, Progress, Writer, measure_shard
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import digest
-from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
-from alphaprof.profiling.texts.staged import Staged, documents_of, prompt_table
+from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder, Staged, documents_of, prompt_table
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.totals.documents import require_weights
@@ -382,7 +380,7 @@ def _begun(
     loaded = load(options, progress, reuse, units=units)
     order: RandomOrder | None = None
     if first is not None and isinstance(loaded.documents, Corpus):
-        loaded = dataclasses.replace(loaded, documents=InRandomOrder.first(loaded.documents, first))
+        loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from alphaprof.config.profile import ProfileOptions
     from alphaprof.profiling.run.resume import Reused
-    from alphaprof.profiling.texts.staged import Staged
+    from alphaprof.profiling.texts.corpus import Staged
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]
