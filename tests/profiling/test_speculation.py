@@ -297,8 +297,6 @@ def test_a_text_may_fill_the_context_of_the_target() -> None:
         for (drafted, accepted), (foreseen, _) in zip(rounds(found), predicted, strict=True):
             assert drafted == min(foreseen, left)
             left -= accepted + 1
-    with pytest.raises(ValueError, match="do not fit"):
-        Plain(model).decode(item.prompt, NEW_TOKENS + 1)
 
 
 def fed(model: Model, patch: pytest.MonkeyPatch) -> list[int]:

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.draft import Draft
-from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.models.teacher_forced import recorded
@@ -157,6 +157,11 @@ class Chooser:
             return rows.argmax(1)  # the first index of the maximum
         return draw(weights_of(rows, self.processing), self.numbers(OWN, at, len(rows)))
 
+    def drafted(self, rows: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a token [1] that the draft draws at a place, from its logits [1, V] there, and the law [1, V] of it."""
+        weights = weights_of(rows, self.draft_processing)
+        return draw(weights, self.numbers(DRAFTED, at, 1)), weights / weights.sum(1, keepdim=True)
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -184,7 +189,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, ids: list[int], most: int) -> Proposal:
-        """Proposes up to `most` tokens that follow `ids`, the text so far."""
+        """Propose up to `most` tokens that follow `ids`, the text so far."""
 
     def settle(self, accepted: int) -> None:
         """How many of the proposed tokens the text goes on with."""
@@ -223,9 +228,8 @@ class ModelDrafter:
         for place in range(len(ids) - self._prompt, len(ids) - self._prompt + self._drafted):
             rows = self._cached.last(fed)
             if self._drawn:
-                weights = weights_of(rows, self._chooser.draft_processing)
-                fed = draw(weights, self._chooser.numbers(DRAFTED, place, 1))
-                laws.append(weights / weights.sum(1, keepdim=True))
+                fed, law = self._chooser.drafted(rows, place)
+                laws.append(law)
             else:
                 fed = rows.argmax(1)
             tokens.append(fed)
@@ -324,9 +328,7 @@ class HeadDrafter:
         if not self._drawn:
             index = rows.argmax(1)  # the first index of the maximum
             return index if self._ids is None else self._ids[index]
-        weights = weights_of(rows, self._chooser.draft_processing)
-        index = draw(weights, self._chooser.numbers(DRAFTED, place, 1))
-        law = weights / weights.sum(1, keepdim=True)
+        index, law = self._chooser.drafted(rows, place)
         if self._ids is None:
             laws.append(law)
             return index
@@ -340,14 +342,11 @@ class HeadDrafter:
 @singledispatch
 def drafter_of(draft: Draft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
     """Return a draft at work on one text. Only the first `width` ids carry probability; `device`: where proposals go;
-    `drawn`: drafts are drawn from q if it has one. A kind of draft that is defined elsewhere registers its own drafter.
+    `drawn`: drafts are drawn from q if it has one. A kind of draft that is defined elsewhere registers its own drafter;
+    without one it is a model.
     """
-    raise NotImplementedError(f"{type(draft).__name__} has no drafter")
-
-
-@drafter_of.register(DraftModel)
-def _(draft: DraftModel, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
-    return ModelDrafter(draft, chooser, width, device, drawn)
+    (model,) = draft.models
+    return ModelDrafter(model, chooser, width, device, drawn)
 
 
 @drafter_of.register(PromptLookup)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts, Trained
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+if TYPE_CHECKING:
+    from alphaprof.config.options import HeadOptions
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,20 @@ class HeadDraft:
     fallbacks: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
     trained: Trained | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, options: HeadOptions, gammas: Sequence[int], target: Model, network: HeadNetwork, **facts: Any
+    ) -> HeadDraft:
+        """Return a draft as its options ask for it, with `facts` for the other fields. It has as many depths as they say, or
+        else the largest of `gammas`. Raises `ModelUnloadable` if the head has fewer.
+        """
+        model, depths = options.own_model, options.depths or max(gammas)
+        if network.most is not None and (asked := max(depths, *gammas)) > network.most:
+            hint = f"gammas and depths of {network.most} or less; an MTP module with reuse: true has any number"
+            raise ModelUnloadable(f"draft {name} has {network.most} depths, and {asked} are asked for", hint)
+        reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
+        return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
 
     @property
     def vocabulary(self) -> int:
@@ -131,17 +147,6 @@ class HeadDraft:
     def _known(self) -> np.ndarray[Any, Any] | None:
         """The target's ids of its logits, on the host."""
         return None if self.network.ids is None else self.network.ids.cpu().numpy()
-
-
-def depths_of(called: str, wanted: int | None, gammas: Sequence[int], most: int | None) -> int:
-    """The depths that are measured: those that are wanted, else the largest of `gammas`. Raises `ModelUnloadable` if the
-    head has fewer: `most`, None for any number. `called`: what messages call the head.
-    """
-    depths = max(gammas) if wanted is None else wanted
-    if most is not None and max(depths, *gammas) > most:
-        hint = f"gammas and depths of {most} or less; an MTP module with reuse: true has any number"
-        raise ModelUnloadable(f"{called} has {most} depths, and {max(depths, *gammas)} are asked for", hint)
-    return depths
 
 
 class HeadPass:

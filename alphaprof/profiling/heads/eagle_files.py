@@ -25,7 +25,7 @@ from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, ProfileInval
 from alphaprof.log.manifest import Trained
 from alphaprof.log.notes import note
 from alphaprof.log.training import TRAINING, read_training
-from alphaprof.profiling.heads.draft import Alternative, HeadDraft, depths_of
+from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.models.dtype import DTYPES
@@ -64,7 +64,6 @@ KEPT = (
     *("num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
 )
-FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
@@ -105,9 +104,14 @@ class EagleFormat:
         if name in LEGACY and name not in self.files.tensors:
             legacy = f"{LEGACY[name]}.weight"
             return legacy if legacy in self.files.tensors else name
-        if name.startswith("hidden_norm."):
-            return first + name
-        return re.sub(r"^blocks\.", "layers.", re.sub(r"^blocks\.0\.", first, name))
+        return stored_name(name, first)
+
+
+def stored_name(name: str, first: str = "layers.0.") -> str:
+    """Return what files call a tensor of `Eagle3`, by default those of speculators; `first`: its first layer."""
+    if name.startswith("hidden_norm."):
+        return first + name
+    return re.sub(r"^blocks\.", "layers.", re.sub(r"^blocks\.0\.", first, name))
 
 
 def eagle3_format(files: HeadFiles) -> EagleFormat:
@@ -116,8 +120,6 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     """
     config = files.config
     layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
-    if not (isinstance(layers_config, dict) and isinstance(nested, dict)):
-        raise files.refused("transformer_layer_config or eagle_config in its config.json is not an object", COMPLETE)
     is_speculator = bool(config.get("speculators_model_type"))
     shape = layers_config if is_speculator else config
     model_type = shape.get("model_type", "qwen3" if is_speculator else "llama")
@@ -125,7 +127,6 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
-    files.require_flags(settings, FLAGS)
     layers = _layers(files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ()))
     ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
@@ -264,8 +265,6 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     blocks = target.num_hidden_layers
     top, nested = head.settings.get(IDS), head.settings["nested_ids"]
     given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
-    if given and not (isinstance(given, list) and all(type(layer) is int and layer >= 0 for layer in given)):
-        raise head.files.refused(f"{IDS} in its config.json is {shown(given)}", "write a list of layers, like [2, 16, 29]")
     layers = _explicit(serve_as, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
     fc = head.files.tensors.get("fc.weight")
     reads = len(layers) if fc is None else fc.shape[-1] / head.width
@@ -393,15 +392,13 @@ def load_eagle3(
     config = target.network.config.get_text_config()
     reading = reading_as(draft.serve_as, head, config)
     network = _eagle3(head, reading, target, DTYPES[draft.dtype or target.dtype_name])
-    return HeadDraft(
-        name=name,
-        network=network,
-        target=target,
-        kind=draft.kind,
-        reference=draft.model,
+    return HeadDraft.of(
+        name,
+        draft,
+        options.gammas,
+        target,
+        network,
         method="eagle3",
-        depths=depths_of(head.files.name, draft.depths, options.gammas, network.most),
-        ranks_by_depth=draft.ranks_by_depth,
         algorithm="EAGLE3",
         context=head.context,
         reading=words_of(draft.serve_as, head, reading) | _described(head, network),
@@ -466,18 +463,9 @@ def load_eagle1(
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
-    return HeadDraft(
-        name=name,
-        network=network,
-        target=target,
-        kind=draft.kind,
-        reference=draft.model,
-        method="eagle",
-        depths=depths_of(head.files.name, draft.depths, options.gammas, network.most),
-        ranks_by_depth=draft.ranks_by_depth,
-        algorithm="EAGLE",
-        context=head.context,
-        reading=words | _described(head, network),
+    words |= _described(head, network)
+    return HeadDraft.of(
+        name, draft, options.gammas, target, network, method="eagle", algorithm="EAGLE", context=head.context, reading=words
     )
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -31,11 +30,12 @@ from transformers import modeling_layers
 from alphaprof.config.options import MtpDraft
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.heads.draft import Alternative, HeadDraft, depths_of
+from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
 from alphaprof.profiling.heads.network import HeadNetwork, head_shape
-from alphaprof.profiling.models.hub import INDEX, WEIGHTS, first_line, folder_of
+from alphaprof.profiling.models.hub import first_line, folder_of, weights_in
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice
+from alphaprof.profiling.models.teacher_forced import short_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -153,7 +153,7 @@ class ChainedEntries:
         return self._make(depth - 1)
 
     def _make(self, module: int) -> torch.Tensor:
-        """Returns the state of the last base, after a module has made entries for all that it lacks."""
+        """Return the state of the last base, after a module has made entries for all that it lacks."""
         begin, given = self._made[module], self._given[module]
         _keep(self._entries, module, begin)
         tokens = self._tokens[:, begin + module : self._bases + module]
@@ -265,7 +265,7 @@ def _with_first_alone(mtp: Any) -> Any:
 
 
 def seen_at(begin: int, end: int, depth: int, window: int | None) -> torch.Tensor:
-    """Returns which keys the bases `begin` .. `end` - 1 see at a depth of 2 or more: [end - begin, keys] of bool. Keys:
+    """Return which keys the bases `begin` .. `end` - 1 see at a depth of 2 or more: [end - begin, keys] of bool. Keys:
     those of bases 0 .. `end` - 1 at depth 1, then those of bases `begin` .. `end` - 1 at depths 2 .. `depth`. `window`: see
     `ReusedModule`; a key of depth k at base i has the place i + k - 1.
     """
@@ -286,7 +286,7 @@ def _following(ids: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def _keep(entries: Any, module: int, count: int) -> None:
-    """Drops all entries of a module but the first `count`."""
+    """Drop all entries of a module but the first `count`."""
     if module < len(entries.layers) and entries.layers[module].is_initialized:
         layer = entries.layers[module]
         layer.keys, layer.values = layer.keys[..., :count, :], layer.values[..., :count, :]
@@ -333,7 +333,6 @@ def load_mtp(
         problem = f"{target.reference} has {count} MTP modules, and engines use them in two ways: set reuse"
         raise files.refused(problem, REUSE)
     reuse = draft.reuse is not False
-    depths = depths_of(files.name, draft.depths, options.gammas, None if reuse else count)
     mtp = _loaded(files, target, layout, count)
     blind = config.model_type.startswith(BLIND) or layout == MIMO
     network: ReusedModule | ChainedModules
@@ -355,17 +354,15 @@ def load_mtp(
     }
     if reuse and blind:
         reading["embedding at position 0"] = "zeros, as in vLLM"
-    return HeadDraft(
-        name=name,
-        network=network,
-        target=target,
-        kind=draft.kind,
-        reference=target.reference,
+    return HeadDraft.of(
+        name,
+        draft,
+        options.gammas,
+        target,
+        network,
         method="mtp",
         algorithm="NEXTN",
-        depths=depths,
         context=target.context,
-        ranks_by_depth=draft.ranks_by_depth,
         reading=reading,
         alternatives=alternatives,
     )
@@ -392,9 +389,7 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
     """The layout of a checkpoint's modules, and their tensors."""
     found: dict[str, Stored] = {}
     if folder is not None:  # None: a .gguf file, which holds no modules that transformers reads
-        index = folder / INDEX
-        names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else [WEIGHTS]
-        found = stored(sorted({folder / each for each in names}), f"draft {name}")
+        found = stored(weights_in(folder), f"draft {name}")
     last = target.network.config.get_text_config().num_hidden_layers
     for layout, place in PLACES.items():
         matches = {key: match for key in found if (match := place.search(key)) is not None}
@@ -508,7 +503,7 @@ def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, t
     without keys and values that could be kept.
     """
     kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    ids = (torch.arange(2 * 6, device=target.device).reshape(2, 6) * 7919 + 13) % target.vocabulary
+    ids = short_texts(target)
     features = target.network.get_input_embeddings()(ids)
     reason = f"layers of {', '.join(sorted(kinds))}" if kinds else ""
     try:

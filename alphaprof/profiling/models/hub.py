@@ -80,7 +80,7 @@ def _require_format(reference: str) -> None:
 
 @contextlib.contextmanager
 def opened(reference: str) -> Iterator[pa.NativeFile]:
-    """Yields a data file in an object store. Raises `DataUnreadable` where it cannot be had, or read in the block."""
+    """Yield a data file in an object store. Raises `DataUnreadable` where it cannot be had, or read in the block."""
     folder, _, name = reference.rpartition("/")
     place = place_of(folder)  # refuses credentials in an address, which the messages below would repeat
     if not NAME.fullmatch(name):
@@ -257,7 +257,7 @@ def settings_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def declared_dtype(folder: Path) -> str | None:
-    """Returns the floating dtype that config.json declares for a model's text; None: it declares none. Raises
+    """Return the floating dtype that config.json declares for a model's text; None: it declares none. Raises
     `ModelUnloadable`.
     """
     values = [group.get(key) for group in settings_in(folder) for key in ("dtype", "torch_dtype")]
@@ -265,13 +265,14 @@ def declared_dtype(folder: Path) -> str | None:
     return next((name for name in given if name in DTYPES.values()), None)
 
 
-def weights_name(folder: Path) -> str:
-    """Returns the name of a file of a model's weights: the first that an index names, or that of a single file."""
-    return min(map(str, (_described(folder / INDEX).get("weight_map") or {}).values()), default=WEIGHTS)
+def weights_in(folder: Path) -> list[Path]:
+    """Return the files of a model's weights: those that an index names, or the single one. They need not be there."""
+    named = set(map(str, (_described(folder / INDEX).get("weight_map") or {}).values()))
+    return [folder / name for name in sorted(named or {WEIGHTS})]
 
 
 def stored_dtype(path: Path) -> str | None:
-    """Returns the dtype of most weights of a safetensors file; None: it is not a floating one, or holds none."""
+    """Return the dtype of most weights of a safetensors file; None: it is not a floating one, or holds none."""
     from safetensors import safe_open
 
     counts: Counter[str] = Counter()

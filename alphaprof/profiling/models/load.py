@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -180,7 +180,7 @@ def load_model(
 
 
 def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
-    """Sets where texts end and nothing else of how a network generates, and lays rows out for its head."""
+    """Set where texts end and nothing else of how a network generates, and lay rows out for its head."""
     from transformers import GenerationConfig
 
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
@@ -194,8 +194,10 @@ def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
         head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
 
 
-def _first_three(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def first_three(names: Iterable[str]) -> str:
+    """Return the first names in order, and how many more there are."""
+    names = sorted(names)
+    return ", ".join(names[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
@@ -207,7 +209,7 @@ def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: 
     if lacking or unused:
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
         raise ModelUnloadable(
-            f"{options.model} {problem}: {_first_three(lacking or unused)}",
+            f"{options.model} {problem}: {first_three(lacking or unused)}",
             "give a checkpoint of a causal language model with its head and the config.json that belongs to it "
             "(architecture, num_hidden_layers); to leave weights out on purpose, load and save it with transformers",
         )
@@ -273,7 +275,7 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _loading(reference: str, quantised: object = None) -> Iterator[None]:
-    """Turns the many exceptions of transformers into `ModelUnloadable`, and keeps its progress bars off the terminal.
+    """Turn the many exceptions of transformers into `ModelUnloadable`, and keep its progress bars off the terminal.
     `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing.
     """
     try:
@@ -299,7 +301,7 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_advice() -> Iterator[None]:
-    """Keeps what transformers advises its callers off the terminal."""
+    """Keep what transformers advises its callers off the terminal."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -494,7 +496,7 @@ def _kernel(module: nn.Module) -> str | None:
 
 
 def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts parameters: transformers dequantises a model and leaves those that were not quantised in their file's dtype."""
+    """Cast parameters: transformers dequantises a model and leaves those that were not quantised in their file's dtype."""
     kept = {*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())}
     for name, parameter in network.named_parameters():
         if parameter.is_floating_point() and not kept.intersection(name.split(".")):
@@ -509,7 +511,7 @@ def parameters_of(network: PreTrainedModel) -> int:
 
 
 def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors that a weight consists of, with their names: a quantised one may wrap several."""
+    """Yield the tensors that a weight consists of, with their names: a quantised one may wrap several."""
     if not hasattr(weight, WRAPPER):
         yield name, weight
         return

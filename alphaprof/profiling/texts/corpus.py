@@ -428,7 +428,7 @@ def prompt_table(documents: Sequence[Document]) -> pa.Table:
 
 
 def documents_of(table: pa.Table) -> Iterator[Document]:
-    """Yields the documents of rows of the prompts table."""
+    """Yield the documents of rows of the prompts table."""
     for row in table.to_pylist():
         yield document_of(row, row["given_ids"], row["cut"])
 

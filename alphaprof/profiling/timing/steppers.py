@@ -18,7 +18,7 @@ from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.network import HeadCache, HeadNetwork
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.hub import first_line
-from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits
 from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.texts.corpus import Ids
@@ -169,7 +169,7 @@ class GraphStepper(Stepper):
         return chosen
 
     def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Records a step as a graph, with the ids that it chooses, after some runs of it, and stands at the end of one step.
+        """Record a step as a graph, with the ids that it chooses, after some runs of it, and stand at the end of one step.
         On a stream of the model's own device: torch's own belongs to that of the first graph. All graphs of a stepper share
         the memory of its longest step: none reads what another one wrote.
         """
@@ -319,15 +319,11 @@ def read(target: Model, network: HeadNetwork, text: Ids) -> tuple[torch.Tensor, 
 def round_steps(draft: Draft, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
     """Return what a round costs beside the target's steps: steps to time in blocks that each run without a break, for
     `batch` sequences whose caches hold `context` tokens, taken from `text`, if a round verifies up to `longest`. Raises
-    `NotTimed`. A kind of draft that is defined elsewhere registers its own steps.
+    `NotTimed`. A kind of draft that is defined elsewhere registers its own steps;
+    those of a model run over one token and over two, as after a round that was accepted in full.
     """
-    raise NotImplementedError(f"{type(draft).__name__} has no steps")
-
-
-@round_steps.register(DraftModel)
-def _(draft: DraftModel, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-    """Steps over one token and over two, as after a round that was accepted in full."""
-    own = stepper(draft, fitted(text, draft, context, longest), batch, 2, mode)
+    (model,) = draft.models
+    own = stepper(model, fitted(text, model, context, longest), batch, 2, mode)
     return [[own.timed(draft.name, "draft", 1)], [own.timed(draft.name, "draft", 2), own.settling(draft.name)]]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from alphaprof.errors import ModelUnloadable, OptionInvalid
 from alphaprof.log.split import RunText
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
-from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, require_layers, usual_layers
+from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, require_layers, stored_name, usual_layers
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced
 
@@ -98,7 +97,7 @@ def _shape(target: Model, text: Any) -> LlamaConfig:
 
 
 def _take_over(network: Eagle3, target: Model, ids: torch.Tensor | None) -> None:
-    """Copies what the target's last layer, final norm and LM head hold in the same shapes. `fc` begins as the highest of
+    """Copy what the target's last layer, final norm and LM head hold in the same shapes. `fc` begins as the highest of
     the recorded states.
     """
     base, hidden = target.network.base_model, network.config.hidden_size
@@ -254,10 +253,3 @@ def weights_content(network: Eagle3, dtype: torch.dtype) -> bytes:
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(network.vocabulary, dtype=torch.bool).index_fill(0, ids, True)
     return save(tensors, metadata={"format": "pt"})
-
-
-def stored_name(name: str) -> str:
-    """What the files of speculators call a tensor of `Eagle3`."""
-    if name.startswith("hidden_norm."):
-        return f"layers.0.{name}"
-    return re.sub(r"^blocks\.", "layers.", name)

@@ -125,7 +125,7 @@ class Workshop:
 def train(
     options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
 ) -> TrainingRecord:
-    """Trains a head on the texts of a run into the folder `out`, and tests it in a run there. Raises the errors of
+    """Train a head on the texts of a run into the folder `out`, and test it in a run there. Raises the errors of
     `errors.py`.
     """
     require_free(out, TRAINING, resume)
@@ -138,8 +138,8 @@ def train(
 def train_curve(
     options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
 ) -> list[TrainingRecord]:
-    """Trains heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
-    below `out`, tests them in one run, and writes curve.yaml, which lists them. Raises the errors of `errors.py`.
+    """Train heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
+    below `out`, test them in one run, and write curve.yaml, which lists them. Raises the errors of `errors.py`.
     """
     require_free(out, CURVE, resume)
     sizes = {f"{size.replace('/', '-')}-{order}": (size, order) for size, orders in SIZES.items() for order in range(orders)}
@@ -166,7 +166,7 @@ def _heads(
     resume: bool,
     least: int = 1,
 ) -> list[TrainingRecord]:
-    """Trains a head of a size and an order in each folder, with one target. Raises `DataEmpty` with fewer than `least`
+    """Train a head of a size and an order in each folder, with one target. Raises `DataEmpty` with fewer than `least`
     independent units to train on.
     """
     with in_memory():
@@ -221,7 +221,7 @@ def _curve(names: Sequence[str]) -> str:
 
 
 def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Progress, least: int) -> Workshop:
-    """Loads the target and the texts, and splits these. Raises `RunMismatch` for a run that is not complete or has another
+    """Load the target and the texts, and split these. Raises `RunMismatch` for a run that is not complete or has another
     target, `DataEmpty` if a part has no text that a head can be trained or tested on, or fewer than `least` groups are to
     train on.
     """

@@ -85,7 +85,7 @@ class Trainer:
         self.state = TrainingState()
 
     def run(self, progress: Progress) -> TrainingState:
-        """Trains from where the state is to the end, and returns it with the best weights in the network. Raises
+        """Train from where the state is to the end, and return it with the best weights in the network. Raises
         `LogitsNotFinite` where the loss is none; the network then holds the best weights so far, and the last checkpoint
         stays.
         """
@@ -163,7 +163,7 @@ class Trainer:
         return torch.autocast(self.network.device.type, self.autocast)
 
     def _look(self, progress: Progress, loss: list[float]) -> None:
-        """Tests on the stop part, keeps the weights where they are the best so far, and writes a checkpoint."""
+        """Test on the stop part, keep the weights if they are the best so far, and write a checkpoint."""
         state, schedule = self.state, self.schedule
         began, cpu = time.monotonic(), time.process_time()
         agree, starts, prefix = self.tested(self.stop, schedule.ttt)
@@ -193,7 +193,7 @@ class Trainer:
         return agree, starts, prefix
 
     def save(self) -> None:
-        """Writes a checkpoint over the one before it. Raises `DiskFull`."""
+        """Write a checkpoint over the one before it. Raises `DiskFull`."""
         state = self.state
         tensors = {f"weights.{name}": weight.detach().cpu().contiguous() for name, weight in self.weights.items()}
         tensors |= {f"best.{name}": weight for name, weight in state.best.items()}
@@ -204,7 +204,7 @@ class Trainer:
         self.place.put(CHECKPOINT, save(tensors, metadata={"state": json.dumps(facts)}))
 
     def resume(self) -> bool:
-        """Goes on from the checkpoint in the folder; False if there is none. Raises `HeadRecordUnreadable`."""
+        """Go on from the checkpoint in the folder; False if there is none. Raises `HeadRecordUnreadable`."""
         if not self.place.has(CHECKPOINT):
             return False
         path = self.place.path / CHECKPOINT
@@ -233,7 +233,7 @@ class Trainer:
 
 
 def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Yields without end the texts of each step: all texts in an order of its own for each pass, as many as hold
+    """Yield without end the texts of each step: all texts in an order of its own for each pass, as many as hold
     `batch_tokens` of `sizes`, one at least. A step may go over the end of a pass.
     """
     step, tokens, number = list[int](), 0, 0
@@ -277,7 +277,7 @@ def drafts(prompt: int, size: int, depth: int) -> int:
 
 
 def logits_by_depth(network: Eagle3, batch: TextBatch, depths: int) -> Iterator[tuple[DepthRows, torch.Tensor]]:
-    """Yields for depth 1, 2, ... `depths` the drafts and their logits [n, ids]: the same pass that scores a head."""
+    """Yield for depth 1, 2, ... `depths` the drafts and their logits [n, ids]: the same pass that scores a head."""
     first = max(0, int(batch.prompt.min()) - 2)
     for depth, states in enumerate(network.states(batch.ids, batch.states, depths, first), 1):
         rows = rows_of(batch, depth)
