@@ -89,7 +89,7 @@ def test_states_fed_back_before_the_norm_are_an_alternative(tmp_path: Path) -> N
     assert not torch.allclose(other.network.logits(fed[0], 2), draft.network.logits(after[0], 2), atol=0.1)
     prompt, text = np.array([1, 2], np.int32), np.arange(30, dtype=np.int32) * 5 % 7
     item = Document(0, "a", None, 0, 0, prompt, text, False, len(text), "logged", False)
-    trials, _ = wiring.checked(draft, given([item], served.eos), 7, 64)
+    trials, _ = wiring.checked(draft, [given([item], served.eos)], 7)
     found = [(trial.changed, trial.depth, trial.positions) for trial in trials]
     assert found == [("", 1, 30), (other.changed, 2, 29)]
     three = checkpoint(tmp_path / "three", 3)

@@ -294,11 +294,6 @@ def _listed(layers: tuple[int, ...]) -> str:
     return ", ".join(map(str, layers))
 
 
-def engines_of(reading: Reading, head: EagleFormat, target: Any) -> tuple[str, ...]:
-    """The engines that read the files of a head so, for a target (its config)."""
-    return tuple(engine for engine, theirs in _served(head, target).items() if theirs == reading)
-
-
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
     """What else the files of a head could mean for a target (its config): states of one layer later and earlier, the norms
     in their other places, and what each engine takes them for.
@@ -402,7 +397,7 @@ def load_eagle3(
         algorithm="EAGLE3",
         context=head.context,
         reading=words_of(draft.serve_as, head, reading) | _described(head, network),
-        engines=engines_of(reading, head, config),
+        engines=tuple(engine for engine, theirs in _served(head, config).items() if theirs == reading),
         alternatives=alternatives(network, head, config),
         fallbacks=searched(network, config),
         doubts=doubts_of(name, head, reading),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +35,7 @@ FEW = 50  # positions of which nothing is said
 AT_ONCE = 8  # readings in one pass
 Warnings = tuple[dict[str, str], ...]
 Trials = tuple[Trial, ...]
+Batches = Sequence[Sequence[Continuation]]
 
 
 def check_wiring(
@@ -53,8 +53,9 @@ def check_wiring(
         return trials, tuple(warnings)
     say("checking how the heads' files are read (check_wiring: false leaves that out)")
     texts = sample(tried[0].target, documents, width, options.batch_tokens)
+    batches = list(scoring_batches(texts, options.batch_tokens))
     for head in tried:
-        trials[head.name], of_readings = checked(head, texts, width, options.batch_tokens)
+        trials[head.name], of_readings = checked(head, batches, width)
         warnings += of_readings
     return trials, tuple(warnings)
 
@@ -74,17 +75,16 @@ def sample(target: Model, documents: Iterable[Document], width: int, budget: int
     return texts
 
 
-def checked(draft: HeadDraft, texts: Sequence[Continuation], width: int, budget: int) -> tuple[Trials, Warnings]:
+def checked(draft: HeadDraft, batches: Batches, width: int) -> tuple[Trials, Warnings]:
     """Return what a head's readings get accepted, the measured one first, and warnings if another is better or none good."""
     depths = range(1, min(2, draft.network.most or 2) + 1)
-    agreements = partial(_agreements, draft, texts=texts, width=width, budget=budget)
-    own = agreements([Alternative("", "", draft.network, depth) for depth in depths])
+    own = _agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths], batches, width)
     if not _size(own[0]):
         return (), ()  # a head that is not finite, or texts without a position: the run says so
 
     def trials(ways: Sequence[Alternative]) -> list[tuple[Alternative, Trial]]:
         known = [way for way in ways if way.depth <= len(own) and _size(own[way.depth - 1])]
-        rows = zip(known, agreements(known) if known else [], strict=True)
+        rows = zip(known, _agreements(draft, known, batches, width) if known else [], strict=True)
         return [(way, _trial(way, row, own[way.depth - 1])) for way, row in rows if _size(row)]
 
     base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
@@ -104,25 +104,21 @@ def checked(draft: HeadDraft, texts: Sequence[Continuation], width: int, budget:
     return (base, *(trial for _, trial in tried)), tuple(warnings)
 
 
-def _agreements(
-    draft: HeadDraft, ways: Sequence[Alternative], texts: Sequence[Continuation], width: int, budget: int
-) -> list[list[np.ndarray]]:
-    """For each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for one
-    whose logits are not finite.
+def _agreements(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
+    """Return for each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for
+    one whose logits are not finite.
     """
     if len(ways) <= AT_ONCE:
         try:
-            return _together(draft, ways, texts, width, budget)
+            return _together(draft, ways, batches, width)
         except LogitsNotFinite:
             if len(ways) == 1:
                 return [[]]
     half = len(ways) // 2
-    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, texts, width, budget)]
+    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, batches, width)]
 
 
-def _together(
-    draft: HeadDraft, ways: Sequence[Alternative], texts: Sequence[Continuation], width: int, budget: int
-) -> list[list[np.ndarray]]:
+def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
     """As `_agreements`, by one pass of the target. Raises `LogitsNotFinite` if one of them has such logits."""
     twins = [
         dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
@@ -130,7 +126,7 @@ def _together(
     ]
     scorer = Scorer(draft.target, twins, width)
     found: list[list[np.ndarray]] = [[] for _ in ways]
-    for batch in scoring_batches(texts, budget):
+    for batch in batches:
         scored = scorer.score(batch)
         stops = np.cumsum([len(item.ids) for item in batch])[:-1]
         for twin, rows in zip(twins, found, strict=True):

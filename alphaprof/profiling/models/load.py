@@ -169,9 +169,11 @@ def load_model(
         chosen = DTYPES[dtype if choice is None else choice.chosen]
         network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     _require_weights(network, loaded, options, quantised=declared is not None)
-    quantised = None if declared is None else quantisation_of(network, declared)
-    if quantised is not None and not quantised.kernels:
-        to_dtype(network, chosen)
+    quantised = None
+    if declared is not None:
+        quantised = Quantisation(str(_method(declared)), _bits(declared), kernels_of(network))
+        if not quantised.kernels:
+            to_dtype(network, chosen)
     if "device_map" not in arguments:
         network = network.to(place)
     served = network.generation_config.to_diff_dict()
@@ -465,11 +467,6 @@ def _method(declared: Mapping[str, Any]) -> str | None:
         return "bitsandbytes"
     method = declared.get("quant_method")
     return method if isinstance(method, str) else None
-
-
-def quantisation_of(network: PreTrainedModel, declared: Mapping[str, Any]) -> Quantisation:
-    """What runs of a loaded model whose config declared a quantisation."""
-    return Quantisation(str(_method(declared)), _bits(declared), kernels_of(network))
 
 
 def _bits(declared: Mapping[str, Any]) -> int | None:
