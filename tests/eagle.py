@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.models.drafts import load_draft
+from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model
 from tests.tiny import tokenizer
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from alphaprof.theory.certificates import Divergence
 
 Array = np.ndarray[Any, Any]
+DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 
 
 def softmax(logits: Array) -> Array:

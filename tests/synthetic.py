@@ -37,7 +37,7 @@ from alphaprof.log.schema import (
 )
 from alphaprof.log.store import Run
 from alphaprof.log.tables import table_content
-from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Extras
 from alphaprof.rules import rules_of
 from alphaprof.totals.finish import finish
 from alphaprof.totals.replay import runs_by_depth

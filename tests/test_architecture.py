@@ -52,6 +52,12 @@ ORDER = (
 )
 APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"report", "render"}}  # pydantic; statistics
 
+# Within profiling too: what loads and reads, what measures it, the run that does so, and what uses the models of a run.
+PROFILING = ("models", "texts", "scoring", "heads", "timing", "run", "decoding", "training")
+# Rooms, each a module or a folder: they import the road, never another room.
+ROOMS = ("commands/*", "profiling/training", "profiling/run/on_ray")
+BESIDE = ("alphaprof.commands.workers", "alphaprof.commands.runs")  # the status of a run is asked for by both
+
 
 def imports(path: Path) -> Iterator[str]:
     """Dotted names that a module imports, wherever in it."""
@@ -104,6 +110,24 @@ def test_imports_point_one_way(path: Path) -> None:
     rooms = {name.split(".")[1] for name in imports(path) if name.startswith("alphaprof.")}
     allowed = set(ORDER[: ORDER.index(room(path)) + 1]) - APART.get(room(path), set())
     assert rooms <= allowed
+
+
+@each("path", [path for path in MODULES if len(Path(place(path)).parts) == 3 and room(path) == "profiling"], ids=place)
+def test_imports_within_profiling_point_one_way(path: Path) -> None:
+    folders = {name.split(".")[2] for name in uses(path) if name.startswith("alphaprof.profiling.")}
+    assert folders <= set(PROFILING[: PROFILING.index(Path(place(path)).parts[1]) + 1])
+
+
+def own_room(name: str) -> str | None:
+    """The room that a module of this dotted name belongs to; None: it belongs to none."""
+    parts = name.split(".")[1:]
+    ancestors = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return next((found for found in ancestors if any(fnmatch(found, room) for room in ROOMS)), None)
+
+
+def test_rooms_import_no_other_room() -> None:
+    pairs = [(name, used) for name, path in NAMES.items() if own_room(name) for used in uses(path) if own_room(used)]
+    assert [(name, used) for name, used in pairs if own_room(name) != own_room(used) and (name, used) != BESIDE] == []
 
 
 @each("folder", sorted({path.parent for path in MODULES}), ids=lambda folder: folder.name)
@@ -203,7 +227,7 @@ def test_nobody_asks_a_draft_for_its_kind() -> None:
     from alphaprof.config.options import DRAFTS
 
     kinds = {kind for draft in DRAFTS for kind in get_args(draft.model_fields["kind"].annotation)}
-    classes = {draft.__name__ for draft in DRAFTS} | {"DraftModel", "PromptLookup", "Model"}
+    classes = {draft.__name__ for draft in DRAFTS} | {"DraftModel", "PromptLookup", "HeadDraft", "Model"}
     asked = ("x.kind == 'model'", "facts.kind != OTHER", "f('layer_skip')", "isinstance(d, (int, PromptLookup))")
     assert [question for question in asked if not any(kinds_asked(ast.parse(question), kinds, classes))] == []
     homes = ("profiling/models/", "profiling/heads/", "profiling/training/", "config/")  # what is trained is of one kind

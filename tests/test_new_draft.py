@@ -74,17 +74,6 @@ class Oracle:
         places = np.arange(prompt, len(ids))
         return {"draft_top": self.told(places, ids[prompt:]), "proposed": np.full(len(places), PROPOSED_LIMIT)}
 
-    def drafter(self, *_: Any, **__: Any) -> AtWork:
-        return AtWork(self)
-
-    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[Any]]:
-        from alphaprof.profiling.timing.steppers import TimedStep
-
-        return [[TimedStep(self.name, "lookup", 1, batch, context, "eager", lambda: batch * COST_MS / 1e3)]]
-
-    def prefills(self, *_: Any) -> list[Any]:
-        return []
-
 
 class AtWork:
     """The oracle in one text that is being written."""
@@ -116,6 +105,14 @@ class AtWork:
 
 
 def load(name: str, draft: OracleDraft, options: Any, target: Any, tokenizer: Any) -> Oracle:
+    from alphaprof.profiling.decoding.drafters import drafter_of
+    from alphaprof.profiling.timing.steppers import TimedStep, round_steps
+
+    def searches(draft: Oracle, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+        return [[TimedStep(draft.name, "lookup", 1, batch, context, mode, lambda: batch * COST_MS / 1e3)]]
+
+    drafter_of.register(Oracle, lambda draft, *_, **__: AtWork(draft))
+    round_steps.register(Oracle, searches)
     return Oracle(name, target, draft.every)
 
 

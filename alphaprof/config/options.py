@@ -85,7 +85,7 @@ class TargetOptions(ModelOptions):
 
 class DraftOptions(Options):
     """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`, module:function:
-    what loads such a draft, called as `profiling.models.drafts.load_draft` is.
+    what loads such a draft, called as `profiling.models.kinds.load_draft` is.
     """
 
     kind: str
@@ -100,7 +100,7 @@ class DraftOptions(Options):
 class ModelDraft(ModelOptions, DraftOptions):
     """An independent draft model."""
 
-    loader = "alphaprof.profiling.models.drafts:load_draft_model"
+    loader = "alphaprof.profiling.models.kinds:load_draft_model"
     kind: Literal["model"]
     dtype: Dtype | None = Field(None, description="default: the target's")
 
@@ -113,7 +113,7 @@ class ModelDraft(ModelOptions, DraftOptions):
 class LayerSkipDraft(DraftOptions):
     """The target without some of its layers: shared weights, its own KV cache."""
 
-    loader = "alphaprof.profiling.models.drafts:load_layer_skip"
+    loader = "alphaprof.profiling.models.kinds:load_layer_skip"
     kind: Literal["layer_skip"]
     drop_layers: Indices = Field(description="0-based indices of the target's layers that are left out")
 
@@ -121,7 +121,7 @@ class LayerSkipDraft(DraftOptions):
 class PromptLookupDraft(DraftOptions):
     """No model: proposes what followed the last tokens where they occurred before, in the prompt or the text so far."""
 
-    loader = "alphaprof.profiling.models.drafts:load_prompt_lookup"
+    loader = "alphaprof.profiling.models.kinds:load_prompt_lookup"
     kind: Literal["prompt_lookup"]
     max_ngram: Whole = Field(
         MAX_NGRAM, ge=1, le=64, description="longest run of last tokens that is looked up; then shorter ones are tried"
@@ -158,7 +158,7 @@ class HeadFileOptions(HeadOptions):
 class Eagle3Draft(HeadFileOptions):
     """An EAGLE-3 head, from files of SafeAILab, SpecForge or speculators."""
 
-    loader = "alphaprof.profiling.heads.load:load_eagle3"
+    loader = "alphaprof.profiling.heads.eagle_files:load_eagle3"
     kind: Literal["eagle3"]
     serve_as: Literal["checkpoint", "vllm", "sglang"] = Field(
         "checkpoint",
@@ -170,14 +170,14 @@ class Eagle3Draft(HeadFileOptions):
 class Eagle1Draft(HeadFileOptions):
     """An EAGLE-1, EAGLE-2 or HASS head, on the target's last state and with its LM head."""
 
-    loader = "alphaprof.profiling.heads.load:load_eagle1"
+    loader = "alphaprof.profiling.heads.eagle_files:load_eagle1"
     kind: Literal["eagle1"]
 
 
 class MtpDraft(HeadOptions):
     """The target's own MTP modules, which its checkpoint holds."""
 
-    loader = "alphaprof.profiling.heads.mtp_files:load_mtp"
+    loader = "alphaprof.profiling.heads.mtp:load_mtp"
     kind: Literal["mtp"]
     reuse: bool | None = Field(
         None,

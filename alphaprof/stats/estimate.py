@@ -185,7 +185,7 @@ def unseen(documents: int) -> float:
 
 
 def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tuple[float, float, float]:
-    """Returns how far a bound that misses with probability `tail` lies from an estimate by t alone, and how much farther it
+    """Return how far a bound that misses with probability `tail` lies from an estimate by t alone, and how much farther it
     lies below and above where the estimate is skewed; all in units of the estimate.
 
     A skewed bound is higher by skewness / 6 (1 + 2 t^2), `skewness` as `Ratio.skewness` (Johnson 1978, "Modified t tests and

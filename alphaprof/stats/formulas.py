@@ -52,7 +52,7 @@ def feasible_alphas(burstiness: float) -> tuple[float, float]:
 
 
 def check_chain(alpha: float, burstiness: float) -> None:
-    """Raises `ValueError` for values that no text has."""
+    """Raise `ValueError` for values that no text has."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is a probability, and {alpha:g} is not between 0 and 1")
     least = least_burstiness(alpha)

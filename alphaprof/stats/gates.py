@@ -27,7 +27,7 @@ class GateResult:
 
 
 def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
-    """Returns the result of each gate, in their order."""
+    """Return the result of each gate, in their order."""
     error = 1 - confidence
     highs: dict[int, float] = {}
     left = list(range(len(gates)))
@@ -53,7 +53,7 @@ def holm(claims: Sequence[Callable[[float], bool]], error: float) -> list[bool]:
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Returns fail if any fails, pass if all pass, and else undecided, as of none at all."""
+    """Return fail if any fails, pass if all pass, and else undecided, as of none at all."""
     if "fail" in outcomes:
         return "fail"
     return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"

@@ -120,7 +120,7 @@ def scenarios(curve: LearningCurve, size: float, confidence: float) -> Scenarios
 
 
 def backtest(curve: LearningCurve, confidence: float) -> Backtest:
-    """Hides the largest size and predicts it, on the same test units and for as many heads as it has: what test units have
+    """Hide the largest size and predict it, on the same test units and for as many heads as it has: what test units have
     in common is not held against the forecast.
     """
     seen, joint = curve.without_largest(), curve.covariance
@@ -187,7 +187,7 @@ def _basis(ratios: Array, exponents: Array) -> Array:
 
 
 def _faces(curve: LearningCurve, exponents: Array) -> list[_Face]:
-    """Fits e and A, each alone, and neither."""
+    """Fit e and A, each alone, and neither."""
     precision, least = np.linalg.inv(curve.covariance), np.array([curve.floor, 0.0])
     basis, faces = _basis(curve.ratios, exponents), []
     for free in ([0, 1], [1], [0], []):

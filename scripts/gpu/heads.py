@@ -12,11 +12,10 @@ import torch
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import RunText
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.steps import read
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.timing.latency import Subjects, measure
-from alphaprof.profiling.timing.steppers import seconds
+from alphaprof.profiling.timing.steppers import read, seconds
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import new_head
 from alphaprof.profiling.training.trainer import Schedule, Trainer

@@ -18,11 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
+from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts import continuations as batching
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.rules import DEFAULT_RULES, rules_of

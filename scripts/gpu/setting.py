@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Lla
 
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
-from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.texts.continuations import Continuation

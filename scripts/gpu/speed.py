@@ -20,7 +20,8 @@ import torch
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ACCELERATORS, ModelShape
 from alphaprof.log.tables import table_content
-from alphaprof.profiling.models.drafts import Arrays, DraftPass, PromptLookup, layer_skip
+from alphaprof.profiling.models.draft import Arrays, DraftPass
+from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of
 from alphaprof.profiling.models.processing import PLAIN
 from alphaprof.profiling.models.teacher_forced import recorded

@@ -19,12 +19,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 from scipy.special import entr, rel_entr
 
 from alphaprof.rules import BoundRule
-from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Array, Divergence, Target, certify, draft_width
+from alphaprof.theory.certificates import ACCEPTED, Array, Divergence, Target, certify, draft_width
 from alphaprof.theory.certificates import thresholds as thresholds_of
 
 BATCH = 250  # targets that share V, width and the parameters of the rule
@@ -218,7 +219,7 @@ def attack(batch: Batch, tallies: dict[Divergence, Tally], scale: float, rng: Ra
 
 def search(name: str, draws: int, scale: float, rng: Random) -> dict[Divergence, Tally]:
     """What `draws` targets tell of a rule's thresholds."""
-    tallies = {kind: Tally() for kind in DIVERGENCES}
+    tallies = {kind: Tally() for kind in get_args(Divergence)}
     done, batch = 0, max(1, min(BATCH, draws // 5))
     while done < draws:
         rule, size = BoundRule(name, PARAMETERS[name](rng)), int(rng.integers(2, 51))

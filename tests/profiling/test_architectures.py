@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.models.drafts import DraftModel, layer_skip
+from alphaprof.profiling.models.kinds import DraftModel, layer_skip
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.timing.steppers import Stepper
 from tests.loops import each

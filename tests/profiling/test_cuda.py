@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import scorer as module
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper

@@ -18,7 +18,8 @@ from alphaprof.config.options import TargetOptions
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
-from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
+from alphaprof.profiling.models.draft import Draft
+from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule

@@ -24,9 +24,8 @@ from alphaprof.config.options import ModelOptions
 from alphaprof.errors import AlphaprofError, ModelUnloadable, VocabularyMismatch
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Reading
+from alphaprof.profiling.heads.eagle_files import eagle3_format, is_guessed, reading_as
 from alphaprof.profiling.heads.files import files_of
-from alphaprof.profiling.heads.formats import eagle3_format
-from alphaprof.profiling.heads.readings import is_guessed, reading_as
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
 from tests import tiny

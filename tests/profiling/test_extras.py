@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from alphaprof.log.schema import LogRules
-from alphaprof.profiling.models.drafts import Arrays, PromptLookup
+from alphaprof.profiling.models.draft import Arrays
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import statistics
-from alphaprof.profiling.scoring.extras import TOP, Extras
-from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import TOP, Extras, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
-from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width
+from alphaprof.theory.certificates import ACCEPTED, Divergence, Target, certify, draft_width
 from tests import reference
 from tests.profiling.test_scoring import LOOKUP, continuation, logits_alone, model
-from tests.reference import MultiDraft, threshold
+from tests.reference import DIVERGENCES, MultiDraft, threshold
 from tests.tiny import llama, noisy
 
 models = pytest.mark.models
@@ -44,9 +44,18 @@ RULES = (
 )
 
 
-def every(divergences: tuple[Divergence, ...] = ("kl",)) -> Extras:
+class EveryDivergence(Extras):
+    """Thresholds for total variation beside those that a log has."""
+
+    def thresholds(self, top: Array, entropy: Array, vocabulary: int) -> Arrays:
+        columns = super().thresholds(top, entropy, vocabulary)
+        known = Target(top, vocabulary, entropy)
+        return columns | {column(rule.id, "tv"): certify(rule, known, "tv").value for rule in self.certified}
+
+
+def every(kind: type[Extras] = Extras) -> Extras:
     """Thresholds of all rules above."""
-    return Extras(tuple(parse_rule(rule) for rule in RULES), divergences=divergences)
+    return kind(tuple(parse_rule(rule) for rule in RULES))
 
 
 def column(rule: str, divergence: Divergence = "kl") -> str:
@@ -176,7 +185,7 @@ def test_thresholds_are_those_of_whole_distributions(
     """Of every rule and divergence, whether the vocabulary is larger than what is looked at or not; lower bounds else."""
     chosen: Model = request.getfixturevalue(name)
     batch = batch_of(settings, min(250, chosen.vocabulary))
-    found = scored(chosen, batch, every(DIVERGENCES), model("draft", noisy(chosen.network, 0.05)))["draft"]
+    found = scored(chosen, batch, every(EveryDivergence), model("draft", noisy(chosen.network, 0.05)))["draft"]
     whole = np.concatenate([laws(chosen, item) for item in batch])
     assert found["target_top_10_prob"] == pytest.approx(-np.sort(-whole)[:, :10].sum(1), abs=2e-5)
     rules = [parse_rule(rule) for rule in RULES]
@@ -233,7 +242,7 @@ def test_no_draft_is_rejected_within_its_threshold(target: Model, settings: Proc
     noise = {"nearest": 1e-4, "near": 1e-3, "close": 3e-3, "apart": 0.01, "far": 0.03, "farther": 0.1}
     drafts = [model(name, noisy(target.network, scale)) for name, scale in noise.items()]
     drafts += [model("other", llama(seed=11)), model("flat", noisy(llama(seed=12), 0.5))]
-    found = scored(target, batch, every(DIVERGENCES), *drafts)
+    found = scored(target, batch, every(EveryDivergence), *drafts)
     certified = {(rule, divergence): 0 for rule in RULES for divergence in DIVERGENCES}
     rejected = dict.fromkeys(RULES, 0)
     for draft, columns in found.items():

@@ -14,7 +14,7 @@ from alphaprof.config.load import load_profile
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads import draft
-from alphaprof.profiling.models.drafts import load_drafts
+from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
 from alphaprof.rules import parse_rule

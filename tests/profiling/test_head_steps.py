@@ -22,10 +22,10 @@ from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.heads.medusa import MedusaHeads
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork
-from alphaprof.profiling.heads.steps import HeadStepper, read
-from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing.latency import Subjects, measure
+from alphaprof.profiling.timing.steppers import HeadStepper, read
 from scripts.gpu.setting import random_head
 from tests.profiling import modules
 from tests.tiny import llama

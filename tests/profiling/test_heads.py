@@ -19,12 +19,11 @@ from alphaprof.profiling.decoding.drafters import Choice, Proposal
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.network import HeadNetwork
-from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.models.teacher_forced import FINAL
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Extras, Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches

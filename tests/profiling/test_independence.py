@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from alphaprof.config.options import TargetOptions
-from alphaprof.profiling.models.drafts import Arrays, DraftModel, layer_skip
+from alphaprof.profiling.models.draft import Arrays
+from alphaprof.profiling.models.kinds import DraftModel, layer_skip
 from alphaprof.profiling.models.load import NOISE, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.scorer import Scorer, by_document

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from alphaprof.config.options import MeasuredCosts
-from alphaprof.profiling.models import drafts as prompt_lookup
-from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing import latency, steppers
 from alphaprof.profiling.timing.latency import WARM_UP, BudgetSpent, Subjects, measure
@@ -314,7 +313,7 @@ def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_
         searched.append(tokens)
         return search(self, tokens)
 
-    monkeypatch.setattr(prompt_lookup.PromptLookup, "search", spy)
+    monkeypatch.setattr(PromptLookup, "search", spy)
     drafts = [PromptLookup(name, 3, (256,), 260, "float32") for name in ("first", "second")]
     costs = MeasuredCosts(context=24, repeats=3, concurrency=[1, 2])
     table = measure(Subjects(DraftModel("target", llama(), "model", "t"), drafts, TEXT, 2), costs, ignored).table

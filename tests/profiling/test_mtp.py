@@ -16,8 +16,7 @@ from transformers.generation import candidate_generator
 from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.profiling.heads import mtp
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
-from alphaprof.profiling.heads.mtp_files import load_mtp
+from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule, load_mtp
 from alphaprof.profiling.models.load import load_model
 from tests.conftest import slow
 from tests.profiling.modules import (

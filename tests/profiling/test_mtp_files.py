@@ -15,7 +15,7 @@ from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads import wiring
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.mtp_files import load_mtp
+from alphaprof.profiling.heads.mtp import load_mtp
 from alphaprof.profiling.models.load import Model, load_model
 from alphaprof.profiling.texts.continuations import given
 from alphaprof.profiling.texts.corpus import Document
@@ -87,10 +87,9 @@ def test_states_fed_back_before_the_norm_are_an_alternative(tmp_path: Path) -> N
     torch.testing.assert_close(norm(bare), normed)
     torch.testing.assert_close(other.network.logits(bare[0], 1), draft.network.logits(normed[0], 1))
     assert not torch.allclose(other.network.logits(fed[0], 2), draft.network.logits(after[0], 2), atol=0.1)
-    profile: Any = SimpleNamespace(target=served, scorer=SimpleNamespace(width=7), options=SimpleNamespace(batch_tokens=64))
     prompt, text = np.array([1, 2], np.int32), np.arange(30, dtype=np.int32) * 5 % 7
     item = Document(0, "a", None, 0, 0, prompt, text, False, len(text), "logged", False)
-    trials, _ = wiring.checked(draft, given([item], served.eos), profile)
+    trials, _ = wiring.checked(draft, [given([item], served.eos)], 7)
     found = [(trial.changed, trial.depth, trial.positions) for trial in trials]
     assert found == [("", 1, 30), (other.changed, 2, 29)]
     three = checkpoint(tmp_path / "three", 3)

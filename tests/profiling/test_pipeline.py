@@ -46,7 +46,7 @@ from alphaprof.log.schema import (
     violations,
 )
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import load_model
 from alphaprof.profiling.run import pipeline, shards
 from alphaprof.profiling.texts.continuations import thinking

@@ -23,7 +23,7 @@ from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import Quantisation
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
 from alphaprof.report.inputs import ReportInputs
 from tests.tiny import llama, tokenizer

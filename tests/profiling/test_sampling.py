@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, Sampler, uniforms
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches

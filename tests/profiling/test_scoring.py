@@ -17,18 +17,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models import load as models
-from alphaprof.profiling.models.drafts import (
-    DraftModel,
-    PromptLookup,
-    check_vocabulary,
-    layer_skip,
-    token_count,
-)
-from alphaprof.profiling.models.load import Model, fingerprint
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, layer_skip
+from alphaprof.profiling.models.load import Model, check_vocabulary, fingerprint, token_count
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Extras, Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import Columns
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document

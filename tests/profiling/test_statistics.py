@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Extras
 from alphaprof.profiling.scoring.statistics import (
     ProcessedLogits,
     columns,

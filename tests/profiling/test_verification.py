@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LlamaConfig
 
 from alphaprof.profiling.decoding.drafters import GREEDILY, OWN, Choice
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
-from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
 from alphaprof.rules import parse_rule

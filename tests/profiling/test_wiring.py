@@ -13,7 +13,7 @@ import torch
 from alphaprof.config.options import MtpDraft
 from alphaprof.profiling.heads import wiring
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.scoring.scorer import Scorer
 from tests.profiling.test_heads import HIDDEN, TOKENS, Chain, head, target, texts
@@ -61,9 +61,7 @@ def loaded(*drafts: Any, check: bool = True, tokens: int = 99) -> Any:
     documents = [dataclasses.replace(item.document, max_new_tokens=min(tokens, len(item.ids))) for item in texts()]
     asked = {draft.name: MtpDraft(kind="mtp", check_wiring=check) for draft in drafts}  # of any head
     options = SimpleNamespace(batch_tokens=200, drafts=asked)
-
-    scorer = Scorer(target(), drafts, TOKENS)
-    return SimpleNamespace(target=target(), drafts=drafts, documents=documents, options=options, scorer=scorer)
+    return SimpleNamespace(drafts=drafts, documents=documents, options=options)
 
 
 def fitted(measured: tuple[int, ...], *others: tuple[int, ...], fallbacks: tuple[Any, ...] = ()) -> HeadDraft:
@@ -76,16 +74,12 @@ def fitted(measured: tuple[int, ...], *others: tuple[int, ...], fallbacks: tuple
     return dataclasses.replace(head(), network=network.reading(measured), context=None, engines=("measured",), **changes)
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
+def check(given: Any, say: Any = lambda _: None) -> tuple[dict[str, wiring.Trials], wiring.Warnings]:
+    return wiring.check_wiring(given.drafts, given.options, given.documents, TOKENS, say)
 
 
 def test_a_head_that_is_read_as_it_was_trained_has_no_warning() -> None:
-    trials, warnings = wiring.check_wiring(loaded(fitted(RIGHT, WRONG)), Heard())  # type: ignore[arg-type]
+    trials, warnings = check(loaded(fitted(RIGHT, WRONG)))
     base, other = trials["head"]
     assert warnings == ()
     assert (base.changed, base.depth, base.engines) == ("", 1, ("measured",))
@@ -96,14 +90,14 @@ def test_a_head_that_is_read_as_it_was_trained_has_no_warning() -> None:
 
 def test_acceptance_is_that_of_the_log() -> None:
     draft = fitted(WRONG, RIGHT)
-    trials, _ = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    trials, _ = check(loaded(draft))
     columns = Scorer(target(), [draft], TOKENS).score(texts())["head"]
     right = (columns["draft_top"] == columns["token"])[columns["proposed"] > 0]
     assert trials["head"][0].acceptance == pytest.approx(float(np.mean(right)))
 
 
 def test_another_reading_that_is_better_is_named_with_its_setting() -> None:
-    trials, (warning,) = wiring.check_wiring(loaded(fitted(WRONG, RIGHT, (2, 3))), Heard())  # type: ignore[arg-type]
+    trials, (warning,) = check(loaded(fitted(WRONG, RIGHT, (2, 3))))
     _, best, _ = trials["head"]
     assert warning["code"] == "wiring"
     assert f"with layers {RIGHT} it drafts {best.acceptance:.3f}" in warning["message"]
@@ -114,23 +108,23 @@ def test_another_reading_that_is_better_is_named_with_its_setting() -> None:
 
 def test_a_head_that_drafts_hardly_anything_right_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "POOR", 0.45)
-    trials, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1), RIGHT))), Heard())  # type: ignore[arg-type]
+    trials, warnings = check(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1), RIGHT))))
     assert trials["head"][-1].changed == f"layers {RIGHT}"
     assert any(f"with layers {RIGHT}" in warning["message"] for warning in warnings)
-    trials, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1),))), Heard())  # type: ignore[arg-type]
+    trials, warnings = check(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1),))))
     assert "no reading of draft head works" in warnings[-1]["message"]
 
 
 def test_what_the_files_leave_open_is_told_and_other_drafts_are_left_alone() -> None:
     doubt = {"code": "wiring", "message": "no layer ids", "remedy": "write them"}
     lookup = PromptLookup("ngram", 2, (), TOKENS, "float32")
-    doubtful, heard = dataclasses.replace(fitted(RIGHT), doubts=(doubt,)), Heard()
-    trials, warnings = wiring.check_wiring(loaded(doubtful, lookup), heard)  # type: ignore[arg-type]
+    doubtful, said = dataclasses.replace(fitted(RIGHT), doubts=(doubt,)), list[str]()
+    trials, warnings = check(loaded(doubtful, lookup), said.append)
     assert warnings == (doubt,)
     assert {name: len(found) for name, found in trials.items()} == {"head": 1}
     given = loaded(doubtful, lookup, check=False)  # nothing is tried then, and the files leave open what they did
-    assert wiring.check_wiring(given, heard) == ({}, (doubt,))  # type: ignore[arg-type]
-    assert len(heard.said) == 1
+    assert check(given, said.append) == ({}, (doubt,))
+    assert len(said) == 1
 
 
 def test_of_few_positions_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +133,7 @@ def test_of_few_positions_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     deeper = dataclasses.replace(fitted(WRONG, RIGHT).alternatives[0], depth=2)
     draft = dataclasses.replace(fitted(WRONG, RIGHT), alternatives=[*fitted(WRONG, RIGHT).alternatives, deeper])
     for tokens, tried in ((1, 2), (3, 3)):
-        trials, warnings = wiring.check_wiring(loaded(draft, tokens=tokens), Heard())  # type: ignore[arg-type]
+        trials, warnings = check(loaded(draft, tokens=tokens))
         assert len(trials["head"]) == tried
         assert warnings == ()
 
@@ -147,6 +141,6 @@ def test_of_few_positions_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_reading_that_is_not_finite_is_left_out_alone() -> None:
     draft = fitted(WRONG, RIGHT, (2, 3))
     draft.alternatives[1].network.last.weight.fill_(torch.inf)
-    trials, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    trials, warnings = check(loaded(draft))
     assert [trial.changed for trial in trials["head"]] == ["", f"layers {RIGHT}"]
     assert len(warnings) == 1

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution
-from alphaprof.theory.bounds import strict_thresholds
+from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.loops import each
 from tests.reporting import expected_rounds_of, log_of, only, reported

@@ -21,7 +21,7 @@ from alphaprof.report.sections.certificates import Tally, tallies
 from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import DEFAULT_RULES, rules_of
-from alphaprof.theory.bounds import budget
+from alphaprof.theory.certificates import budget
 from alphaprof.totals import log_sample
 from alphaprof.totals.log_sample import AXES, decile_edges
 from alphaprof.totals.replay import Trace, replay, run_lengths

@@ -16,28 +16,25 @@ from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.special import rel_entr
 
 from alphaprof.rules import BoundRule, parse_rule
-from alphaprof.theory.bounds import (
-    LARGE,
-    SMALL,
-    beta_bound,
-    budget,
-    certified_runs,
-    mean_beta_bound,
-    strict_thresholds,
-)
 from alphaprof.theory.certificates import (
     ACCEPTED,
     CHUNK,
-    DIVERGENCES,
+    LARGE,
+    SMALL,
     Accepted,
     Divergence,
     Target,
+    beta_bound,
+    budget,
+    certified_runs,
     certify,
+    mean_beta_bound,
     pooled,
+    strict_thresholds,
     thresholds,
 )
 from tests.loops import each
-from tests.reference import threshold
+from tests.reference import DIVERGENCES, threshold
 
 Array = np.ndarray[Any, Any]
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "certificates.json").read_text())["cases"]

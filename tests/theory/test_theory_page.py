@@ -17,10 +17,10 @@ from alphaprof.report.sections.certificates import SLACK
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import BoundRule
 from alphaprof.stats import sequential
-from alphaprof.theory import bounds, trees
-from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Target, certify
+from alphaprof.theory import certificates, trees
+from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from tests.loops import each
-from tests.reference import MultiDraft, threshold
+from tests.reference import DIVERGENCES, MultiDraft, threshold
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "theory.md").read_text()
@@ -84,9 +84,10 @@ def of_thresholds() -> Iterator[str]:
 def of_many_positions() -> Iterator[str]:
     values = np.array([0.02, 0.05, 0.1, 0.3, 0.6])
     yield f"Thresholds {', '.join(f'{value:.2f}' for value in values)} and a mean of 0.03"
-    yield f"0.02 + 0.05 ≤ {0.03 * 5:.2f} < 0.02 + 0.05 + 0.10, so at most {bounds.budget(values, 0.03)} of the positions"
+    share = certificates.budget(values, 0.03)
+    yield f"0.02 + 0.05 ≤ {0.03 * 5:.2f} < 0.02 + 0.05 + 0.10, so at most {share} of the positions"
     values = np.array([0.6, 0.5, 0.02, 0.4, 0.3, 0.01, 0.5, 0.6])
-    runs = bounds.certified_runs(values, 0.1, ONE, np.array([8]))
+    runs = certificates.certified_runs(values, 0.1, ONE, np.array([8]))
     yield f"D\\* = {', '.join(map(str, values))} at eight positions and ε = 0.1: runs {', '.join(map(str, runs))}."
     rounds = certain_runs(values, np.array([8]), 0.1, 3).rounds
     assert (rounds.rounds.tolist(), rounds.tokens.tolist()) == ([3], [7])
@@ -96,13 +97,13 @@ def of_many_positions() -> Iterator[str]:
 def of_lossless() -> Iterator[str]:
     divergences = np.array([0.01, 0.03, 0.1, 0.3, 1, 3])
     yield f"| KL | {' | '.join(f'{value:g}' for value in divergences)} |"
-    rows = {"best": bounds.beta_bound(divergences), "Pinsker": (1 - np.sqrt(divergences / 2)).clip(0)}
+    rows = {"best": certificates.beta_bound(divergences), "Pinsker": (1 - np.sqrt(divergences / 2)).clip(0)}
     rows["Bretagnolle-Huber"] = 1 - np.sqrt(1 - np.exp(-divergences))
     for name, values in rows.items():
         yield f"| {name} | {numbers(values)} |"
     two = np.array([0.02, 0.5])
-    first, second = bounds.beta_bound(two)
-    mean = f"{(first + second) / 2:.4f} on average; their mean alone gives {bounds.mean_beta_bound(two):.4f}"
+    first, second = certificates.beta_bound(two)
+    mean = f"{(first + second) / 2:.4f} on average; their mean alone gives {certificates.mean_beta_bound(two):.4f}"
     yield f"KLs of 0.02 and 0.5 give {first:.4f} and {second:.4f}, {mean}"
     by_kl, by_tv = brentq(lambda y: kl(np.array([0.2, 0.8]), np.array([y, 1 - y])) - 0.05, 0.2, 0.9), 0.2 + 0.05
     yield f"p(R) = 0.2; a KL of 0.05 allows {by_kl:.4f}, a TV of 0.05 allows {by_tv:.4f}"

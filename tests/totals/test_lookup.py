@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from alphaprof.log.schema import PROPOSED_LIMIT
-from alphaprof.profiling.models import drafts
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.draft import Arrays
+from alphaprof.profiling.models.kinds import PromptLookup
 from tests.loops import each
 
 FAR = 10_000  # a max_length that no text reaches
@@ -41,7 +41,7 @@ def matched(proposal: list[int], text: list[int]) -> int:
     return agreeing.index(False) if False in agreeing else len(agreeing)
 
 
-def assert_proposes(text: list[int], place: int, end: int, found: drafts.Arrays, expected: list[int]) -> None:
+def assert_proposes(text: list[int], place: int, end: int, found: Arrays, expected: list[int]) -> None:
     """One position against the whole proposal that is expected there."""
     assert (int(found["draft_top"][place]), int(found["proposed"][place]), int(found["accepted_run"][place])) == (
         expected[0] if expected else -1,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
 from tests.loops import each
 

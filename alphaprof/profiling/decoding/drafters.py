@@ -1,7 +1,4 @@
-"""What a draft model proposes while a text is decoded, from a KV cache of its own, and how tokens are chosen.
-
-Other kinds of draft bring their own `Drafter` (`models/drafts.py`).
-"""
+"""What drafts propose while a text is decoded, from caches of their own, and how tokens are chosen."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import singledispatch
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -18,9 +16,13 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.models.draft import Draft
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.models.teacher_forced import recorded
+from alphaprof.totals.lookup import Index
 
 OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tokens, the draft's, whether a draft is kept
 
@@ -28,7 +30,7 @@ OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tok
 class Cached:
     """A model, and keys and values of the first `length` tokens of one text.
 
-    `width`: logits from this id on are ignored (see `drafts.scored_width`). `reads`: hidden states to keep in `states`, as
+    `width`: logits from this id on are ignored (see `scorer.scored_width`). `reads`: hidden states to keep in `states`, as
     `teacher_forced.recorded` names them: [tokens, hidden] of the tokens that were added last. Neither mask nor positions are
     passed: without padding a model derives both from its cache, and a mask is looked at before it is used: a GPU would wait.
     """
@@ -115,7 +117,7 @@ class Choice:
     """How the target chooses the tokens of a text: greedily where `processing` is None, else drawn with this seed.
 
     `draft_processing`: what the draft's logits go through when it draws (see `Processing.for_draft`). `width`: ids
-    from this one on have no probability (see `drafts.scored_width`); None: all that the target has.
+    from this one on have no probability (see `scorer.scored_width`); None: all that the target has.
     """
 
     processing: Processing | None = None
@@ -155,6 +157,11 @@ class Chooser:
             return rows.argmax(1)  # the first index of the maximum
         return draw(weights_of(rows, self.processing), self.numbers(OWN, at, len(rows)))
 
+    def drafted(self, rows: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a token [1] that the draft draws at a place, from its logits [1, V] there, and the law [1, V] of it."""
+        weights = weights_of(rows, self.draft_processing)
+        return draw(weights, self.numbers(DRAFTED, at, 1)), weights / weights.sum(1, keepdim=True)
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -182,7 +189,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, ids: list[int], most: int) -> Proposal:
-        """Proposes up to `most` tokens that follow `ids`, the text so far."""
+        """Propose up to `most` tokens that follow `ids`, the text so far."""
 
     def settle(self, accepted: int) -> None:
         """How many of the proposed tokens the text goes on with."""
@@ -221,9 +228,8 @@ class ModelDrafter:
         for place in range(len(ids) - self._prompt, len(ids) - self._prompt + self._drafted):
             rows = self._cached.last(fed)
             if self._drawn:
-                weights = weights_of(rows, self._chooser.draft_processing)
-                fed = draw(weights, self._chooser.numbers(DRAFTED, place, 1))
-                laws.append(weights / weights.sum(1, keepdim=True))
+                fed, law = self._chooser.drafted(rows, place)
+                laws.append(law)
             else:
                 fed = rows.argmax(1)
             tokens.append(fed)
@@ -241,3 +247,113 @@ class ModelDrafter:
         self._foreign = self._foreign or any(token >= self._vocabulary for token in ids[self._read :])
         self._read = len(ids)
         return 0 if self._foreign else self._cached.context - len(ids) + 1
+
+
+class LookupDrafter:
+    """Prompt lookup at work on one text that grows."""
+
+    reads = ()
+
+    def __init__(self, draft: PromptLookup, device: torch.device) -> None:
+        self._draft, self._device = draft, device
+        self._index = Index(draft.max_ngram)
+        self._place: int | None = None
+        self._read = 0
+
+    def start(self, ids: list[int]) -> None:
+        """Index what was added to the text."""
+        for end in range(self._read + 1, len(ids) + 1):
+            self._place = self._index.add(ids, end)
+        self._read = len(ids)
+
+    def propose(self, ids: list[int], most: int) -> Proposal:
+        """What followed the last tokens where they stood before."""
+        self.start(ids)
+        tokens = [] if self._place is None else self._draft.proposal(ids, self._place, len(ids))[:most]
+        return Proposal(torch.tensor(tokens, dtype=torch.long, device=self._device))
+
+    def observe(self, states: dict[int, torch.Tensor]) -> None:
+        """Nothing to take in."""
+
+    def settle(self, accepted: int) -> None:
+        """Nothing to take back."""
+
+
+class HeadDrafter:
+    """A head at work: greedy, or drawn from q where `drawn`. Its first step of a round reads all tokens that were verified
+    since, with the target's own states; what it drafts from its own states is dropped after the round.
+    """
+
+    def __init__(self, draft: HeadDraft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
+        self.reads = draft.network.layers
+        self._network, self._cache = draft.network, draft.network.cache()
+        self._chooser, self._drawn, self._device = chooser, drawn, device
+        self._depths, self._context, self._width = draft.depths, draft.context, width
+        known = draft.network.ids
+        self._ids = None if known is None else known[known < width]
+        self._pending: list[torch.Tensor] = []
+        self._prompt = self._read = 0
+
+    def start(self, ids: list[int]) -> None:
+        """Nothing before the target has read the prompt."""
+        self._prompt = len(ids)
+
+    def observe(self, states: dict[int, torch.Tensor]) -> None:
+        """Keep the features [tokens, features] until they are needed."""
+        self._pending.append(torch.cat([states[count].to(self._network.device) for count in self.reads], -1))
+
+    def propose(self, ids: list[int], most: int) -> Proposal:
+        """As many tokens as there is room for; without waiting for the device in between."""
+        room = most if self._context is None else self._context - len(ids) + 2
+        count = max(0, min(most, self._depths, room))
+        if count == 0:
+            return Proposal(torch.empty(0, dtype=torch.long, device=self._device))
+        features = torch.cat(self._pending)[None]
+        self._pending.clear()
+        fed = torch.tensor([ids[self._read + 1 : self._read + 1 + features.shape[1]]], device=self._network.device)
+        self._read += features.shape[1]
+        state = self._cache.extend(fed, features)
+        tokens: list[torch.Tensor] = []
+        laws: list[torch.Tensor] = []
+        for depth in range(1, count + 1):
+            if depth > 1:
+                state = self._cache.deepen(tokens[-1], state, depth)
+            rows = self._network.logits(state, depth)[:, : self._width if self._ids is None else len(self._ids)]
+            place = len(ids) - self._prompt + depth - 1
+            tokens.append(self._chosen(rows, place, laws))
+        return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)
+
+    def _chosen(self, rows: torch.Tensor, place: int, laws: list[torch.Tensor]) -> torch.Tensor:
+        """The token [1] that logits [1, logits] draft at a place; where it is drawn, its law [1, width] joins `laws`."""
+        if not self._drawn:
+            index = rows.argmax(1)  # the first index of the maximum
+            return index if self._ids is None else self._ids[index]
+        index, law = self._chooser.drafted(rows, place)
+        if self._ids is None:
+            laws.append(law)
+            return index
+        laws.append(law.new_zeros((1, self._width)).index_copy_(1, self._ids, law))
+        return self._ids[index]
+
+    def settle(self, accepted: int) -> None:
+        """Nothing to take back: what was drafted is dropped when the next round begins."""
+
+
+@singledispatch
+def drafter_of(draft: Draft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
+    """Return a draft at work on one text. Only the first `width` ids carry probability; `device`: where proposals go;
+    `drawn`: drafts are drawn from q if it has one. A kind of draft that is defined elsewhere registers its own drafter;
+    without one it is a model.
+    """
+    (model,) = draft.models
+    return ModelDrafter(model, chooser, width, device, drawn)
+
+
+@drafter_of.register(PromptLookup)
+def _(draft: PromptLookup, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
+    return LookupDrafter(draft, device)
+
+
+@drafter_of.register(HeadDraft)
+def _(draft: HeadDraft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
+    return HeadDrafter(draft, chooser, width, device, drawn)

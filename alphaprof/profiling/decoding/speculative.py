@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from alphaprof.errors import OptionInvalid, ProfileInvalid, RuleNotDecodable
-from alphaprof.profiling.decoding.drafters import GREEDILY, Cached, Choice, Chooser, Drafter, Proposal
+from alphaprof.profiling.decoding.drafters import GREEDILY, Cached, Choice, Chooser, Drafter, Proposal, drafter_of
 from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
@@ -80,8 +80,8 @@ class Speculation:
         """Continue one prompt [tokens] up to EOS or `max_new_tokens`.
 
         What is drawn depends on the seed, the prompt and `source_row`. `regret` takes time and belongs in no timed run.
-        Raises `ModelUnloadable` for a model whose cache cannot be cut back, and `ValueError` if prompt and continuation do
-        not fit the target's context.
+        Raises `ModelUnloadable` for a model whose cache cannot be cut back. Prompt and continuation must fit the target's
+        context.
         """
         return _decode(self, _Text(self.target, prompt, max_new_tokens), source_row, regret)
 
@@ -106,8 +106,6 @@ class _Text:
     """A text that is being written: `ids` are prompt and continuation."""
 
     def __init__(self, target: Model, prompt: Ids, limit: int) -> None:
-        if target.context is not None and len(prompt) + limit > target.context:
-            raise ValueError(f"{len(prompt)} + {limit} tokens do not fit the target's context of {target.context}")
         self.prompt = prompt
         self.ids: list[int] = prompt.tolist()
         self.stop = len(prompt) + limit
@@ -133,7 +131,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
     drafter: Drafter | None = None
     verify: Verify = partial(agreement, chooser)
     if isinstance(how, Speculation):
-        drafter = how.draft.drafter(chooser, width, device, drawn=how.rule.rule.drawn)
+        drafter = drafter_of(how.draft, chooser, width, device, drawn=how.rule.rule.drawn)
         verify = verifier(how.rule, chooser)
     target = Cached(how.target, width, () if drafter is None else drafter.reads)
     clock = _DecodingClock(device)
@@ -172,7 +170,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
 def _round(
     target: Cached, drafter: Drafter | None, verify: Verify, gamma: int, text: _Text, clock: _DecodingClock
 ) -> tuple[int, int, list[int], torch.Tensor]:
-    """Drafts, verifies, and puts caches and text in order: tokens drafted, accepted and emitted, and the target's logits [n,
+    """Draft, verify, and put caches and text in order: tokens drafted, accepted and emitted, and the target's logits [n,
     V].
     """
     last = target.tensor(text.ids[-1:])  # while a GPU has nothing to do: the copy waits for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,16 +13,13 @@ import torch
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts, Trained
 from alphaprof.log.schema import PROPOSED_LIMIT
-from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
 from alphaprof.profiling.heads.network import HeadNetwork
-from alphaprof.profiling.heads.steps import head_prefills, head_steps
+from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
-from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import TimedStep, fitted
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+if TYPE_CHECKING:
+    from alphaprof.config.options import HeadOptions
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,20 @@ class HeadDraft:
     fallbacks: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
     trained: Trained | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, options: HeadOptions, gammas: Sequence[int], target: Model, network: HeadNetwork, **facts: Any
+    ) -> HeadDraft:
+        """Return a draft as its options ask for it, with `facts` for the other fields. It has as many depths as they say, or
+        else the largest of `gammas`. Raises `ModelUnloadable` if the head has fewer.
+        """
+        model, depths = options.own_model, options.depths or max(gammas)
+        if network.most is not None and (asked := max(depths, *gammas)) > network.most:
+            hint = f"gammas and depths of {network.most} or less; an MTP module with reuse: true has any number"
+            raise ModelUnloadable(f"draft {name} has {network.most} depths, and {asked} are asked for", hint)
+        reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
+        return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
 
     @property
     def vocabulary(self) -> int:
@@ -137,31 +148,6 @@ class HeadDraft:
         """The target's ids of its logits, on the host."""
         return None if self.network.ids is None else self.network.ids.cpu().numpy()
 
-    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> HeadDrafter:
-        """It with a KV cache of its own, on the target's states of verified tokens."""
-        return HeadDrafter(self, chooser, width, device, drawn)
-
-    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-        """Its first step of a round, over the tokens that were verified before, and its later ones."""
-        known = len(fitted(text, self, context, longest))
-        return head_steps(self.name, self.network, self.target, np.resize(text, known + longest + 1), batch, longest)
-
-    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
-        """Of its own layers: the target reads the prompt anyway."""
-        known = [min(len(fitted(text, each, length, 1)) for each in (self, self.target)) for length in lengths]
-        return head_prefills(self.name, self.network, self.target, np.resize(text, max(known) + 1), known)
-
-
-def depths_of(called: str, wanted: int | None, gammas: Sequence[int], most: int | None) -> int:
-    """The depths that are measured: those that are wanted, else the largest of `gammas`. Raises `ModelUnloadable` if the
-    head has fewer: `most`, None for any number. `called`: what messages call the head.
-    """
-    depths = max(gammas) if wanted is None else wanted
-    if most is not None and max(depths, *gammas) > most:
-        hint = f"gammas and depths of {most} or less; an MTP module with reuse: true has any number"
-        raise ModelUnloadable(f"{called} has {most} depths, and {max(depths, *gammas)} are asked for", hint)
-    return depths
-
 
 class HeadPass:
     """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden]."""
@@ -192,65 +178,3 @@ class HeadPass:
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
         """Logits [n, logits] of rows [n, depths, hidden] at a depth."""
         return self.network.logits(rows[:, depth - 1], depth)
-
-
-class HeadDrafter:
-    """A head at work: greedy, or drawn from q where `drawn`. Its first step of a round reads all tokens that were verified
-    since, with the target's own states; what it drafts from its own states is dropped after the round.
-    """
-
-    def __init__(self, draft: HeadDraft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
-        self.reads = draft.network.layers
-        self._network, self._cache = draft.network, draft.network.cache()
-        self._chooser, self._drawn, self._device = chooser, drawn, device
-        self._depths, self._context, self._width = draft.depths, draft.context, width
-        known = draft.network.ids
-        self._ids = None if known is None else known[known < width]
-        self._pending: list[torch.Tensor] = []
-        self._prompt = self._read = 0
-
-    def start(self, ids: list[int]) -> None:
-        """Nothing before the target has read the prompt."""
-        self._prompt = len(ids)
-
-    def observe(self, states: dict[int, torch.Tensor]) -> None:
-        """Keep the features [tokens, features] until they are needed."""
-        self._pending.append(torch.cat([states[count].to(self._network.device) for count in self.reads], -1))
-
-    def propose(self, ids: list[int], most: int) -> Proposal:
-        """As many tokens as there is room for; without waiting for the device in between."""
-        room = most if self._context is None else self._context - len(ids) + 2
-        count = max(0, min(most, self._depths, room))
-        if count == 0:
-            return Proposal(torch.empty(0, dtype=torch.long, device=self._device))
-        features = torch.cat(self._pending)[None]
-        self._pending.clear()
-        fed = torch.tensor([ids[self._read + 1 : self._read + 1 + features.shape[1]]], device=self._network.device)
-        self._read += features.shape[1]
-        state = self._cache.extend(fed, features)
-        tokens: list[torch.Tensor] = []
-        laws: list[torch.Tensor] = []
-        for depth in range(1, count + 1):
-            if depth > 1:
-                state = self._cache.deepen(tokens[-1], state, depth)
-            rows = self._network.logits(state, depth)[:, : self._width if self._ids is None else len(self._ids)]
-            place = len(ids) - self._prompt + depth - 1
-            tokens.append(self._chosen(rows, place, laws))
-        return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)
-
-    def _chosen(self, rows: torch.Tensor, place: int, laws: list[torch.Tensor]) -> torch.Tensor:
-        """The token [1] that logits [1, logits] draft at a place; where it is drawn, its law [1, width] joins `laws`."""
-        if not self._drawn:
-            index = rows.argmax(1)  # the first index of the maximum
-            return index if self._ids is None else self._ids[index]
-        weights = weights_of(rows, self._chooser.draft_processing)
-        index = draw(weights, self._chooser.numbers(DRAFTED, place, 1))
-        law = weights / weights.sum(1, keepdim=True)
-        if self._ids is None:
-            laws.append(law)
-            return index
-        laws.append(law.new_zeros((1, self._width)).index_copy_(1, self._ids, law))
-        return self._ids[index]
-
-    def settle(self, accepted: int) -> None:
-        """Nothing to take back: what was drafted is dropped when the next round begins."""

@@ -299,7 +299,7 @@ class Keys:
         self._full: list[torch.Tensor] = []
 
     def put(self, start: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes those of tokens from `start` on [batch, groups, n, size]; returns all up to them."""
+        """Write those of tokens from `start` on [batch, groups, n, size]; returns all up to them."""
         end = start + key.shape[2]
         if not self._full or end > self._full[0].shape[2]:
             grown = [each.new_empty((*each.shape[:2], max(ROOM, 2 * end), each.shape[3])) for each in (key, value)]

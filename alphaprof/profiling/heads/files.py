@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.models.checkpoint import CONFIG, CONVERSION
-from alphaprof.profiling.models.hub import downloaded, first_line, is_local, require_model
+from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model
+from alphaprof.profiling.models.load import first_three
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("F32", "F16", "BF16", "F64")  # as safetensors calls dtypes
@@ -43,12 +43,6 @@ class HeadFiles:
         """An error about them."""
         return ModelUnloadable(f"{self.name}: {problem}", hint)
 
-    def require_flags(self, settings: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Raise `ModelUnloadable` unless settings of these names are true, false, null or missing."""
-        for name in names:
-            if settings.get(name) not in (None, True, False):
-                raise self.refused(f"{name} in its config.json is {shown(settings[name])}, not true or false", COMPLETE)
-
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor on the CPU, as it is stored."""
         with safe_open(self.tensors[name].path, framework="pt") as file:
@@ -76,8 +70,7 @@ class HeadFiles:
         """Raise `ModelUnloadable` for the first of these faults that has names of tensors."""
         for words, names in faults.items():
             if names:
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                raise self.refused(f"its files {words} {', '.join(sorted(names)[:3])}{more}", hint)
+                raise self.refused(f"its files {words} {first_three(names)}", hint)
 
     def quantised(self, names: Iterable[str]) -> dict[str, list[str]]:
         """The fault of those of these tensors that are not of floats, with their dtypes."""

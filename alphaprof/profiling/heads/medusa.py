@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from alphaprof.config.options import MedusaDraft
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.profiling.heads.draft import HeadDraft, depths_of
+from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.dtype import DTYPES
@@ -141,29 +141,16 @@ def load_medusa(
     }
     if network.scale != 1.0:
         reading["logits"] = f"multiplied by {network.scale:g}"
-    return HeadDraft(
-        name=name,
-        network=network,
-        target=target,
-        kind=draft.kind,
-        reference=draft.model,
-        method="medusa",
-        depths=depths_of(files.name, draft.depths, options.gammas, network.most),
-        ranks_by_depth=draft.ranks_by_depth,
-        in_one_step=True,
-        reading=reading,
-    )
+    return HeadDraft.of(name, draft, options.gammas, target, network, method="medusa", in_one_step=True, reading=reading)
 
 
 def _names(files: HeadFiles) -> dict[str, str]:
-    """The stored name of each tensor, by its name in `MedusaHeads`. Raises `ModelUnloadable` if two have the same."""
+    """The stored name of each tensor, by its name in `MedusaHeads`."""
     names: dict[str, str] = {}
     for stored in files.tensors:
         name = PREFIX.sub("", stored)
         for pattern, ours in RENAMED.items():
             name = re.sub(pattern, ours, name)
-        if name in names:
-            raise files.refused(f"its files hold {name} twice: {names[name]} and {stored}", COMPLETE)
         names[name] = stored
     return names
 
@@ -173,7 +160,6 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
     unused, of other shapes, quantised or not finite, and for fewer heads or other blocks than the config says. Some
     published configs speak of fewer heads.
     """
-    files.require_flags(files.config, ["original_lm_head"])
     heads, blocks = (
         1 + max((int(name.split(".")[part]) for name in names if name.startswith("blocks.")), default=-1) for part in (1, 2)
     )

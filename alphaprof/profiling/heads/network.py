@@ -28,7 +28,7 @@ class HeadCache(Protocol):
         """
 
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """Returns the state [batch, hidden] at `depth`, 2 or more, of the last base, from the token drafted before it
+        """Return the state [batch, hidden] at `depth`, 2 or more, of the last base, from the token drafted before it
         [batch] and the state at the depth before it. Called for each depth in turn.
         """
 
@@ -58,7 +58,7 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """Yields for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the bases from `first` on, in
+        """Yield for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the bases from `first` on, in
         texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where base + depth lies beyond
         the text they mean nothing, and are finite.
         """

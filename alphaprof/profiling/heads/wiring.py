@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +19,14 @@ from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.manifest import Trial
 from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.models.draft import Draft
+from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, given, scoring_batches
+from alphaprof.profiling.texts.corpus import Document
+
+if TYPE_CHECKING:
+    from alphaprof.config.profile import ProfileOptions
 
 DOCUMENTS, TOKENS = 8, 64  # how many documents, and how much of each
 SURE = 3.0  # standard errors by which another reading is ahead
@@ -29,51 +35,56 @@ FEW = 50  # positions of which nothing is said
 AT_ONCE = 8  # readings in one pass
 Warnings = tuple[dict[str, str], ...]
 Trials = tuple[Trial, ...]
+Batches = Sequence[Sequence[Continuation]]
 
 
-def check_wiring(loaded: Loaded, progress: Progress) -> tuple[dict[str, Trials], Warnings]:
-    """Measures each head on a few texts, in other readings where its files have any, unless its options forbid that. Returns
-    what came out, by the name of the draft, and what a user should know of it and of what the files leave open.
+def check_wiring(
+    drafts: Sequence[Draft], options: ProfileOptions, documents: Iterable[Document], width: int, say: Callable[[str], None]
+) -> tuple[dict[str, Trials], Warnings]:
+    """Measure each head on the first of some documents, in other readings if its files have any, unless its options forbid
+    that. Only `width` ids have probability. Returns what came out, by the name of the draft, and what a user should know of
+    it and of what the files leave open.
     """
-    wanted = {name for name, draft in loaded.options.drafts.items() if isinstance(draft, HeadOptions) and draft.check_wiring}
-    heads = [draft for draft in loaded.drafts if isinstance(draft, HeadDraft)]
+    wanted = {name for name, draft in options.drafts.items() if isinstance(draft, HeadOptions) and draft.check_wiring}
+    heads = [draft for draft in drafts if isinstance(draft, HeadDraft)]
     warnings = [doubt for head in heads for doubt in head.doubts]
     trials: dict[str, Trials] = {}
     if not (tried := [head for head in heads if head.name in wanted]):
         return trials, tuple(warnings)
-    progress.say("checking how the heads' files are read (check_wiring: false leaves that out)")
-    texts = sample(loaded)
+    say("checking how the heads' files are read (check_wiring: false leaves that out)")
+    texts = sample(tried[0].target, documents, width, options.batch_tokens)
+    batches = list(scoring_batches(texts, options.batch_tokens))
     for head in tried:
-        trials[head.name], of_readings = checked(head, texts, loaded)
+        trials[head.name], of_readings = checked(head, batches, width)
         warnings += of_readings
     return trials, tuple(warnings)
 
 
-def sample(loaded: Loaded) -> list[Continuation]:
-    """The beginnings of the first documents' continuations, written by the target where they are not given."""
-    first = list(itertools.islice(loaded.documents, DOCUMENTS))
-    texts = given(first, loaded.target.eos)
+def sample(target: Model, documents: Iterable[Document], width: int, budget: int) -> list[Continuation]:
+    """Return the beginnings of the first documents' continuations, written by the target unless they are given."""
+    first = list(itertools.islice(documents, DOCUMENTS))
+    texts = given(first, target.eos)
     texts = [dataclasses.replace(text, ids=text.ids[:TOKENS]) for text in texts]
     short = [
         dataclasses.replace(document, max_new_tokens=min(TOKENS, document.max_new_tokens or TOKENS))
         for document in first
         if document.given is None
     ]
-    for batch in generation_batches(short, loaded.options.batch_tokens):
-        texts += generate(loaded.target, batch, loaded.scorer.width)
+    for batch in generation_batches(short, budget):
+        texts += generate(target, batch, width)
     return texts
 
 
-def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> tuple[Trials, Warnings]:
-    """What a head's readings get accepted, the measured one first, and warnings where another one is better or none good."""
+def checked(draft: HeadDraft, batches: Batches, width: int) -> tuple[Trials, Warnings]:
+    """Return what a head's readings get accepted, the measured one first, and warnings if another is better or none good."""
     depths = range(1, min(2, draft.network.most or 2) + 1)
-    own = _agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths], texts, loaded)
+    own = _agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths], batches, width)
     if not _size(own[0]):
         return (), ()  # a head that is not finite, or texts without a position: the run says so
 
     def trials(ways: Sequence[Alternative]) -> list[tuple[Alternative, Trial]]:
         known = [way for way in ways if way.depth <= len(own) and _size(own[way.depth - 1])]
-        rows = zip(known, _agreements(draft, known, texts, loaded) if known else [], strict=True)
+        rows = zip(known, _agreements(draft, known, batches, width) if known else [], strict=True)
         return [(way, _trial(way, row, own[way.depth - 1])) for way, row in rows if _size(row)]
 
     base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
@@ -93,33 +104,29 @@ def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> 
     return (base, *(trial for _, trial in tried)), tuple(warnings)
 
 
-def _agreements(
-    draft: HeadDraft, ways: Sequence[Alternative], texts: Sequence[Continuation], loaded: Loaded
-) -> list[list[np.ndarray]]:
-    """For each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for one
-    whose logits are not finite.
+def _agreements(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
+    """Return for each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for
+    one whose logits are not finite.
     """
     if len(ways) <= AT_ONCE:
         try:
-            return _together(draft, ways, texts, loaded)
+            return _together(draft, ways, batches, width)
         except LogitsNotFinite:
             if len(ways) == 1:
                 return [[]]
     half = len(ways) // 2
-    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, texts, loaded)]
+    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, batches, width)]
 
 
-def _together(
-    draft: HeadDraft, ways: Sequence[Alternative], texts: Sequence[Continuation], loaded: Loaded
-) -> list[list[np.ndarray]]:
+def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
     """As `_agreements`, by one pass of the target. Raises `LogitsNotFinite` if one of them has such logits."""
     twins = [
         dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
         for place, way in enumerate(ways)
     ]
-    scorer = Scorer(loaded.target, twins, loaded.scorer.width)
+    scorer = Scorer(draft.target, twins, width)
     found: list[list[np.ndarray]] = [[] for _ in ways]
-    for batch in scoring_batches(texts, loaded.options.batch_tokens):
+    for batch in batches:
         scored = scorer.score(batch)
         stops = np.cumsum([len(item.ids) for item in batch])[:-1]
         for twin, rows in zip(twins, found, strict=True):

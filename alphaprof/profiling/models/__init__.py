@@ -1,5 +1,5 @@
 """Target, drafts and tokenizers: found, checked, loaded, and what a model computes from hidden states to a distribution.
 
-A new kind of draft is a file here with what `drafts.Draft` asks, and a class in `config/options.py`, listed in DRAFTS.
+A new kind of draft is a file here with what `draft.Draft` asks, and a class in `config/options.py`, listed in DRAFTS.
 Not here: which texts they run on (`texts`).
 """

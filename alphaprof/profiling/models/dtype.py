@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphaprof.profiling.models.checkpoint import declared_dtype, stored_dtype, weights_name
-from alphaprof.profiling.models.hub import folder_of, is_local
+from alphaprof.profiling.models.hub import declared_dtype, folder_of, is_local, stored_dtype, weights_in
 
 if TYPE_CHECKING:
     from alphaprof.config.options import ModelOptions
@@ -40,14 +39,14 @@ class DtypeChoice:
 
 
 def settled(options: ProfileOptions, dtype: str) -> ProfileOptions:
-    """Returns the options with `dtype` for the target where they leave it to auto."""
+    """Return the options with `dtype` for the target where they leave it to auto."""
     if options.target.dtype != "auto":
         return options
     return options.model_copy(update={"target": options.target.model_copy(update={"dtype": dtype})})
 
 
 def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
-    """Returns the checkpoint's own dtype where the device is made for it or multiplies faster in it than in float32, else
+    """Return the checkpoint's own dtype where the device is made for it or multiplies faster in it than in float32, else
     float32.
     """
     stored, origin = _stored(options)
@@ -70,13 +69,13 @@ def _stored(options: ModelOptions) -> tuple[str | None, str]:
 
 def _weights(options: ModelOptions, folder: Path) -> Path:
     """A file of a checkpoint's weights, fetched from the hub where the cache lacks it, if it is there."""
-    name = weights_name(folder)
-    if not is_local(options.model) and not (folder / name).is_file():
+    path = weights_in(folder)[0]
+    if not is_local(options.model) and not path.is_file():
         from huggingface_hub import hf_hub_download
 
         with contextlib.suppress(Exception):  # loading the model says what is wrong
-            return Path(hf_hub_download(options.model, name, revision=options.revision))
-    return folder / name
+            return Path(hf_hub_download(options.model, str(path.relative_to(folder)), revision=options.revision))
+    return path
 
 
 def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
@@ -92,7 +91,7 @@ def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
 
 @cache
 def cpu_ratio(name: str) -> float:
-    """Returns the speed of this CPU's products in a dtype over that in float32.
+    """Return the speed of this CPU's products in a dtype over that in float32.
 
     Measured rather than read from flags: which instructions torch uses depends on its build, on the processor and on the
     environment (ONEDNN_MAX_CPU_ISA). With instructions for a dtype the ratio is 2 and more, without them 0.4 and less.
@@ -104,7 +103,7 @@ def cpu_ratio(name: str) -> float:
 
 
 def speeds(dtypes: Sequence[torch.dtype], device: torch.device) -> list[float]:
-    """Returns the FLOPs a second of a matrix product in each dtype: of the fastest of several that take turns.
+    """Return the FLOPs a second of a matrix product in each dtype: of the fastest of several that take turns.
 
     On a CPU one thread multiplies: several wait for each other where other work takes a processor, and the ratio of dtypes
     must not depend on that.

@@ -1,4 +1,4 @@
-"""Load target and draft models and their tokenizer (transformers), and say what identifies them."""
+"""Load target and draft models, quantised or not, and their tokenizer (transformers), and say what identifies them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,21 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
-from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
-from alphaprof.profiling.models.quantised import (
-    WITHOUT,
-    declared_in,
-    parameters_of,
-    plain_tensors,
-    quantisation_of,
-    stored_bytes,
-    to_dtype,
-)
+from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
@@ -176,9 +169,11 @@ def load_model(
         chosen = DTYPES[dtype if choice is None else choice.chosen]
         network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     _require_weights(network, loaded, options, quantised=declared is not None)
-    quantised = None if declared is None else quantisation_of(network, declared)
-    if quantised is not None and not quantised.kernels:
-        to_dtype(network, chosen)
+    quantised = None
+    if declared is not None:
+        quantised = Quantisation(str(_method(declared)), _bits(declared), kernels_of(network))
+        if not quantised.kernels:
+            to_dtype(network, chosen)
     if "device_map" not in arguments:
         network = network.to(place)
     served = network.generation_config.to_diff_dict()
@@ -187,7 +182,7 @@ def load_model(
 
 
 def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
-    """Sets where texts end and nothing else of how a network generates, and lays rows out for its head."""
+    """Set where texts end and nothing else of how a network generates, and lay rows out for its head."""
     from transformers import GenerationConfig
 
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
@@ -201,8 +196,10 @@ def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
         head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
 
 
-def _first_three(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def first_three(names: Iterable[str]) -> str:
+    """Return the first names in order, and how many more there are."""
+    names = sorted(names)
+    return ", ".join(names[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
@@ -214,7 +211,7 @@ def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: 
     if lacking or unused:
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
         raise ModelUnloadable(
-            f"{options.model} {problem}: {_first_three(lacking or unused)}",
+            f"{options.model} {problem}: {first_three(lacking or unused)}",
             "give a checkpoint of a causal language model with its head and the config.json that belongs to it "
             "(architecture, num_hidden_layers); to leave weights out on purpose, load and save it with transformers",
         )
@@ -280,7 +277,7 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _loading(reference: str, quantised: object = None) -> Iterator[None]:
-    """Turns the many exceptions of transformers into `ModelUnloadable`, and keeps its progress bars off the terminal.
+    """Turn the many exceptions of transformers into `ModelUnloadable`, and keep its progress bars off the terminal.
     `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing.
     """
     try:
@@ -306,7 +303,7 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_advice() -> Iterator[None]:
-    """Keeps what transformers advises its callers off the terminal."""
+    """Keep what transformers advises its callers off the terminal."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -396,6 +393,34 @@ def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
 
 
+def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
+
+    Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
+    imply equal encodings, which is why the target's tokenizer encodes the text for both.
+    """
+    ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
+    shared = sorted(ours.keys() & theirs.keys())
+    odd = [index for index in shared if ours[index] != theirs[index]]
+    if odd or not shared:
+        examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
+        raise VocabularyMismatch(
+            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})",
+            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+        )
+
+
+def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that stands for a token."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
+    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out, by its type or one of the many wordings of torch and its backends, or was
     raised because of one that does: where memory runs out in a recording of a CUDA graph, ending that fails as well.
@@ -410,3 +435,88 @@ def kept_logits(model: Model) -> dict[str, Any]:
     memory than the prompt's keys and values.
     """
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
+
+
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
+WRAPPER = "__tensor_flatten__"  # what a tensor has that consists of others, by torch's protocol for subclasses
+WITHOUT = "give the checkpoint without quantisation, or import what your engine logs (alphaprof import)"
+
+
+def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
+    """What a model's config.json says of its quantisation; None: nothing. Raises `ModelUnloadable` for a method that
+    transformers does not know: it would read packed weights as if they were plain ones.
+    """
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    groups = [] if folder is None else settings_in(folder)
+    declared = next((found for group in groups if (found := group.get("quantization_config")) is not None), None)
+    if declared is None:
+        return None
+    method = _method(declared) if isinstance(declared, dict) else None
+    if method is None or not AutoHfQuantizer.supports_quant_method(declared):
+        shown = cut(repr(declared if method is None else method), VALUE)
+        raise ModelUnloadable(
+            f"{reference}: transformers does not know the quantisation that its config says: {shown}", WITHOUT
+        )
+    return dict(declared)
+
+
+def _method(declared: Mapping[str, Any]) -> str | None:
+    """The name of a method; old configs of bitsandbytes have none."""
+    if declared.get("load_in_4bit") or declared.get("load_in_8bit"):
+        return "bitsandbytes"
+    method = declared.get("quant_method")
+    return method if isinstance(method, str) else None
+
+
+def _bits(declared: Mapping[str, Any]) -> int | None:
+    """The bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by group."""
+    groups = (declared.get("config_groups") or {}).values()
+    own = 4 if declared.get("load_in_4bit") else 8 if declared.get("load_in_8bit") else declared.get("bits")
+    numbers = {own, *((group.get("weights") or {}).get("num_bits") for group in groups)} - {None}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def kernels_of(network: nn.Module) -> dict[str, int]:
+    """The classes that compute with quantised weights, and the number of layers of each."""
+    kernels = Counter(name for module in network.modules() if (name := _kernel(module)) is not None)
+    return dict(sorted(kernels.items()))
+
+
+def _kernel(module: nn.Module) -> str | None:
+    """The class that computes with quantised weights: the layer's own, or that of its weight in a plain layer."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if wrapped := [weight for weight in own if hasattr(weight, WRAPPER)]:
+        return type(wrapped[0] if type(module) is nn.Linear else module).__name__
+    is_other_linear = isinstance(module, nn.Linear) and type(module) is not nn.Linear
+    return type(module).__name__ if is_other_linear or any(weight.dtype not in PLAIN for weight in own) else None
+
+
+def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast parameters: transformers dequantises a model and leaves those that were not quantised in their file's dtype."""
+    kept = {*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())}
+    for name, parameter in network.named_parameters():
+        if parameter.is_floating_point() and not kept.intersection(name.split(".")):
+            parameter.data = parameter.data.to(dtype)
+
+
+def parameters_of(network: PreTrainedModel) -> int:
+    """The number of parameters of an architecture, however its weights are packed."""
+    with torch.device("meta"):
+        plain = type(network)(network.config)
+    return sum(parameter.numel() for parameter in plain.parameters())
+
+
+def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that a weight consists of, with their names: a quantised one may wrap several."""
+    if not hasattr(weight, WRAPPER):
+        yield name, weight
+        return
+    for inner in getattr(weight, WRAPPER)()[0]:
+        yield from plain_tensors(f"{name}.{inner}", getattr(weight, inner))
+
+
+def stored_bytes(network: PreTrainedModel) -> int:
+    """Bytes of all saved weights, those with several names once."""
+    weights = [item for name, weight in network.state_dict().items() for item in plain_tensors(name, weight)]
+    return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in weights}.values())

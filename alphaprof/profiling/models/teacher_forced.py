@@ -30,7 +30,7 @@ FINAL = -1  # in place of a number of layers: after all of them and the final no
 
 @contextlib.contextmanager
 def recorded(base: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-    """Yields the hidden states [batch, length, hidden] of a decoder after each of these numbers of layers (0: the input
+    """Yield the hidden states [batch, length, hidden] of a decoder after each of these numbers of layers (0: the input
     embeddings; FINAL), once it has run in this context; of several runs those of the last.
     """
     states: dict[int, torch.Tensor] = {}
@@ -202,7 +202,7 @@ def _rest(target: Model, draft: Model) -> Rest | None:
     bases = [model.network.base_model for model in (target, draft)]
     if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
         return None
-    ids = _short_texts(draft)
+    ids = short_texts(draft)
     rest = Rest(bases[1], count)
     expected = bases[1](input_ids=ids, use_cache=False).last_hidden_state
     try:
@@ -215,8 +215,8 @@ def _rest(target: Model, draft: Model) -> Rest | None:
         return None
 
 
-def _short_texts(model: Model) -> torch.Tensor:
-    """Two texts of ordinary ids, to check on how a model behaves; [2, 6]."""
+def short_texts(model: Model) -> torch.Tensor:
+    """Return two texts of ordinary ids [2, 6], to check on how a model behaves."""
     steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
     return (steps * 7919 + 13) % model.vocabulary
 
@@ -228,7 +228,7 @@ def _reproduces(
     """Whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
     if model.network.base_model_prefix not in model.network._modules:
         return False
-    ids = _short_texts(model)
+    ids = short_texts(model)
     expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits.flatten(0, 1)
     try:
         made = logits(hidden(ids).flatten(0, 1))

@@ -28,7 +28,7 @@ from alphaprof.log.place import LocalPlace, Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import Plan, Progress, measure_shard
-from alphaprof.profiling.texts.staged import documents_of
+from alphaprof.profiling.texts.corpus import documents_of
 from alphaprof.version import install_line
 
 LOOK = 1.0  # seconds between two looks at the commits; longer where a look takes long

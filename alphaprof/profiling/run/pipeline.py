@@ -26,9 +26,17 @@ from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.store import Run
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
-from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
 from alphaprof.profiling.models.dtype import settled as settled_dtype
-from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.load import (
+    eos_of,
+    is_out_of_memory,
+    load_model,
+    load_tokenizer,
+    special_ids,
+    token_count,
+    tokenizer_fingerprint,
+)
 from alphaprof.profiling.run.parts import WHOLE, Part, wait_until_begun
 from alphaprof.profiling.run.resume import (
     Reused,
@@ -40,11 +48,9 @@ from alphaprof.profiling.run.resume import (
 )
 from alphaprof.profiling.run.shards import Documents, Loaded, Plan, Progress, Writer, measure_shard
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import digest
-from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
-from alphaprof.profiling.texts.staged import Staged, documents_of, prompt_table
+from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder, Staged, documents_of, prompt_table
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.totals.documents import require_weights
@@ -374,7 +380,7 @@ def _begun(
     loaded = load(options, progress, reuse, units=units)
     order: RandomOrder | None = None
     if first is not None and isinstance(loaded.documents, Corpus):
-        loaded = dataclasses.replace(loaded, documents=InRandomOrder.first(loaded.documents, first))
+        loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
@@ -385,7 +391,7 @@ def _begun(
         loaded.documents.require_same_target(manifest)
     run = Run(place, manifest)
     plan = Plan(**vars(loaded), run=run)
-    trials, told = check_wiring(loaded, progress)
+    trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
     warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
     for warning in warnings:

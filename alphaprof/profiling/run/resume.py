@@ -22,8 +22,7 @@ from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.dispatch import why_unavailable
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.corpus import Document, policy
-from alphaprof.profiling.texts.staged import document_of
+from alphaprof.profiling.texts.corpus import Document, document_of, policy
 from alphaprof.rules import parse_rule
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import Arrays, Draft
+from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from alphaprof.config.profile import ProfileOptions
     from alphaprof.profiling.run.resume import Reused
-    from alphaprof.profiling.texts.staged import Staged
+    from alphaprof.profiling.texts.corpus import Staged
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,11 @@ import torch
 
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import DEPTHS, DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
-from alphaprof.profiling.models.drafts import Arrays, Draft, scored_width
+from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.scoring.dispatch import joined, measured
-from alphaprof.profiling.scoring.extras import NO_EXTRAS, TOP, Extras
 from alphaprof.profiling.scoring.statistics import (
     Columns,
     laws,
@@ -30,10 +29,61 @@ from alphaprof.profiling.scoring.statistics import (
     top_probs,
 )
 from alphaprof.profiling.texts.continuations import Continuation
-from alphaprof.rules import rules_of
+from alphaprof.rules import BoundRule, rules_of
+from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from alphaprof.totals.replay import runs_by_depth
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
+TOP = 64  # target probabilities that thresholds look at: enough for every rule but where the target has hardly an opinion
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a scoring pass measures on request. `certified`: rules whose thresholds are wanted; `logged`: rules that need
+    whole distributions; `drawn`: ids of the others whose drafts are drawn from q.
+    """
+
+    certified: tuple[BoundRule, ...] = ()
+    logged: tuple[BoundRule, ...] = ()
+    drawn: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, rules: Iterable[str], certificates: bool) -> Extras:
+        """What a profile with these ids of rules asks for."""
+        rules = tuple(rules)
+        bound = rules_of(rules)
+        certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
+        logged = tuple(rule for rule in bound if rule.rule.logged)
+        return cls(certified, logged, drawn=LogRules(rules).drawn)
+
+    def log_rules(self, rules: Iterable[str]) -> LogRules:
+        """What a log with these extras holds of which rules."""
+        emitted = tuple(rule.id for rule in self.logged if not rule.rule.lossy)
+        return LogRules(tuple(rules), emitted, tuple(rule.id for rule in self.certified))
+
+    def measured(self, p: Any, q: Any, token: Any) -> dict[str, Any]:
+        """Columns [n] of the rules that need whole distributions: p and q, tensors [n, V], and the emitted tokens [n]."""
+        columns = {}
+        for rule in self.logged:
+            measure = cast(Callable[..., tuple[Any, Any]], rule.rule.measure)  # `logged` says that it is there
+            columns[f"accept_{rule.id}"], emitted = measure(p, q, token, **rule.arguments)
+            if not rule.rule.lossy:
+                columns[f"emitted_{rule.id}"] = emitted
+        return columns
+
+    def thresholds(self, top: np.ndarray[Any, Any], entropy: np.ndarray[Any, Any], vocabulary: int) -> Arrays:
+        """Columns [positions] from the target's TOP probabilities [positions, TOP], largest first, and its entropy."""
+        target = Target(top, vocabulary, entropy)
+        columns = {"target_top_10_prob": np.minimum(1.0, target.top[:, :10].sum(1)).astype(np.float32)}
+        exact = np.ones(len(top), dtype=bool)
+        for rule in self.certified:
+            threshold = certify(rule, target)
+            columns[f"threshold_{rule.id}"] = threshold.value.astype(np.float32)
+            exact &= threshold.exact
+        return columns | {"thresholds_exact": exact}
+
+
+NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True)
@@ -63,6 +113,16 @@ class Layout:
             columns.append(torch.arange(first, first + len(item.ids)))
             tokens.append(text[first + 1 :])
         return cls(ids, torch.cat(rows), torch.cat(columns), torch.cat(tokens))
+
+
+def scored_width(widths: Sequence[int], tokens: int) -> int:
+    """How many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
+
+    Rows beyond the tokenizer that only some models have are padding of their embedding matrices: no text contains them,
+    and leaving them in would make KL(p || q) infinite at every position. They are cut from all models. Where ids beyond
+    the narrowest model are real tokens, all are kept, and the narrower model gives them probability 0.
+    """
+    return min(widths) if tokens <= min(widths) else max(widths)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from alphaprof.errors import OutOfMemory
 from alphaprof.log.schema import CONTINUATION_COLUMNS, arrow_schema
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.models.processing import Sampler, uniforms
-from alphaprof.profiling.texts.corpus import Document, Ids
-from alphaprof.profiling.texts.staged import stored
+from alphaprof.profiling.texts.corpus import Document, Ids, stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,7 +7,6 @@ import dataclasses
 import datetime
 import difflib
 import hashlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import RandomOrder, left_out_remedy
 from alphaprof.log.place import is_remote
+from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
+from alphaprof.log.store import Run
 from alphaprof.profiling.models.hub import first_line, is_local
-from alphaprof.profiling.models.processing import Processing, resolved
+from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
 from alphaprof.profiling.texts.reading import Row, rows
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Corpus:
     context: int | None
     vocabulary: int
     served: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the target's own generation config
+    limit: int | None = None  # so many documents alone
     skipped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
 
@@ -112,6 +115,8 @@ class Corpus:
                 else:
                     yield Document(document=number, **fields)
                     number += 1
+                    if number == self.limit:
+                        return
 
     def _source(self, index: int) -> Iterator[dict[str, Any]]:
         """The documents of one source, all of their fields but the number. Where a column names the domain, rows are read to
@@ -205,18 +210,13 @@ class Corpus:
 
 @dataclass(frozen=True)
 class InRandomOrder:
-    """All documents of a corpus, drawn without replacement, in an order that follows from their prompts, or the first ones.
-    Iterated like a `Corpus`.
+    """All documents of a corpus, drawn without replacement, in an order that follows from their prompts. Iterated like a
+    `Corpus`.
     """
 
     documents: Sequence[Document]
     skipped: Counter[str]
     truncated: Counter[str]
-
-    @classmethod
-    def first(cls, corpus: Corpus, count: int) -> InRandomOrder:
-        """The first documents as they come."""
-        return cls(list(itertools.islice(corpus, count)), corpus.skipped, corpus.truncated)
 
     @classmethod
     def of(cls, corpus: Corpus, options: ProfileOptions) -> InRandomOrder:
@@ -405,3 +405,56 @@ def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
     if row[column] is None and not optional:
         raise _LeftOut(f"with nothing in the column {column}")
     return row[column]
+
+
+# Fields of a document that tables hold under the same names.
+STORED = ("document", "domain", "cluster", "time", "source", "source_row", "max_new_tokens", "on_policy", "seed")
+
+
+def stored(document: Document) -> dict[str, Any]:
+    """What the tables of prompts and of continuations both hold of a document."""
+    return {
+        **{name: getattr(document, name) for name in STORED},
+        **{name: getattr(document.processing, name, None) for name in vars(PLAIN)},
+        "continuation": document.kind,
+        "prompt_ids": document.prompt,
+    }
+
+
+def prompt_table(documents: Sequence[Document]) -> pa.Table:
+    """Rows of the prompts table, one a document."""
+    rows = [{**stored(document), "cut": document.cut, "given_ids": document.given} for document in documents]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(PROMPT_COLUMNS))
+
+
+def documents_of(table: pa.Table) -> Iterator[Document]:
+    """Yield the documents of rows of the prompts table."""
+    for row in table.to_pylist():
+        yield document_of(row, row["given_ids"], row["cut"])
+
+
+def document_of(row: Mapping[str, Any], given: Sequence[int] | None, cut: bool) -> Document:
+    """The document of a row of either table."""
+    drawn = row["temperature"] is not None
+    return Document(
+        **{name: row[name] for name in STORED},
+        prompt=np.array(row["prompt_ids"], dtype=np.int32),
+        given=None if given is None else np.array(given, dtype=np.int32),
+        cut=cut,
+        kind=row["continuation"],
+        processing=Processing(**{name: row[name] for name in vars(PLAIN)}) if drawn else None,
+    )
+
+
+class Staged:
+    """Stands in for a `Corpus`: the documents of a run as they were staged."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.skipped = run.manifest.skipped
+        self.truncated = run.manifest.truncated
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, in order."""
+        for index in range(len(self.run.manifest.staged)):
+            yield from documents_of(self.run.prompts(index))

@@ -27,10 +27,19 @@ from alphaprof.costs.timing import (
     step_times,
 )
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, common_mode, fitted, prefills, stepper
+from alphaprof.profiling.timing.steppers import (
+    NotTimed,
+    TimedStep,
+    common_mode,
+    fitted,
+    prefills,
+    prompt_steps,
+    round_steps,
+    stepper,
+)
 
 if TYPE_CHECKING:
     from alphaprof.config.options import MeasuredCosts
@@ -150,7 +159,7 @@ class _TimeBudget:
         return self._waited_s / self._wall_s if self._wall_s > 0 and not math.isnan(self._waited_s) else None
 
     def require_time(self) -> None:
-        """Raises `BudgetSpent` where no step may begin any more."""
+        """Raise `BudgetSpent` where no step may begin any more."""
         if time.monotonic() >= self._until:
             raise self.spent(0)
 
@@ -292,7 +301,7 @@ def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[
     blocks = [[own.timed("target", "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
     blocks[-1].append(own.settling("target"))
     for draft in subjects.drafts:
-        blocks += draft.steps(subjects.text, batch, own.context, longest, mode)
+        blocks += round_steps(draft, subjects.text, batch, own.context, longest, mode)
     return blocks
 
 
@@ -301,7 +310,7 @@ def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep
     lengths = sorted({min(SHORT_PROMPT, *contexts), *contexts})
     yield from prefills("target", subjects.target, subjects.text, lengths)
     for draft in subjects.drafts:
-        yield from draft.prefills(subjects.text, lengths)
+        yield from prompt_steps(draft, subjects.text, lengths)
 
 
 def _row(job: TimedStep, ms: float, rounds: Array, r: float) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""One kind of step of one model, over a filled KV cache, again and again: what `latency.py` times."""
+"""Steps of models and of drafts over a filled KV cache, again and again: what `latency.py` times."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,19 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticCache, StaticLayer
 
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.network import HeadCache, HeadNetwork
+from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.hub import first_line
+from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits
+from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.rules import GAMMA_LIMIT
 
 LONGEST_STEP = GAMMA_LIMIT + 1
 SHORT = 8  # tokens of context while it is tried how models can be run
+CHUNK = 512  # bases that are read at a time while a cache is filled
 
 
 class NotTimed(Exception):
@@ -162,7 +169,7 @@ class GraphStepper(Stepper):
         return chosen
 
     def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Records a step as a graph, with the ids that it chooses, after some runs of it, and stands at the end of one step.
+        """Record a step as a graph, with the ids that it chooses, after some runs of it, and stand at the end of one step.
         On a stream of the model's own device: torch's own belongs to that of the first graph. All graphs of a stepper share
         the memory of its longest step: none reads what another one wrote.
         """
@@ -249,3 +256,121 @@ def prefill(model: Model, text: Ids) -> float:
             chosen.item()
 
     return seconds(model.device, read)
+
+
+class HeadStepper:
+    """A batch of equal texts in a head's cache, all but their last `longest` bases. `ids` [bases + 1], `features` [bases,
+    features]. Each step runs in a copy of the cache, which is made before the clock starts.
+
+    Steps are launched one by one, whatever the target's are. Of a chain of modules a later step is that of a round after one
+    of which nothing was accepted.
+    """
+
+    def __init__(self, network: HeadNetwork, ids: torch.Tensor, features: torch.Tensor, batch: int, longest: int) -> None:
+        self.network, self.batch, self.context = network, batch, len(features) - longest
+        self._tokens = ids[1:].expand(batch, -1)
+        self._next = features[self.context :].repeat(batch, 1, 1)
+        self._filled = network.cache()
+        for start in range(0, self.context, CHUNK):
+            chunk = slice(start, min(start + CHUNK, self.context))
+            self._filled.extend(self._tokens[:, chunk], features[chunk].expand(batch, -1, -1))
+
+    def first(self, tokens: int) -> float:
+        """Seconds of the first step of a round over some verified tokens of each text, its choice of a token included."""
+        cache = self._copy()
+        return seconds(self.network.device, lambda: self._extended(cache, tokens))
+
+    def later(self) -> float:
+        """Seconds of the second step of a round, whose first ran over one token."""
+        cache = self._copy()
+        state, token = self._extended(cache, 1)
+        return seconds(self.network.device, lambda: self._chosen(cache.deepen(token, state, 2), 2))
+
+    def _copy(self) -> HeadCache:
+        return copy.deepcopy(self._filled, {id(self.network): self.network})
+
+    def _extended(self, cache: HeadCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states and ids that the first step drafts."""
+        state = cache.extend(self._tokens[:, self.context : self.context + tokens], self._next[:, :tokens])
+        return state, self._chosen(state, 1)
+
+    def _chosen(self, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """The target's ids [batch] that states [batch, hidden] draft."""
+        index = self.network.logits(state, depth).argmax(1)
+        ids = index if self.network.ids is None else self.network.ids[index]
+        if ids.device.type == "cpu":
+            ids.tolist()
+        return ids
+
+
+@torch.inference_mode()
+def read(target: Model, network: HeadNetwork, text: Ids) -> tuple[torch.Tensor, torch.Tensor]:
+    """A text as ids [bases + 1], and the target's states that a head reads at its bases [bases, features], which are all of
+    its tokens but the last; both on the head's device.
+    """
+    ids = torch.from_numpy(text.astype("int64")).clamp(max=target.vocabulary - 1)
+    with recorded(target.network.base_model, network.layers) as states:
+        target.network(input_ids=ids[None, :-1].to(target.device), use_cache=False, **kept_logits(target))
+    features = torch.cat([states[count][0].to(network.device) for count in network.layers], -1)
+    return ids.to(network.device), features
+
+
+@singledispatch
+def round_steps(draft: Draft, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+    """Return what a round costs beside the target's steps: steps to time in blocks that each run without a break, for
+    `batch` sequences whose caches hold `context` tokens, taken from `text`, if a round verifies up to `longest`. Raises
+    `NotTimed`. A kind of draft that is defined elsewhere registers its own steps;
+    those of a model run over one token and over two, as after a round that was accepted in full.
+    """
+    (model,) = draft.models
+    own = stepper(model, fitted(text, model, context, longest), batch, 2, mode)
+    return [[own.timed(draft.name, "draft", 1)], [own.timed(draft.name, "draft", 2), own.settling(draft.name)]]
+
+
+@round_steps.register(PromptLookup)
+def _(draft: PromptLookup, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+    """One search of each text."""
+    history = np.resize(text, context).tolist()
+
+    def search() -> float:
+        return sum(draft.search(history) for _ in range(batch))
+
+    return [[TimedStep(draft.name, "lookup", 1, batch, context, Stepper.mode, search)]]
+
+
+@round_steps.register(HeadDraft)
+def _(draft: HeadDraft, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+    """The first step of a round over 1 .. `longest` verified tokens, and a later one, for which a head of a single depth has
+    its first over one token again.
+    """
+    known = len(fitted(text, draft, context, longest))
+    ids, features = read(draft.target, draft.network, np.resize(text, known + longest + 1))
+    steps = HeadStepper(draft.network, ids, features, batch, longest)
+    place = (batch, steps.context, Stepper.mode)
+    firsts = [
+        [TimedStep(draft.name, "draft_first", tokens, *place, partial(steps.first, tokens))]
+        for tokens in range(1, longest + 1)
+    ]
+    # Costs need a row for a later step, even if no round of a head of one depth has one.
+    later = partial(steps.first, 1) if draft.network.most == 1 else steps.later
+    return [*firsts, [TimedStep(draft.name, "draft", 1, *place, later)]]
+
+
+@singledispatch
+def prompt_steps(draft: Draft, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+    """Return what reading a prompt costs a draft, of some lengths, taken from `text`: steps to time, each alone; none if it
+    reads none.
+    """
+    return [step for model in draft.models for step in prefills(draft.name, model, text, lengths)]
+
+
+@prompt_steps.register(HeadDraft)
+def _(draft: HeadDraft, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+    """Of its own layers, the first token included: the target reads the prompt anyway."""
+    known = [min(len(fitted(text, each, length, 1)) for each in (draft, draft.target)) for length in lengths]
+    ids, features = read(draft.target, draft.network, np.resize(text, max(known) + 1))
+    steppers = {length: HeadStepper(draft.network, ids[: length + 1], features[:length], 1, length) for length in known}
+    return [
+        TimedStep(draft.name, "prefill", length, 1, 0, Stepper.mode, partial(each.first, length))
+        for length, each in steppers.items()
+    ]

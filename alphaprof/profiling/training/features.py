@@ -77,7 +77,7 @@ class Features:
         return torch.from_numpy(mapped).view(self._target.dtype).view(shape)
 
     def fill(self, advance: Callable[[int], None]) -> None:
-        """Runs the target over all texts, where they are kept. `advance`: called with how many texts are done."""
+        """Run the target over all texts, where they are kept. `advance`: called with how many texts are done."""
         began, cpu = time.monotonic(), time.process_time()
         for chosen in batches([len(text.tokens) for text in self.texts], self._budget):
             for index, states in zip(chosen, self._computed(chosen), strict=True):

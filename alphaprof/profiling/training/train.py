@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,21 @@ from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import DataEmpty, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import LocalPlace, place_of
-from alphaprof.log.split import PARTS, RANDOM, STOP, TEST, TIME, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
+from alphaprof.log.split import (
+    PARTS,
+    RANDOM,
+    STOP,
+    TEST,
+    TIME,
+    TRAIN,
+    RunText,
+    Split,
+    SplitBy,
+    learnable,
+    of_units,
+    split,
+    texts_of,
+)
 from alphaprof.log.store import Run
 from alphaprof.log.training import (
     BEGINS,
@@ -35,28 +50,32 @@ from alphaprof.log.training import (
     fraction_of,
     learnt,
     read_training,
+    split_words,
     texts_digest,
 )
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.models.drafts import load_draft, special_ids
-from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models.kinds import load_draft
+from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
 from alphaprof.profiling.run.pipeline import in_memory, profile, set_threads
 from alphaprof.profiling.run.resume import as_measured
 from alphaprof.profiling.run.shards import Progress
-from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import (
+    CONFIG,
+    WEIGHTS,
     Vocabulary,
     chosen_vocabulary,
+    config_content,
     new_head,
     outside,
     prepared,
     require_trainable,
     trained_parameters,
     vocabulary_digest,
+    weights_content,
 )
-from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
+from alphaprof.totals.decoded import decoded_totals
 from alphaprof.version import __version__
 
 if TYPE_CHECKING:
@@ -106,7 +125,7 @@ class Workshop:
 def train(
     options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
 ) -> TrainingRecord:
-    """Trains a head on the texts of a run into the folder `out`, and tests it in a run there. Raises the errors of
+    """Train a head on the texts of a run into the folder `out`, and test it in a run there. Raises the errors of
     `errors.py`.
     """
     require_free(out, TRAINING, resume)
@@ -119,8 +138,8 @@ def train(
 def train_curve(
     options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
 ) -> list[TrainingRecord]:
-    """Trains heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
-    below `out`, tests them in one run, and writes curve.yaml, which lists them. Raises the errors of `errors.py`.
+    """Train heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
+    below `out`, test them in one run, and write curve.yaml, which lists them. Raises the errors of `errors.py`.
     """
     require_free(out, CURVE, resume)
     sizes = {f"{size.replace('/', '-')}-{order}": (size, order) for size, orders in SIZES.items() for order in range(orders)}
@@ -147,7 +166,7 @@ def _heads(
     resume: bool,
     least: int = 1,
 ) -> list[TrainingRecord]:
-    """Trains a head of a size and an order in each folder, with one target. Raises `DataEmpty` with fewer than `least`
+    """Train a head of a size and an order in each folder, with one target. Raises `DataEmpty` with fewer than `least`
     independent units to train on.
     """
     with in_memory():
@@ -202,7 +221,7 @@ def _curve(names: Sequence[str]) -> str:
 
 
 def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Progress, least: int) -> Workshop:
-    """Loads the target and the texts, and splits these. Raises `RunMismatch` for a run that is not complete or has another
+    """Load the target and the texts, and split these. Raises `RunMismatch` for a run that is not complete or has another
     target, `DataEmpty` if a part has no text that a head can be trained or tested on, or fewer than `least` groups are to
     train on.
     """
@@ -453,3 +472,78 @@ def _schedule(shop: Workshop, order: int) -> Schedule:
 def _autocast(target: Model) -> torch.dtype | None:
     """The dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
+
+
+USE = """
+## Use
+
+As a draft of a profile:
+
+```yaml
+drafts:
+  head: {{kind: eagle3, model: {name}}}
+```
+
+With vLLM, which reads these files as they are:
+
+```bash
+{command}
+```
+
+## Licence
+
+The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the licences of both
+apply. training.json holds every setting and the units of each part.
+"""
+
+
+def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
+    """The text of README.md; `run` tested the head as a draft."""
+    size, target = record.size, record.target
+    trained = "fine-tuned" if record.settings.get("init") else "trained from the target's last layer"
+    facts = {
+        "target": f"{target.model} (fingerprint {target.fingerprint[:16]}, width {target.hidden_size})",
+        "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units, "
+        f"{size.fraction} of the training units), {size.prompt_tokens:,} tokens of prompts before them",
+        "split": split_words(record),
+        "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
+        "parameters": f"{record.parameters:,}, {trained}",
+        "proposes": f"{record.vocabulary.size:,} ids; {record.vocabulary.ceiling_test:.1%} of test tokens are among them",
+        "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.cpu:.0f} s of processors",
+        "loss": "KL of the head's law to the target's, renormalised over the ids that the head proposes",
+    }
+    lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
+    lines += ["| | |", "|---|---|", *(_row(name, _cell(value)) for name, value in facts.items())]
+    lines += ["", "## What was measured", "", *_measured(record, run, draft), ""]
+    if learnt(record) is None:
+        lines += ["Nothing says what the head that training began with had learnt: it may have seen test texts.", ""]
+    served = json.dumps({"method": "eagle3", "model": str(folder), "num_speculative_tokens": record.settings["ttt"]})
+    command = shlex.join(["vllm", "serve", target.model, "--speculative-config", served])
+    return "\n".join(lines) + USE.format(name=json.dumps(str(folder)), command=command)
+
+
+def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
+    """Acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
+    table = of_units(run.documents(), record.units.test)
+    totals, rules = decoded_totals(run, draft, table, run.manifest.config)
+    kinds = np.array(table["continuation"].to_pylist())
+    shown = [f"By replay of {len(table)} test documents (`alphaprof report {TESTED}` in this folder says more):", ""]
+    gammas = run.gammas
+    shown.append(_row("text", "rule", "tokens", "accept@1", *(f"tokens/round, gamma {each}" for each in gammas)))
+    shown.append("|" + "---|" * (4 + len(gammas)))
+    for kind, rule in sorted(set(zip(kinds.tolist(), rules.tolist(), strict=True))):
+        of = totals.rows((kinds == kind) & (rules == rule))
+        tokens, right = of["tokens"].sum(), of["accepted"].sum() / max(of["proposals"].sum(), 1)
+        rounds = [tokens / max(of[f"rounds_{gamma}"].sum(), 1e-9) for gamma in gammas]
+        shown.append(_row(kind, rule, f"{int(tokens):,}", *(f"{each:.3f}" for each in (right, *rounds))))
+    return [*shown, "", "accept@1: share of positions whose first draft is accepted."]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """Text for a table: names of models and folders may hold anything."""
+    plain = "".join(each if each.isprintable() else " " for each in text)
+    return "".join(f"\\{each}" if each in "|`<*_[" else each for each in plain)

@@ -22,9 +22,8 @@ from alphaprof.log.training import TrainingProgress
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.run.shards import Progress
 from alphaprof.profiling.texts.continuations import batches
-from alphaprof.profiling.training.features import Features, TargetLaw
+from alphaprof.profiling.training.features import Features, TargetLaw, TextBatch
 from alphaprof.profiling.training.initial import trained_parameters
-from alphaprof.profiling.training.objective import DECAY, drafts, losses, right
 
 CHECKPOINT = "training.checkpoint"  # safetensors; the last one, until the training is complete
 LOOKS = 20  # times that a training looks at the stop part, and writes a checkpoint
@@ -86,7 +85,7 @@ class Trainer:
         self.state = TrainingState()
 
     def run(self, progress: Progress) -> TrainingState:
-        """Trains from where the state is to the end, and returns it with the best weights in the network. Raises
+        """Train from where the state is to the end, and return it with the best weights in the network. Raises
         `LogitsNotFinite` where the loss is none; the network then holds the best weights so far, and the last checkpoint
         stays.
         """
@@ -164,7 +163,7 @@ class Trainer:
         return torch.autocast(self.network.device.type, self.autocast)
 
     def _look(self, progress: Progress, loss: list[float]) -> None:
-        """Tests on the stop part, keeps the weights where they are the best so far, and writes a checkpoint."""
+        """Test on the stop part, keep the weights if they are the best so far, and write a checkpoint."""
         state, schedule = self.state, self.schedule
         began, cpu = time.monotonic(), time.process_time()
         agree, starts, prefix = self.tested(self.stop, schedule.ttt)
@@ -194,7 +193,7 @@ class Trainer:
         return agree, starts, prefix
 
     def save(self) -> None:
-        """Writes a checkpoint over the one before it. Raises `DiskFull`."""
+        """Write a checkpoint over the one before it. Raises `DiskFull`."""
         state = self.state
         tensors = {f"weights.{name}": weight.detach().cpu().contiguous() for name, weight in self.weights.items()}
         tensors |= {f"best.{name}": weight for name, weight in state.best.items()}
@@ -205,7 +204,7 @@ class Trainer:
         self.place.put(CHECKPOINT, save(tensors, metadata={"state": json.dumps(facts)}))
 
     def resume(self) -> bool:
-        """Goes on from the checkpoint in the folder; False if there is none. Raises `HeadRecordUnreadable`."""
+        """Go on from the checkpoint in the folder; False if there is none. Raises `HeadRecordUnreadable`."""
         if not self.place.has(CHECKPOINT):
             return False
         path = self.place.path / CHECKPOINT
@@ -234,7 +233,7 @@ class Trainer:
 
 
 def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Yields without end the texts of each step: all texts in an order of its own for each pass, as many as hold
+    """Yield without end the texts of each step: all texts in an order of its own for each pass, as many as hold
     `batch_tokens` of `sizes`, one at least. A step may go over the end of a pass.
     """
     step, tokens, number = list[int](), 0, 0
@@ -246,3 +245,71 @@ def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[lis
                 yield step
                 step, tokens = [], 0
         number += 1
+
+
+DECAY = 0.8  # the weight of a depth's loss as a share of that of the depth before it
+
+
+@dataclass(frozen=True)
+class DepthRows:
+    """Where a batch has drafts of one depth: text `row`, base `base` and drafted position `at` [n]: in a round that begins
+    in the continuation, of a token that belongs to it.
+    """
+
+    row: torch.Tensor
+    base: torch.Tensor
+    at: torch.Tensor
+
+
+def rows_of(batch: TextBatch, depth: int) -> DepthRows:
+    """The drafts of a depth. Base b of depth d drafts position b + d + 1, and its round begins at b + 2."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for number, (prompt, size) in enumerate(zip(batch.prompt.tolist(), batch.size.tolist(), strict=True)):
+        places = np.arange(max(prompt + depth - 1, depth + 1), size)
+        found.append((np.full(len(places), number), places))
+    row, at = (torch.from_numpy(np.concatenate(parts)).to(batch.ids.device) for parts in zip(*found, strict=True))
+    return DepthRows(row, at - depth - 1, at)
+
+
+def drafts(prompt: int, size: int, depth: int) -> int:
+    """How many drafts of a depth a text has."""
+    return max(0, size - max(prompt + depth - 1, depth + 1))
+
+
+def logits_by_depth(network: Eagle3, batch: TextBatch, depths: int) -> Iterator[tuple[DepthRows, torch.Tensor]]:
+    """Yield for depth 1, 2, ... `depths` the drafts and their logits [n, ids]: the same pass that scores a head."""
+    first = max(0, int(batch.prompt.min()) - 2)
+    for depth, states in enumerate(network.states(batch.ids, batch.states, depths, first), 1):
+        rows = rows_of(batch, depth)
+        yield rows, network.logits(states[rows.row, rows.base - first], depth)
+
+
+def losses(network: Eagle3, batch: TextBatch, law: TargetLaw, depths: int) -> list[torch.Tensor]:
+    """For each depth the sum over its drafts of KL(p || q): p the target's law over the head's ids, q the head's."""
+    sums = []
+    every = rows_of(batch, 1)  # deeper drafts are of some of these positions
+    place = torch.full(batch.whole.shape, -1, device=batch.ids.device)
+    place[every.row, every.at] = torch.arange(len(every.row), device=batch.ids.device)
+    known = law(batch.last[every.row, every.at - 1])
+    for drafted, logits in logits_by_depth(network, batch, depths):
+        p = known[place[drafted.row, drafted.at]]
+        sums.append((p.exp() * (p - logits.float().log_softmax(-1))).sum())
+    return sums
+
+
+@torch.no_grad()
+def right(network: Eagle3, batch: TextBatch, depths: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By depth [depths]: how many drafts are the text's token, how many drafts there are, and in how many rounds of those
+    that begin anywhere all drafts up to the depth are.
+    """
+    agree, starts, prefix = (np.zeros(depths, dtype=np.int64) for _ in range(3))
+    going = torch.ones(batch.whole.shape, dtype=torch.bool, device=batch.ids.device)
+    for depth, (drafted, logits) in enumerate(logits_by_depth(network, batch, depths)):
+        top = logits.argmax(-1)
+        hit = (top if network.ids is None else network.ids[top]) == batch.whole[drafted.row, drafted.at]
+        agree[depth], starts[depth] = int(hit.sum()), len(hit)
+        reached = torch.zeros_like(going)
+        reached[drafted.row, drafted.base] = hit & going[drafted.row, drafted.base]
+        going = reached
+        prefix[depth] = int(going.sum())
+    return agree, starts, prefix

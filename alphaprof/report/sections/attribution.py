@@ -25,7 +25,7 @@ from alphaprof.report.format import count, many
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, pooled_share
-from alphaprof.theory.bounds import strict_thresholds
+from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import (
     SHAPED,
     Shape,

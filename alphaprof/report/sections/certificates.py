@@ -11,7 +11,7 @@ import numpy as np
 from alphaprof.log.store import Run
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.stats.estimate import Interval
-from alphaprof.theory.bounds import beta_bound, budget, mean_beta_bound
+from alphaprof.theory.certificates import beta_bound, budget, mean_beta_bound
 from alphaprof.totals.count import READ, Shape
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, shards

@@ -15,7 +15,7 @@ from alphaprof.report.model import Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
-from alphaprof.theory.bounds import certified_runs, strict_thresholds
+from alphaprof.theory.certificates import certified_runs, strict_thresholds
 from alphaprof.totals.count import Shape
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, shards

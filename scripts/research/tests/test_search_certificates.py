@@ -7,8 +7,9 @@ import runpy
 
 import pytest
 
-from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES
+from alphaprof.theory.certificates import ACCEPTED
 from tests.conftest import ROOT
+from tests.reference import DIVERGENCES
 
 SEARCH = runpy.run_path(str(ROOT / "scripts" / "research" / "search_certificates.py"))
 Found = dict[tuple[str, str], tuple[int, int]]

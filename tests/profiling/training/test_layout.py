@@ -10,10 +10,17 @@ import pytest
 import torch
 
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.models.drafts import DraftModel
-from alphaprof.profiling.training.card import card
-from alphaprof.profiling.training.initial import layers_to_read, new_head, prepared
-from alphaprof.profiling.training.layout import CONFIG, WEIGHTS, config_content, weights_content
+from alphaprof.profiling.models.kinds import DraftModel
+from alphaprof.profiling.training.initial import (
+    CONFIG,
+    WEIGHTS,
+    config_content,
+    layers_to_read,
+    new_head,
+    prepared,
+    weights_content,
+)
+from alphaprof.profiling.training.train import card
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.eagle import config, converted, loaded, target, tensors, written

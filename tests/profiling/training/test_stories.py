@@ -12,7 +12,7 @@ from alphaprof.log.split import of_units, texts_of
 from alphaprof.log.store import Run
 from alphaprof.log.training import TESTED
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.models.drafts import load_draft
+from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training.train import TrainingOptions, train

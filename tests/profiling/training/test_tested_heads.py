@@ -14,7 +14,7 @@ from alphaprof.errors import DataEmpty, RunExists
 from alphaprof.log.manifest import Trained
 from alphaprof.log.store import Run
 from alphaprof.log.training import CURVE, read_training
-from alphaprof.profiling.heads.load import trained_of
+from alphaprof.profiling.heads.eagle_files import trained_of
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.training.train import TrainingOptions, train_curve
 from tests.conftest import Runner

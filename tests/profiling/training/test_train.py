@@ -30,13 +30,12 @@ from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_
 from alphaprof.log.store import Run
 from alphaprof.log.training import TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.models.drafts import load_draft
+from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.training import train as training
 from alphaprof.profiling.training.features import Features
-from alphaprof.profiling.training.objective import logits_by_depth
 from alphaprof.profiling.training.train import train
-from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, steps_of
+from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, logits_by_depth, steps_of
 from alphaprof.rules import parse_rule
 from alphaprof.totals.decoded import decoded_totals
 from alphaprof.totals.pool import DocumentTotals

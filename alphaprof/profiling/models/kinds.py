@@ -1,28 +1,24 @@
-"""What a run asks of a draft, and its kinds: an independent model, the target without some layers, prompt lookup."""
+"""Kinds of drafts without a network on the target's states: an independent model, the target without some layers, lookup."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from alphaprof.errors import ModelUnloadable, VocabularyMismatch
+from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
-from alphaprof.profiling.decoding.drafters import Chooser, Drafter, ModelDrafter, Proposal
-from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
-from alphaprof.profiling.models.quantised import kernels_of
+from alphaprof.profiling.models.draft import Arrays, Draft
+from alphaprof.profiling.models.load import Model, check_vocabulary, kernels_of, load_model, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import TimedStep, fitted, prefills, stepper
 from alphaprof.totals.lookup import Index
 
 if TYPE_CHECKING:
@@ -30,96 +26,6 @@ if TYPE_CHECKING:
 
     from alphaprof.config.options import DraftOptions, LayerSkipDraft, ModelDraft, PromptLookupDraft
     from alphaprof.config.profile import ProfileOptions
-
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-class DraftPass(Protocol):
-    """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
-    how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids`
-    [logits]: the target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...).
-    """
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of ids, padding included."""
-
-    @property
-    def by_depth(self) -> bool:
-        """Whether proposals depend on how many drafts of the round came before."""
-
-    @property
-    def depths(self) -> int:
-        """How many depths `logits` knows; 1 where all depths have the same logits."""
-
-    @property
-    def ids(self) -> torch.Tensor | None:
-        """The target's ids of its logits."""
-
-    @property
-    def ranks_by_depth(self) -> bool:
-        """Whether the ranks of tokens are wanted at every depth."""
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The hidden states of the target that it needs, as `teacher_forced.recorded` names them."""
-
-    def rows(
-        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
-    ) -> torch.Tensor:
-        """What `logits` needs [n, ...] for the tokens that follow chosen ones (`row`, ascending, and `column` [n]) of
-        right-padded ids [batch, length]; `known`: the hidden states [batch, length, hidden] of `reads`; `first`: the
-        smallest column, which the host knows.
-        """
-
-    def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
-        """Logits [n, logits] of n rows at a depth, counted from 1: of the token that follows, as that draft of a round. What
-        stands where the text has no such round means nothing.
-        """
-
-
-class Draft(Protocol):
-    """A loaded draft: everything that a run asks of it. What reports ask of it later stands in its facts."""
-
-    @property
-    def name(self) -> str:
-        """The name that it has in the run."""
-
-    @property
-    def vocabulary(self) -> int:
-        """How many ids it may propose, padding included."""
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        """The models that it runs by themselves, each with a KV cache, which read prompts and have steps; () for none."""
-
-    def facts(self) -> DraftFacts:
-        """What the manifest keeps of it."""
-
-    def teacher_forced(self, target: TeacherForced) -> DraftPass | None:
-        """What gives its logits in a teacher-forced pass beside that of the target; None: it has no distribution."""
-
-    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
-        """Columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of prompt,
-        as far as logits do not tell: `proposed`; without a distribution `draft_top`, and `accepted_run` where the round's
-        start matters; `proposed_before_eos` where transformers ends its proposals before an EOS.
-        """
-
-    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
-        """It at work on one text. Only the first `width` ids carry probability; `device`: where proposals go; `drawn`:
-        drafts are drawn from q where it has one.
-        """
-
-    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-        """What a round costs beside the target's steps: steps to time in blocks that each run without a break, for `batch`
-        sequences whose caches hold `context` tokens, taken from `text`, where a round verifies up to `longest`. Raises
-        `NotTimed`.
-        """
-
-    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
-        """What reading a prompt costs it, of some lengths, taken from `text`: steps to time, each alone; none where it reads
-        none.
-        """
 
 
 @dataclass(frozen=True)
@@ -155,57 +61,6 @@ class DraftModel(Model):
         end = end if self.context is None else min(end, self.context)
         places = np.arange(prompt - 1, len(ids) - 1)
         return {"proposed": np.clip(end - places, 0, PROPOSED_LIMIT).astype(np.int16)}
-
-    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
-        """It with a KV cache of its own."""
-        return ModelDrafter(self, chooser, width, device, drawn)
-
-    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-        """Its steps over one token and over two, as after a round that was accepted in full."""
-        own = stepper(self, fitted(text, self, context, longest), batch, 2, mode)
-        return [[own.timed(self.name, "draft", 1)], [own.timed(self.name, "draft", 2), own.settling(self.name)]]
-
-    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
-        """Its own."""
-        return prefills(self.name, self, text, lengths)
-
-
-def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
-
-    Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
-    imply equal encodings, which is why the target's tokenizer encodes the text for both.
-    """
-    ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
-    shared = sorted(ours.keys() & theirs.keys())
-    odd = [index for index in shared if ours[index] != theirs[index]]
-    if odd or not shared:
-        examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
-        raise VocabularyMismatch(
-            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})",
-            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
-        )
-
-
-def scored_width(widths: Sequence[int], tokens: int) -> int:
-    """How many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
-
-    Rows beyond the tokenizer that only some models have are padding of their embedding matrices: no text contains them,
-    and leaving them in would make KL(p || q) infinite at every position. They are cut from all models. Where ids beyond
-    the narrowest model are real tokens, all are kept, and the narrower model gives them probability 0.
-    """
-    return min(widths) if tokens <= min(widths) else max(widths)
-
-
-def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id that stands for a token."""
-    return max(tokenizer.get_vocab().values(), default=-1) + 1
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
-    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
-    return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))
 
 
 @dataclass(frozen=True)
@@ -263,23 +118,6 @@ class PromptLookup:
     def teacher_forced(self, target: TeacherForced) -> None:
         """None: it proposes tokens, not distributions."""
 
-    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
-        """It in a text that grows."""
-        return LookupDrafter(self, device)
-
-    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-        """One search of each text."""
-        history = np.resize(text, context).tolist()
-
-        def search() -> float:
-            return sum(self.search(history) for _ in range(batch))
-
-        return [[TimedStep(self.name, "lookup", 1, batch, context, "eager", search)]]
-
-    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
-        """None: what it indexes takes next to no time beside the target's."""
-        return []
-
     def facts(self) -> DraftFacts:
         """What the manifest keeps of this draft."""
         return DraftFacts(
@@ -301,36 +139,6 @@ class PromptLookup:
             engine_method="ngram",
             settings={"max_ngram": self.max_ngram},
         )
-
-
-class LookupDrafter:
-    """Prompt lookup at work on one text that grows."""
-
-    reads = ()
-
-    def __init__(self, draft: PromptLookup, device: torch.device) -> None:
-        self._draft, self._device = draft, device
-        self._index = Index(draft.max_ngram)
-        self._place: int | None = None
-        self._read = 0
-
-    def start(self, ids: list[int]) -> None:
-        """Index what was added to the text."""
-        for end in range(self._read + 1, len(ids) + 1):
-            self._place = self._index.add(ids, end)
-        self._read = len(ids)
-
-    def propose(self, ids: list[int], most: int) -> Proposal:
-        """What followed the last tokens where they stood before."""
-        self.start(ids)
-        tokens = [] if self._place is None else self._draft.proposal(ids, self._place, len(ids))[:most]
-        return Proposal(torch.tensor(tokens, dtype=torch.long, device=self._device))
-
-    def observe(self, states: dict[int, torch.Tensor]) -> None:
-        """Nothing to take in."""
-
-    def settle(self, accepted: int) -> None:
-        """Nothing to take back."""
 
 
 def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:

@@ -1,0 +1,545 @@
+"""EAGLE heads as SafeAILab, SpecForge, vLLM and the package speculators write them: what their files say, how these are read
+(as they mean it, or as an engine takes them) and what else they could mean; and how a head is loaded for a target.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from alphaprof.config.heads import load_heads
+from alphaprof.config.options import ModelOptions
+from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, ProfileInvalid, shown
+from alphaprof.log.manifest import Trained
+from alphaprof.log.notes import note
+from alphaprof.log.training import TRAINING, read_training
+from alphaprof.profiling.heads.draft import Alternative, HeadDraft
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
+from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
+from alphaprof.profiling.models.dtype import DTYPES
+from alphaprof.profiling.models.hub import folder_of
+from alphaprof.profiling.models.load import Model, check_vocabulary, load_tokenizer
+from alphaprof.profiling.models.teacher_forced import FINAL
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config.options import Eagle1Draft, Eagle3Draft, HeadFileOptions
+    from alphaprof.config.profile import ProfileOptions
+
+# Sources: vLLM 0.32 (models/llama_eagle3.py, configs/speculators/algos.py), SGLang 0.5.23 (models/llama_eagle3.py),
+# speculators 0.9.0 (models/eagle3), SafeAILab/EAGLE (eagle/model/cnets.py), SpecForge (modeling/target).
+SPECULATORS, SPECFORGE, SAFEAILAB, VLLM = "speculators", "SpecForge", "SafeAILab", "vLLM"
+PLAIN, QWEN3 = "LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
+# Who writes a kind of EAGLE-3 head: the type of speculators, or an architecture.
+EAGLE3_KINDS = {
+    "eagle3": SPECULATORS,
+    PLAIN: SAFEAILAB,
+    "LlamaForCausalLMEagle3": SPECFORGE,
+    "Eagle3LlamaForCausalLM": VLLM,
+    "Eagle3MiniMaxM2ForCausalLM": VLLM,
+    "Eagle3Qwen2_5vlForCausalLM": VLLM,
+    "Eagle3Qwen3vlForCausalLM": VLLM,
+    QWEN3: VLLM,
+}
+EAGLE1_KINDS = dict.fromkeys((PLAIN, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"), SAFEAILAB)
+IDS = "eagle_aux_hidden_state_layer_ids"
+PARALLEL = re.compile(r"p-?eagle|dflash|dspark|xpress", re.IGNORECASE)
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+KEPT = (
+    *SIZES,
+    *("num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    *("hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
+)
+ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
+# Of the target, kept by trainers; tables that newer versions compute.
+IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
+ENGINE = "serve it with an engine that has it, and import what the engine logs: alphaprof import vllm"
+OFFSETS = "d2t holds offsets (draft id j is the target's id j + d2t[j]), t2d one flag for each id of the target"
+
+
+@dataclass(frozen=True)
+class EagleFormat:
+    """What the files of a head say. `layout`: who writes such files; `layers`: of transformers, the shape of its layers;
+    `settings`: its config, with what others nest in `eagle_config`; `context`: the longest text; `ids`: the target's ids of
+    its logits and `order`, the rows of its LM head in the order of these (None: all ids).
+    """
+
+    files: HeadFiles
+    layout: str
+    layers: Any
+    settings: dict[str, Any]
+    context: int | None
+    ids: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """How wide the target's states are that it reads."""
+        wide: int = self.settings.get("target_hidden_size") or self.layers.hidden_size
+        return wide
+
+    @property
+    def reads_inner_states(self) -> bool:
+        """Whether it reads states between layers, not the one after the final norm."""
+        return bool(self.settings.get("use_aux_hidden_state", True))
+
+    def stored_name(self, name: str) -> str:
+        """What its files call a tensor of `Eagle3`."""
+        first = "midlayer." if any(each.startswith("midlayer.") for each in self.files.tensors) else "layers.0."
+        if name in LEGACY and name not in self.files.tensors:
+            legacy = f"{LEGACY[name]}.weight"
+            return legacy if legacy in self.files.tensors else name
+        return stored_name(name, first)
+
+
+def stored_name(name: str, first: str = "layers.0.") -> str:
+    """Return what files call a tensor of `Eagle3`, by default those of speculators; `first`: its first layer."""
+    if name.startswith("hidden_norm."):
+        return first + name
+    return re.sub(r"^blocks\.", "layers.", re.sub(r"^blocks\.0\.", first, name))
+
+
+def eagle3_format(files: HeadFiles) -> EagleFormat:
+    """What the files of a head say. Raises `ModelUnloadable` for heads of other kinds, by name, and for settings that
+    contradict each other.
+    """
+    config = files.config
+    layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
+    is_speculator = bool(config.get("speculators_model_type"))
+    shape = layers_config if is_speculator else config
+    model_type = shape.get("model_type", "qwen3" if is_speculator else "llama")
+    layout = _layout(files, EAGLE3_KINDS, model_type, ("llama", "qwen3"))
+    if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
+        layout = SPECFORGE
+    settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
+    layers = _layers(files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ()))
+    ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
+    return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
+
+
+def eagle1_format(files: HeadFiles) -> EagleFormat:
+    """What the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
+    config = files.config
+    layout = _layout(files, EAGLE1_KINDS, config.get("model_type", "llama"), ("llama",))
+    layers = _layers(files, config, qwen3=False)
+    settings = {"use_aux_hidden_state": False, "nested_ids": None}
+    return EagleFormat(files, layout, layers, settings, config.get("max_position_embeddings"))
+
+
+def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_types: tuple[str, ...]) -> str:
+    """Who writes such files, of the kinds that are `known`. Raises `ModelUnloadable` for all others."""
+    given = files.config.get("architectures") or [PLAIN]
+    architectures = [given] if isinstance(given, str) else given
+    kind = str(files.config.get("speculators_model_type") or architectures[0])
+    if PARALLEL.search(f"{kind} {architectures}") or "mask_hidden" in files.tensors:
+        raise files.refused(f"{kind} drafts a block of tokens in parallel, which is not measured here", ENGINE)
+    if kind not in known or model_type not in model_types:
+        problem = f"it is of an unknown kind: {kind} with layers of {shown(model_type)}"
+        raise files.refused(problem, f"known are {', '.join(known)} with layers of {' or '.join(model_types)}; {ENGINE}")
+    is_eagle3 = "d2t" in files.tensors or any(name.endswith("hidden_norm.weight") for name in files.tensors)
+    if is_eagle3 != (known is EAGLE3_KINDS):
+        names = ("EAGLE-3", "kind: eagle3") if is_eagle3 else ("EAGLE-1 or EAGLE-2", "kind: eagle1")
+        raise files.refused(f"its tensors are those of {names[0]}", f"use {names[1]}")
+    return known[kind]
+
+
+def _layers(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
+    """The shape of its layers, as a config of transformers. Raises `ModelUnloadable` for what that refuses, and for settings
+    that would be read as if they were not there.
+    """
+    if missing := [key for key in SIZES if shape.get(key) is None]:
+        raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
+    kept = {"num_hidden_layers": 1, "num_key_value_heads": shape["num_attention_heads"], "mlp_bias": False}
+    kept |= {key: shape[key] for key in (*KEPT, *ROPE) if shape.get(key) is not None}
+    for key in ROPE[1:]:
+        if "mrope_section" in (kept.get(key) or ()):  # in text all three positions are the same
+            kept[key] = {"rope_type": "default"} | {name: kept[key][name] for name in ("rope_theta",) if name in kept[key]}
+    try:
+        config: Any = (Qwen3Config if qwen3 else LlamaConfig)(**kept)
+        rope = config.rope_parameters["rope_type"]
+        rotary = LlamaRotaryEmbedding(config) if rope in FIXED_ROPE else None
+    except Exception as error:
+        raise files.refused(f"its config.json: {' '.join(str(error).split())[:300]}", COMPLETE) from error
+    finite = rotary is None or (bool(rotary.inv_freq.isfinite().all()) and math.isfinite(rotary.attention_scaling))
+    unknown = {
+        f"hidden_act {shown(config.hidden_act)}": config.hidden_act not in ACT2FN,
+        f"positions of type {shown(rope)}": rope not in FIXED_ROPE,
+        "positions whose rotations are not finite": not finite,
+        "sliding windows (layer_types)": "sliding_attention" in str(shape.get("layer_types")),
+        "partial_rotary_factor": shape.get("partial_rotary_factor") not in (None, 1),
+        "logit_scale": shape.get("logit_scale") not in (None, 1),
+    }
+    if found := [words for words, is_there in unknown.items() if is_there]:
+        raise files.refused(f"its config.json has {', '.join(found)}, which is not measured", ENGINE)
+    return config
+
+
+def _draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The target's ids of its logits, ascending, and the rows of its LM head in that order: None for all ids."""
+    if "d2t" not in files.tensors:
+        if count != total:
+            problem = f"it proposes {count} of {total} tokens, and its files lack d2t, which says which"
+            raise files.refused(problem, COMPLETE)
+        return None, None
+    offsets = files.tensor("d2t").long().flatten()
+    ids, order = (offsets + torch.arange(len(offsets))).sort()
+    sound = len(set(ids.tolist())) == len(ids) == count and int(ids[0]) >= 0 and int(ids[-1]) < total
+    if "t2d" in files.tensors:
+        sound = sound and torch.equal(files.tensor("t2d").bool().nonzero().flatten(), ids)
+    if not sound:
+        problem = f"d2t and t2d do not name {count} different tokens (draft_vocab_size) of a vocabulary of {total}"
+        raise files.refused(problem, OFFSETS)
+    return (None, None) if len(ids) == total else (ids, order)
+
+
+CHECKPOINT = "checkpoint"
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+# Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
+# gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
+FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
+
+
+def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
+    """How `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` where its files
+    cannot be read so.
+    """
+    settings = head.settings
+    before = settings.get("norm_before_residual")
+    if before is None:  # vLLM takes true for files of speculators, all others false
+        before = serve_as == "vllm" and head.layout == SPECULATORS
+    meant = serve_as == CHECKPOINT and "input_norm.weight" in head.files.tensors  # engines go by the key alone
+    return Reading(
+        _states(serve_as, head, target),
+        bool(before) and serve_as != "sglang",  # which has no norm_before_residual
+        bool(settings.get("norm_output")),
+        bool(settings.get("norm_before_fc")) or meant,
+    )
+
+
+def words_of(serve_as: str, head: EagleFormat, reading: Reading) -> dict[str, str]:
+    """A reading in words, by what they are about."""
+    states = "after the final norm" if reading.layers == (FINAL,) else f"after {_listed(reading.layers)} layers"
+    words = {
+        "layout": head.layout,
+        "serve_as": serve_as,
+        "target states": states + (": no ids in config.json, and engines guess these" if is_guessed(head) else ""),
+        "residual": f"{'after' if reading.norm_before_residual else 'before'} the norm",
+        "fed back": f"the state {'after' if reading.norm_output else 'before'} the final norm",
+    }
+    if reading.norm_before_fc or "input_norm.weight" in head.files.tensors:
+        words["norm before fc"] = "yes" if reading.norm_before_fc else "left out: config.json has no norm_before_fc"
+    return words
+
+
+def is_guessed(head: EagleFormat) -> bool:
+    """Whether the files leave open which states of the target the head reads."""
+    return head.reads_inner_states and not (head.settings.get(IDS) or head.settings["nested_ids"])
+
+
+def usual_layers(blocks: int) -> tuple[int, int, int]:
+    """The numbers of layers that engines guess of a target with `blocks` layers."""
+    return 2, blocks // 2, blocks - 3
+
+
+def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
+    """The target's states that enter. Raises `ModelUnloadable` for states that the target does not have, or that are not as
+    many as the head reads.
+    """
+    if not head.reads_inner_states:
+        return (FINAL,)
+    blocks = target.num_hidden_layers
+    top, nested = head.settings.get(IDS), head.settings["nested_ids"]
+    given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
+    layers = _explicit(serve_as, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
+    fc = head.files.tensors.get("fc.weight")
+    reads = len(layers) if fc is None else fc.shape[-1] / head.width
+    if len(set(layers)) != reads or min(layers) < 0 or max(layers) > blocks:
+        raise head.files.refused(
+            f"it reads {reads:g} states, and its config.json means those after {_listed(layers)} of {blocks} layers",
+            f"give the head that belongs to this target, or correct {IDS} in its config.json",
+        )
+    return layers
+
+
+def _explicit(serve_as: str, head: EagleFormat, given: list[int], target: Any) -> tuple[int, ...]:
+    """The numbers of layers that explicit ids mean: they count layers passed, or are outputs of layers counted from 0."""
+    blocks, later = target.num_hidden_layers, tuple(layer + 1 for layer in given)
+    if serve_as == "vllm":
+        return tuple(sorted(given))
+    if serve_as == "sglang":
+        passed = (target.model_type in FIRST_ID_TELLS and given[0] != 1) or (
+            target.model_type == "gpt_oss" and max(given) == blocks
+        )
+        return tuple(sorted(given if passed else later))
+    # An output of layer `blocks` does not exist.
+    return tuple(given) if head.layout != SPECFORGE or max(given) == blocks else later
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers))
+
+
+def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
+    """What else the files of a head could mean for a target (its config): states of one layer later and earlier, the norms
+    in their other places, and what each engine takes them for.
+    """
+    measured, served = network.reading, _served(head, target)
+    readings: dict[str, Reading] = {}
+    for offset, words in ((1, "later"), (-1, "earlier")):
+        moved = tuple(layer + offset for layer in measured.layers)
+        if FINAL not in measured.layers and min(moved) >= 0 and max(moved) <= target.num_hidden_layers:
+            readings[f"states of the target one layer {words}"] = replace(measured, layers=moved)
+    for words, name in (("the residual taken", "norm_before_residual"), ("states fed back", "norm_output")):
+        other: dict[str, Any] = {name: not getattr(measured, name)}
+        readings[f"{words} {'after' if other[name] else 'before'} the norm"] = replace(measured, **other)
+    for engine, reading in served.items():
+        if reading not in (measured, *readings.values()):
+            readings[f"its files read as {engine} does"] = reading
+    return [
+        Alternative(
+            words,
+            _setting(measured, reading, target),
+            network.with_reading(reading),
+            2 if reading == replace(measured, norm_output=reading.norm_output) else 1,  # what is fed back shows then
+            tuple(engine for engine, theirs in served.items() if theirs == reading),
+        )
+        for words, reading in readings.items()
+    ]
+
+
+def _served(head: EagleFormat, target: Any) -> dict[str, Reading]:
+    """How each engine reads the files, without those that could not serve them."""
+    served = {}
+    for serve_as, engine in ENGINES.items():
+        with contextlib.suppress(ModelUnloadable):
+            served[engine] = reading_as(serve_as, head, target)
+    return served
+
+
+def searched(network: Eagle3, target: Any) -> list[Alternative]:
+    """The readings of three states around those that engines guess, 2, n//2 and n-3, each up to two layers away; none for
+    heads that read another number of states.
+    """
+    measured, blocks = network.reading, target.num_hidden_layers
+    if len(measured.layers) != 3:
+        return []
+    around = [range(max(0, middle - 2), min(blocks, middle + 2) + 1) for middle in usual_layers(blocks)]
+    readings = [replace(measured, layers=(low, mid, high)) for low, mid, high in product(*around) if low < mid < high]
+    return [
+        Alternative(
+            f"states of the target after {_listed(reading.layers)} layers",
+            _setting(measured, reading, target),
+            network.with_reading(reading),
+        )
+        for reading in readings
+        if reading != measured
+    ]
+
+
+def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
+    """A warning about the files of draft `name` where they leave open which states it reads."""
+    if not is_guessed(head):
+        return ()
+    message = (
+        f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers "
+        "is what engines guess (2, n//2 and n-3 of n)"
+    )
+    return (note("wiring", doubt=message, remedy=f"ask who trained it, and set {IDS} in its config.json"),)
+
+
+def _setting(measured: Reading, reading: Reading, target: Any) -> str:
+    """What to do so that engines read the files like this."""
+    settings = []
+    for key, value in vars(reading).items():
+        if value != getattr(measured, key):
+            settings.append(f"{key}: {str(value).lower()}" if key != "layers" else f"{IDS}: {list(value)}")
+    earlier = [layer - 1 for layer in reading.layers]
+    if reading.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
+        settings[0] += f" ({earlier} for SGLang)"
+    return f"set {', '.join(settings)} in its config.json"
+
+
+Head = TypeVar("Head", bound=EagleHead)
+OTHER_TARGET = "give the head that was trained for this target, or the target that it was trained for"
+
+
+def load_eagle3(
+    name: str, draft: Eagle3Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> HeadDraft:
+    """A loader of `load_draft`."""
+    head = _head(name, draft, target, eagle3_format)
+    _require_verifier(head.files, target, tokenizer)
+    config = target.network.config.get_text_config()
+    reading = reading_as(draft.serve_as, head, config)
+    network = _eagle3(head, reading, target, DTYPES[draft.dtype or target.dtype_name])
+    return HeadDraft.of(
+        name,
+        draft,
+        options.gammas,
+        target,
+        network,
+        method="eagle3",
+        algorithm="EAGLE3",
+        context=head.context,
+        reading=words_of(draft.serve_as, head, reading) | _described(head, network),
+        engines=tuple(engine for engine, theirs in _served(head, config).items() if theirs == reading),
+        alternatives=alternatives(network, head, config),
+        fallbacks=searched(network, config),
+        doubts=doubts_of(name, head, reading),
+        trained=trained_of(Path(draft.model)),
+    )
+
+
+def trained_of(folder: Path) -> Trained | None:
+    """What the record of a training in the folder of a head says; None: there is none, or it cannot be read."""
+    if not (folder / TRAINING).is_file():
+        return None
+    try:
+        size = read_training(folder).size
+    except HeadRecordUnreadable:
+        return None
+    return Trained(size.units, size.tokens, _curve_of(folder.absolute()))
+
+
+def _curve_of(folder: Path) -> str | None:
+    """The folder whose curve.yaml names a head in OUT/heads/NAME as a point of the curve."""
+    out = folder.parent.parent
+    try:
+        heads, _ = load_heads(out)
+    except ProfileInvalid:
+        return None
+    listed = [Path(each.head).resolve() for each in heads.heads if each.head]
+    return str(out) if folder.resolve() in listed else None
+
+
+def _eagle3(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:
+    """The network of a head on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
+    shapes, quantised or not finite.
+    """
+    files = head.files
+    missing = {EMBEDDING, LM_HEAD} - files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
+    has_fc = head.reads_inner_states or head.width != head.layers.hidden_size
+    with torch.device("meta"):  # nothing takes memory before the shapes are known to be those of the files
+        network = Eagle3(
+            head.layers,
+            reading,
+            width=head.width if has_fc else None,
+            ids=head.ids,
+            target=_shared(head, target, missing),
+            fc_bias="fc.bias" in files.tensors,
+            input_norm=reading.norm_before_fc or "input_norm.weight" in files.tensors,
+            fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
+        )
+    return _filled(network, head, set() if has_fc else {"fc.weight", "fc.bias"}, target, dtype)
+
+
+def load_eagle1(
+    name: str, draft: Eagle1Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> HeadDraft:
+    """A loader of `load_draft`."""
+    head = _head(name, draft, target, eagle1_format)
+    shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
+    with torch.device("meta"):
+        empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
+    network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
+    words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
+    words |= _described(head, network)
+    return HeadDraft.of(
+        name, draft, options.gammas, target, network, method="eagle", algorithm="EAGLE", context=head.context, reading=words
+    )
+
+
+def _described(head: EagleFormat, network: EagleHead) -> dict[str, str]:
+    """What of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
+    layers = head.layers
+    heads = f"{layers.num_attention_heads} heads of {layers.head_dim}, {layers.num_key_value_heads} of them with keys"
+    rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
+    count = f"{layers.num_hidden_layers} of {layers.model_type}"
+    return {
+        "layers": f"{count}: {heads}; {layers.hidden_act}; norms {layers.rms_norm_eps:g}; {rope}",
+        "embedding": "the target's" if network.embed_tokens is None else "its own",
+        "LM head": "the target's" if network.lm_head is None else "its own",
+    }
+
+
+def _filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dtype: torch.dtype) -> Head:
+    """A network on the meta device, with the tensors of its files, on the target's device. `unread`: tensors that may be
+    there and are not read.
+    """
+    files = head.files
+    own = {key: weight for key, weight in network.state_dict().items() if key != "ids"}
+    ignored = {"d2t", "t2d", *unread, *filter(IGNORED.search, files.tensors)}
+    files.require({head.stored_name(key): tuple(weight.shape) for key, weight in own.items()}, ignored)
+    weights = {key: files.loaded(head.stored_name(key), dtype) for key in own}
+    if head.ids is not None and head.order is not None:
+        weights["ids"], weights[LM_HEAD] = head.ids, weights[LM_HEAD][head.order]
+    network.load_state_dict(weights, assign=True)
+    return network.to(target.device).eval().requires_grad_(False)
+
+
+def _shared(head: EagleFormat, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
+    """The target's weights that stand in for those of a head."""
+    shared: dict[str, torch.Tensor] = {}
+    embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
+    for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
+        if key not in keys:
+            continue
+        weight: Any = getattr(module, "weight", None)
+        is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
+        if not is_usable or weight.shape[1] != head.layers.hidden_size:
+            problem = f"it needs the target's {key}, which is quantised, lies on no device or has another width"
+            raise head.files.refused(problem, COMPLETE)
+        shared[key] = weight
+    return shared
+
+
+def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]) -> None:
+    """Raise `ModelUnloadable` for a target whose states cannot be recorded; `refused` words it."""
+    if not isinstance(getattr(target.network.base_model, "layers", None), nn.ModuleList):
+        problem = f"states of the target, a {type(target.network).__name__}, cannot be read: its decoder has no `layers`"
+        raise refused(problem, "heads are measured on targets that are plain decoders")
+
+
+def _head(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], EagleFormat]) -> EagleFormat:
+    """What the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or vocabulary."""
+    head = read(files_of(name, draft.own_model))
+    require_layers(target, head.files.refused)
+    config = target.network.config.get_text_config()
+    theirs, ours = (head.width, head.layers.vocab_size), (config.hidden_size, target.vocabulary)
+    if theirs != ours:
+        problem = "it is for states of {} numbers and {} ids".format(*theirs)
+        problem += ", and {} has {} and {}".format(target.reference, *ours)
+        raise head.files.refused(problem, OTHER_TARGET)
+    return head
+
+
+def _require_verifier(files: HeadFiles, target: Model, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise for a head that names a target of another architecture, or one whose tokenizer is here and is another."""
+    verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
+    theirs, ours = verifier.get("architectures") or [], type(target.network).__name__
+    # A target with parts for images names another class than its decoder has.
+    if theirs and ours not in theirs and all(each.endswith("ForCausalLM") for each in theirs):
+        problem = f"it is for a target of architecture {', '.join(theirs)}, and {target.reference} is a {ours}"
+        raise files.refused(problem, OTHER_TARGET)
+    reference = verifier.get("name_or_path")
+    if not reference or reference == target.reference:
+        return
+    options = ModelOptions(model=reference)
+    folder = folder_of(options)
+    if folder is not None and (folder / "tokenizer_config.json").is_file():  # else it cannot be had here
+        check_vocabulary(tokenizer, load_tokenizer(options), f"{files.name}, made for {reference},")

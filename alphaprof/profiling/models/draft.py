@@ -1,0 +1,87 @@
+"""What a run asks of a draft, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from alphaprof.log.manifest import DraftFacts
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.teacher_forced import TeacherForced
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class DraftPass(Protocol):
+    """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
+    how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids`
+    [logits]: the target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...).
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of ids, padding included."""
+
+    @property
+    def by_depth(self) -> bool:
+        """Whether proposals depend on how many drafts of the round came before."""
+
+    @property
+    def depths(self) -> int:
+        """How many depths `logits` knows; 1 where all depths have the same logits."""
+
+    @property
+    def ids(self) -> torch.Tensor | None:
+        """The target's ids of its logits."""
+
+    @property
+    def ranks_by_depth(self) -> bool:
+        """Whether the ranks of tokens are wanted at every depth."""
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The hidden states of the target that it needs, as `teacher_forced.recorded` names them."""
+
+    def rows(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
+    ) -> torch.Tensor:
+        """What `logits` needs [n, ...] for the tokens that follow chosen ones (`row`, ascending, and `column` [n]) of
+        right-padded ids [batch, length]; `known`: the hidden states [batch, length, hidden] of `reads`; `first`: the
+        smallest column, which the host knows.
+        """
+
+    def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        """Logits [n, logits] of n rows at a depth, counted from 1: of the token that follows, as that draft of a round. What
+        stands where the text has no such round means nothing.
+        """
+
+
+class Draft(Protocol):
+    """A loaded draft: everything that a run asks of it. What reports ask of it later stands in its facts."""
+
+    @property
+    def name(self) -> str:
+        """The name that it has in the run."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids it may propose, padding included."""
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models that it runs by themselves, each with a KV cache, which read prompts and have steps; () for none."""
+
+    def facts(self) -> DraftFacts:
+        """What the manifest keeps of it."""
+
+    def teacher_forced(self, target: TeacherForced) -> DraftPass | None:
+        """What gives its logits in a teacher-forced pass beside that of the target; None: it has no distribution."""
+
+    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
+        """Columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of prompt,
+        as far as logits do not tell: `proposed`; without a distribution `draft_top`, and `accepted_run` where the round's
+        start matters; `proposed_before_eos` where transformers ends its proposals before an EOS.
+        """
