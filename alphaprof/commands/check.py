@@ -1,12 +1,12 @@
 """`alphaprof check`: the gate for CI. A run judged by thresholds, by its own decision, or against an older run, at one
-confidence for all; and the outcome as a table (rich), Markdown and JUnit XML.
+confidence for all.
 
 Against a baseline, a draft is compared with an older one on the same prompts, by alpha, and two questions are asked: does
 the whole traffic keep what it had, which decides, and is any domain shown to lose more than the margin, which fails too.
 Few domains are large enough to be shown to lose nothing: a gate that asked that of each would hardly ever pass.
 
 Alpha of imported runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per
-round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is
+round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft if a gamma is
 named. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to
 take a bound from, and a gate that skipped it would pass the worst case. The same draft with equal totals has not
 changed: it passes, and nothing is estimated.
@@ -27,8 +27,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.text import Text
 
 from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
@@ -36,12 +34,11 @@ from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.notes import concerns_of
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
 from alphaprof.log.store import Run
-from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.decision import Mask
-from alphaprof.report.format import short, text_kind, visible
+from alphaprof.report.format import short, visible
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
 from alphaprof.report.pairing import (
@@ -67,14 +64,15 @@ Measure = Literal[
     "alpha_difference",
     "tokens_per_round_difference",
 ]
-WHOLE = "whole traffic"
-WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
-LOST = "the draft proposes nothing there any more, as it did in the baseline"
-FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
-SAME = "the same draft with equal totals"
 Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
 EVERY = ""  # the domain of a threshold that holds for every domain
+WHOLE = "whole traffic"
+WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
+VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
+LOST = "the draft proposes nothing there any more, as it did in the baseline"
+FIRST = "of first drafts only: --min-acceptance-length covers the others"
+SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
     "pass": "later runs can be checked against this one with --baseline",
     "fail": "alphaprof report of the run shows where acceptance is lost",
@@ -97,6 +95,23 @@ class Item:
     documents: int  # independent ones
     outcome: Outcome  # of this threshold alone
     note: str | None = None  # what decided without bounds, or what the bounds do not say
+
+    def number(self, value: float | None) -> str:
+        """Return a value of the measure as text."""
+        if value is not None and self.measure.endswith("_difference"):
+            return f"{value:+.3f}"
+        return fmt.number(value, 3, "x" if self.measure == "speedup" else "")
+
+    @property
+    def bounds(self) -> str:
+        """Its bounds as text."""
+        return fmt.NOTHING if self.low is None else f"[{self.number(self.low)}, {self.number(self.high)}]"
+
+    @property
+    def standing(self) -> tuple[int, float]:
+        """Least of the worst item: failed before undecided before passed, then by value less threshold."""
+        distance = -math.inf if self.value is None else self.value - self.threshold
+        return WORST_FIRST.index(self.outcome), distance
 
 
 @dataclass(frozen=True)
@@ -128,58 +143,32 @@ class Check:
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
-    def terminal(self, console: Console) -> None:
-        """Prints the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
-        word, style = WORDS[self.outcome]
-        first, *others = _answer(self)
-        console.print(Text(word, style).append_text(plain(f"  {first}")), highlight=False)
-        console.print(*map(plain, others), "", plain(f"run {self.run}"), sep="\n", highlight=False)
+    def blocks(self) -> Iterator[Block]:
+        """Yield the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
+        first, *others = _decided_by(self)
+        yield from (f"{self.outcome.upper()}  {first}", *others, "", f"run {self.run}")
         if self.unpaired is not None:
-            new, old = self.unpaired
-            console.print(plain(f"baseline {self.baseline}"))
-            paired = f"{fmt.many(self.paired or 0, 'document')} paired by prompt"
-            console.print(f"{paired}; without a partner: {new} of the run, {old} of the baseline", highlight=False)
+            paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
+            yield f"baseline {self.baseline}"
+            yield f"{paired} paired by prompt; without a partner: {new} of the run, {old} of the baseline"
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
-        console.print(plain(f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"))
+        yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
         if self.items:
-            console.print()
-            _table(self, console)
-        if notes := list(_notes(self, short, str)):
-            console.print(*map(plain, notes), "", sep="\n")
-        level = fmt.level(self.confidence)
-        deciding = "every lower bound" if self.baseline is None else "the first lower bound"
-        for line in (
-            f"bounds: one-sided; the lower ones at {level}, the upper ones at {level} over all thresholds together (Holm), "
-            "so that they widen with their number.",
-            f"pass: {deciding} reaches its threshold. fail: some upper bound is below it. else undecided.",
-        ):
-            console.print(line, style="dim", highlight=False)
-
-    def md(self) -> str:
-        """Returns the outcome and the thresholds, for pull requests."""
-        against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        first, *others = _answer(self)
-        lines = heading(self.outcome, f"draft quality of {escaped(str(self.draft))}{against}", first)
-        for line in others:
-            lines += [f"{escaped_sentence(line)}.", ""]
-        if self.paired is not None:
-            lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
-        if self.items:
-            lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
-            for item in self.items:
-                named = (escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}")
-                lines.append(row(*named, _number(item, item.value), _bounds(item), f"{SIGNS[item.outcome]} {item.outcome}"))
-        if notes := [f"- {note}" for note in _notes(self, escaped, escaped_sentence)]:
-            lines += ["", *notes]
-        return "\n".join(lines).rstrip() + "\n"
+            yield from ("", _thresholds_table(self.items))
+        yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
+        yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
+        yield from (f"note: {note.message}; {note.remedy}" for note in self.notes)
+        level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
+        yield Small(f"bounds: one-sided, the lower ones at {level}, the upper ones at {level} over all thresholds (Holm).")
+        yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: some upper bound is below it.")
 
     def junit(self) -> str:
         """Returns JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
         suite = ET.Element("testsuite", name="alphaprof check")
         for item in self.items:
-            notes = [f"bounds {_bounds(item)}"] if item.low is not None else []
+            notes = [f"bounds {item.bounds}"] if item.low is not None else []
             notes += [item.note] if item.note else []
-            text = f"{_number(item, item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
+            text = f"{item.number(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
             _case(suite, f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
         for left in self.unjudged:
             _case(suite, f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
@@ -193,15 +182,15 @@ class Check:
 
 
 def require_passed(check: Check, undecided_fails: bool) -> None:
-    """Raise `CheckFailed`, or `CheckUndecided` where that is asked for."""
+    """Raise `CheckFailed`, or `CheckUndecided` if that is asked for."""
     if check.outcome == "fail":
-        raise CheckFailed(f"check failed: {check.reason}", "alphaprof report shows where acceptance is lost")
+        raise CheckFailed(f"check failed: {check.reason}", NEXT["fail"])
     if check.outcome == "undecided" and undecided_fails:
         raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or --undecided pass")
 
 
-def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
-    """The items that decided, in words, and what was not judged. `passed`: why all pass, where no bound shows it."""
+def _reason(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
+    """The items that decided, in words, and what was not judged. `passed`: why all pass, if no bound shows it."""
     if outcome == "pass":
         parts = [passed or (f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")]
     else:
@@ -216,60 +205,35 @@ def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
     return "; ".join(parts)
 
 
-def _answer(check: Check) -> Iterator[str]:
-    """Yields the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
+def _decided_by(check: Check) -> Iterator[str]:
+    """Yield the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
     by_domain = check.baseline is not None and len(check.items) > 1
     if check.items:
         decides = by_domain and check.outcome != "fail"
-        worst = check.items[0] if decides else min(check.items, key=_standing)
-        bounds = "" if worst.low is None else f" {_bounds(worst)}"
-        measured = f"{worst.measure.replace('_', ' ')} {_number(worst, worst.value)}{bounds}"
-        wanted = f"at least {_number(worst, worst.threshold)} wanted"
+        worst = check.items[0] if decides else min(check.items, key=attrgetter("standing"))
+        bounds = "" if worst.low is None else f" {worst.bounds}"
+        measured = f"{worst.measure.replace('_', ' ')} {worst.number(worst.value)}{bounds}"
+        wanted = f"at least {worst.number(worst.threshold)} wanted"
         yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
     outcomes = [item.outcome for item in check.items[by_domain:]]
-    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORDS if outcome in outcomes)
     if len(outcomes) > 1 or by_domain:
+        counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORST_FIRST[::-1] if outcome in outcomes)
         deciding = "; a domain decides only if it fails" if by_domain else ""
         yield f"of {len(outcomes)} {'domains' if by_domain else 'thresholds'}: {counts}{deciding}"
     lines = [f"next: {NEXT[check.outcome]}", check.reason]
     yield from lines if check.items else reversed(lines)
 
 
-def _standing(item: Item) -> tuple[int, float]:
-    """The worst item has the least: failed before undecided before passed, and then how far its value is from the least."""
-    distance = -math.inf if item.value is None else item.value - item.threshold
-    return ("fail", "undecided", "pass").index(item.outcome), distance
-
-
-def _table(check: Check, console: Console) -> None:
-    table = named_table("domain", "measure", "docs", "at least", "value", "bounds", "outcome", left=("measure", "outcome"))
-    for item in check.items:
-        word, style = WORDS[item.outcome]
-        cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
-        table.add_row(plain(short(item.domain)), *cells, Text(_bounds(item)), Text(word, style))
-    show(table, "thresholds", console)
-    console.print()
-
-
-def _notes(check: Check, name: Callable[[str], str], sentence: Callable[[str], str]) -> Iterator[str]:
-    """Yields what the table does not hold; `name` and `sentence` write domains and reasons."""
-    for item in check.items:
-        if item.note:
-            yield f"{name(item.domain)}: {sentence(item.note)}"
-    for left in check.unjudged:
-        yield f"not judged: {name(left.domain)} ({sentence(left.reason)})"
-    for note in check.notes:
-        yield f"note: {sentence(note.message)}; {sentence(note.remedy)}"
-
-
-def _number(item: Item, value: float | None) -> str:
-    if value is not None and item.measure in ("alpha_difference", "tokens_per_round_difference"):
-        return f"{value:+.3f}"
-    return fmt.number(value, 3, "x" if item.measure == "speedup" else "")
-
-
-def _bounds(item: Item) -> str:
-    return fmt.NOTHING if item.low is None else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
+def _thresholds_table(items: Sequence[Item]) -> Table:
+    rows = (
+        (
+            *(short(item.domain), item.measure, fmt.count(item.documents), item.number(item.threshold)),
+            *(item.number(item.value), item.bounds, item.outcome.upper()),
+        )
+        for item in items
+    )
+    headings = ("domain", "measure", "docs", "at least", "value", "bounds", "outcome")
+    return table_of_rows("thresholds", headings, rows, left=("measure", "outcome"))
 
 
 def _case(suite: ET.Element, classname: str, name: str, outcome: Outcome, text: str) -> None:
@@ -306,7 +270,7 @@ def checked(
     return check_decision(run)
 
 
-def concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
+def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
     """Those of a report's notes that concern what is checked."""
     concern = {"texts", "times", "own times"} if speedup else {"texts"}
     return tuple(note for note in notes if concerns_of(note.code) in concern)
@@ -332,15 +296,14 @@ def check_decision(run: Run) -> Check:
     """Judges a run by the decision of its profile: GO passes, NO-GO fails."""
     report = build_report(run)
     traffic, tested = report.traffic, report.traffic.tested
-    outcomes: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
-    outcome = outcomes[traffic.verdict]
+    outcome = VERDICTS[traffic.verdict]
     items: tuple[Item, ...] = ()
     if tested is not None:
         bounds = (tested.value, tested.low, tested.high)
         items = (Item("speedup", WHOLE, traffic.min_speedup, *bounds, traffic.documents, outcome),)
     return Check(
         outcome=outcome,
-        notes=concerning(report.notes, speedup=True),
+        notes=_concerning(report.notes, speedup=True),
         reason=traffic.reason,
         run=str(run.path),
         draft=traffic.draft,
@@ -399,12 +362,15 @@ class _Threshold:
         return item(self.value(), None, None, documents, "undecided", FIRST if first else None)
 
 
-def _judged(parts: Sequence[tuple[Item, Bounds | None]], confidence: float) -> tuple[Item, ...]:
-    """Items with the outcomes and bounds of their gates, together at one confidence (Holm). An item without bounds stays as
-    it is and has no part in the correction of the others.
+def _judged(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
+    """Items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided without
+    bounds has no part in the correction of the others.
     """
-    results = iter(judge([Gate(item.threshold, bounds) for item, bounds in parts if bounds], confidence))
-    return tuple(dataclasses.replace(item, **vars(next(results))) if bounds else item for item, bounds in parts)
+    gates = [Gate(item.threshold, bounds) for item, bounds in parts if item.outcome == "undecided"]
+    results = iter(judge(gates, confidence))
+    return tuple(
+        dataclasses.replace(item, **vars(next(results))) if item.outcome == "undecided" else item for item, _ in parts
+    )
 
 
 def _check_thresholds(
@@ -439,13 +405,12 @@ def _check_thresholds(
         for measure, named in thresholds.items()
         for domain, value in _spread(named, pools, run).items()
     ]
-    parts = [(threshold.item(), None if threshold.silent else threshold.bounds) for threshold in least]
-    items = _judged(parts, inputs.question.confidence)
+    items = _judged([(each.item(), each.bounds) for each in least], inputs.question.confidence)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        notes=concerning(build_report(run).notes, speedup="speedup" in thresholds),
-        reason=reason_of(items, outcome),
+        notes=_concerning(build_report(run).notes, speedup="speedup" in thresholds),
+        reason=_reason(items, outcome),
         run=str(run.path),
         draft=draft,
         rule=rule,
@@ -532,7 +497,7 @@ class PairedText:
     def why_not_judged(self, rule: str, drafts: Sequence[DraftFacts]) -> str | None:
         """Why this text cannot be judged; None where it can. `drafts`: of both sides."""
         if self.old.policy not in parse_rule(rule).rule.policies:
-            return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
+            return f"{rule} does not apply to its text ({fmt.text_kind(self.old.continuation, self.old.sampling)})"
         if self.gamma is not None and not (self.old.defined and self.new.defined):
             return not_defined(rule, str(self.old.policy), max(drafts, key=attrgetter("by_depth")))
         if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
@@ -590,27 +555,28 @@ def check_baseline(
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     (before, after), rows, unpaired = paired_pools(old, new, [chosen])
     same = _same_draft(old, new)
-    every = [PairedText(key[0], pool, after[key], gamma, same) for key, pool in before.items()]
-    reasons = [text.why_not_judged(chosen, drafts) for text in every]
-    unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
-    texts = [text for text, reason in zip(every, reasons, strict=True) if not reason]
+    texts, unjudged = list[PairedText](), list[Unjudged]()
+    for (domain, *_), pool, other in ((key, pool, after[key]) for key, pool in before.items()):
+        text = PairedText(domain, pool, other, gamma, same)
+        if reason := text.why_not_judged(chosen, drafts):
+            unjudged.append(Unjudged(domain, reason))
+        else:
+            texts.append(text)
     if not texts:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
         hint = "name a rule that applies to this text (--rule), or a baseline that proposes something on longer texts"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
     if len(texts) > 1:
         texts = [_whole(texts), *texts]
-    items = _judged(
-        [(text.item(-margin), None if text.silent or text.unchanged else text.bounds) for text in texts], confidence
-    )
-    unjudged += _unpaired(old.run, new.run, {text.domain for text in every})
+    items = _judged([(text.item(-margin), text.bounds) for text in texts], confidence)
+    unjudged += _unpaired(old.run, new.run, {key[0] for key in before})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
     kept = SAME if texts[0].unchanged else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=concerning(build_report(new.run).notes, speedup=False),
-        reason=reason_of(items if failed else items[:1], outcome, unjudged, kept),
+        notes=_concerning(build_report(new.run).notes, speedup=False),
+        reason=_reason(items if failed else items[:1], outcome, unjudged, kept),
         run=new.label,
         baseline=old.label,
         draft=new.draft,

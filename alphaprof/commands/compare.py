@@ -1,4 +1,4 @@
-"""`alphaprof compare`: two drafts on the same prompts, paired document by document, and the result as text (rich)."""
+"""`alphaprof compare`: two drafts on the same prompts, paired document by document."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
@@ -125,42 +122,36 @@ class Comparison:
     overall: tuple[OverallDifference, ...]  # of paired documents; empty where no rule has rounds
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
-    def terminal(self, console: Console) -> None:
-        """Prints which draft gets more accepted, then a table of acceptance, and one of tokens per round."""
-        for text in _answer(self):
-            console.print(text, highlight=False)
-        console.print()
-        one, two = _side_names(self)
-        console.print(plain(f"{one:<9} {self.first}"))
-        console.print(plain(f"{two:<9} {self.second}"))
-        paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
-        lone = [fmt.count(number) for number in self.unpaired]
+    def blocks(self) -> Iterator[Block]:
+        """Yield which draft gets more accepted, then a table of acceptance, and one of tokens per round."""
+        (one, two), lone = self.sides, [fmt.count(number) for number in self.unpaired]
+        yield from _which_accepts_more(self)
+        yield from ("", f"{one:<9} {self.first}", f"{two:<9} {self.second}")
         if self.paired:
-            console.print(f"{paired}; without a partner: {lone[0]} of {one}, {lone[1]} of {two}\n", highlight=False)
+            paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
+            yield f"{paired}; without a partner: {lone[0]} of {one}, {lone[1]} of {two}"
         else:
-            console.print(f"two samples of each domain, not paired: {lone[0]} {one}, {lone[1]} {two}\n", highlight=False)
+            yield f"two samples of each domain, not paired: {lone[0]} {one}, {lone[1]} {two}"
+        yield ""
         if self.same_text is not None:
-            show(_acceptance(self), "alpha", console)
-        for side in self.interrupted:
-            note = plain(f"{side} is of an interrupted run: its first documents only")
-            console.print(Text("note: ", "yellow").append_text(note))
-        if rounds := [item for item in self.differences if item.tokens_per_round]:
-            show(_rounds(self, rounds), "tokens per round", console)
-            if self.confirms:
-                title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
-                show(_positions(self, rounds), title, console)
-        for unlike in self.notes:
-            console.print(Text("note: ", "yellow").append_text(plain(unlike)))
-        for line in _footnotes(self):
-            console.print(line, style="dim", highlight=False)
+            yield _alpha_table(self.differences)
+        yield from (f"note: {side} is of an interrupted run: its first documents only" for side in self.interrupted)
+        yield from _tokens_tables(self)
+        yield from (f"note: {unlike}" for unlike in self.notes)
+        kind = "paired" if self.paired else "of two samples that are not paired"
+        yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
+        if self.same_text is not None:
+            yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
+            yield Small("* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along that text")
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What the two are called."""
+        return ("predicted", "engine") if self.confirms else ("first", "second")
 
 
-def _side_names(comparison: Comparison) -> tuple[str, str]:
-    return ("predicted", "engine") if comparison.confirms else ("first", "second")
-
-
-def _answer(comparison: Comparison) -> Iterator[Text]:
-    """Yields which draft gets more accepted, by how much, where, and what to do next."""
+def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
+    """Yield which draft gets more accepted, by how much, where, and what to do next."""
     rules = {each.rule for each in comparison.overall[:1]}
     texts = [
         (text_name(each, comparison.differences), tokens)
@@ -174,41 +165,36 @@ def _answer(comparison: Comparison) -> Iterator[Text]:
         texts.sort(key=lambda pair: -abs(pair[1].difference.value))
         yield from (_headline(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
     else:
-        yield Text("no rule has rounds on this text: the table compares alpha")
+        yield "no rule has rounds on this text: the table compares alpha"
     if comparison.agreement:
-        yield plain(comparison.agreement)
+        yield comparison.agreement
     elif len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
-        yield plain("by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items()))
-    yield Text("next: alphaprof report weighs in what a draft costs; tokens per round say nothing about time")
+        yield "by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items())
+    yield "next: alphaprof report weighs in what a draft costs; tokens per round say nothing about time"
 
 
-def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[Text]:
-    """Yields the difference over all domains, and what it is of."""
+def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[str]:
+    """Yield the difference over all domains, and what it is of."""
     main = next(each for each in overall.tokens_per_round if each.gamma == comparison.gamma)
     yield _headline(comparison, main, "")
-    one, two = _side_names(comparison)
+    one, two = comparison.sides
     domains = f"over {fmt.many(len(overall.domains), 'domain')} by {'given' if overall.weights else 'observed'} shares"
     documents = f"{fmt.documents(overall.documents, overall.clusters)} paired documents"
     values = f"{one} {fmt.number(main.first)}, {two} {fmt.number(main.second)}"
-    yield Text(f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}")
+    yield f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}"
 
 
-def _headline(comparison: Comparison, tokens: TokensDifference, where: str) -> Text:
+def _headline(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
     """The difference at one gamma as a sentence."""
-    values = f"{fmt.difference(tokens.difference, 2)} tokens per round at gamma {tokens.gamma}"
-    return Text.assemble((fmt.visible(_outcome(comparison, tokens.difference)), "bold"), plain(f"{where}: {values}"))
-
-
-def _outcome(comparison: Comparison, difference: Interval) -> str:
-    word, (one, two) = _word(difference), _side_names(comparison)
-    if word == SAME:
-        return word
-    if comparison.confirms:
-        return f"the {two} accepts {word} than {one}"
-    drafts = [fmt.short(label.rpartition(":")[2]) for label in (comparison.first, comparison.second)]
-    first, second = (f" ({draft})" if drafts[0] != drafts[1] else "" for draft in drafts)
-    return f"{two}{second} accepts {word} than {one}{first}"
+    word, (one, two) = _word(tokens.difference), comparison.sides
+    if word != SAME and comparison.confirms:
+        word = f"the {two} accepts {word} than {one}"
+    elif word != SAME:
+        drafts = [fmt.short(label.rpartition(":")[2]) for label in (comparison.first, comparison.second)]
+        first, second = (f" ({draft})" if drafts[0] != drafts[1] else "" for draft in drafts)
+        word = f"{two}{second} accepts {word} than {one}{first}"
+    return f"{word}{where}: {fmt.difference(tokens.difference, 2)} tokens per round at gamma {tokens.gamma}"
 
 
 def _word(difference: Interval) -> str:
@@ -226,51 +212,43 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
 
 
-def _footnotes(comparison: Comparison) -> Iterator[str]:
-    """Yields what the columns of the tables mean."""
-    one, two = _side_names(comparison)
-    paired = "paired, what both share cancels out" if comparison.paired else "of two samples that are not paired"
-    yield f"difference: {two} minus {one}, with a {fmt.level(comparison.confidence)} interval over documents, {paired}."
-    if comparison.same_text is not None:
-        yield "alpha is over positions with a proposal: where coverage differs, compare tokens per round."
-        yield (
-            "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text"
-        )
-
-
-def _acceptance(comparison: Comparison) -> Table:
-    table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
-    for item in comparison.differences:
-        table.add_row(
-            plain(text_name(item, comparison.differences)),
+def _alpha_table(differences: Sequence[Difference]) -> Table:
+    rows = (
+        (
+            text_name(item, differences),
             item.rule + fmt.mark(item.on_policy, item.lossy),
             fmt.documents(item.documents, item.clusters),
             f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}",
-            fmt.share(item.first),
-            fmt.share(item.second),
-            fmt.difference(item.difference, 3),
+            *(fmt.share(item.first), fmt.share(item.second), fmt.difference(item.difference, 3)),
         )
-    return table
+        for item in differences
+    )
+    headings = ("domain", "rule", "docs", "coverage", "first", "second", "difference")
+    return table_of_rows("alpha", headings, rows, left=("rule",))
 
 
-def _rounds(comparison: Comparison, differences: list[Difference]) -> Table:
-    table = named_table("domain", "rule", "gamma", *_side_names(comparison), "difference", left=("rule",))
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            numbers = (fmt.number(tokens.first), fmt.number(tokens.second), fmt.difference(tokens.difference, 2))
-            table.add_row(plain(text_name(item, differences)), item.rule, str(tokens.gamma), *numbers)
-    return table
+def _tokens_tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield tokens per round; of a confirmed prediction also acceptance by position."""
+    among, sides = [item for item in comparison.differences if item.tokens_per_round], comparison.sides
+    named = [(text_name(item, among), item.rule, tokens) for item in among for tokens in item.tokens_per_round]
+    if named:
+        rows = (
+            (
+                *(name, rule, str(tokens.gamma), fmt.number(tokens.first), fmt.number(tokens.second)),
+                fmt.difference(tokens.difference, 2),
+            )
+            for name, rule, tokens in named
+        )
+        headings = ("domain", "rule", "gamma", *sides, "difference")
+        yield table_of_rows("tokens per round", headings, rows, left=("rule",))
+    if named and comparison.confirms:
+        title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
+        cells = ((name, *map(_shares, (each.first_by_position, each.second_by_position))) for name, _, each in named)
+        yield table_of_rows(title, ("domain", *sides), cells, left=sides, wrapped=sides)
 
 
-def _positions(comparison: Comparison, differences: list[Difference]) -> Table:
-    names = _side_names(comparison)
-    table = named_table("domain", *names, left=names, wrapped=names)
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            sides = (tokens.first_by_position, tokens.second_by_position)
-            shares = [" ".join(fmt.share(share) for share in side) or fmt.NOTHING for side in sides]
-            table.add_row(plain(text_name(item, differences)), *map(Text, shares))
-    return table
+def _shares(values: Sequence[float]) -> str:
+    return " ".join(map(fmt.share, values)) or fmt.NOTHING
 
 
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:

@@ -13,15 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.decision import held_out
@@ -40,8 +37,8 @@ LARGEST = 1024  # rank in a user's tree, beyond what any engine drafts
 ONE = Mix(("text",), (1.0,))  # one kind of text alone
 OPTIMAL = "optimal"
 LEVELS = ("nodes by depth",)
-NUMBERS = ("tokens/round", "chain of that depth")
-IID = ("iid ranks",)
+DEPTHS = ("accepted by depth",)
+NUMBERS = ("tokens/round", "chain of that depth", "iid ranks")
 
 
 @dataclass(frozen=True)
@@ -118,31 +115,35 @@ class TreesReport:
     traffic: tuple[TreeTokens, ...]  # domains by their weights
     texts: tuple[TextTrees, ...]
 
-    def terminal(self, console: Console) -> None:
-        """Prints the gain of a tree over its chain, shares of ranks, then tokens per round of every tree, also by domain."""
-        for line in _answer(self):
-            console.print(line, highlight=False)
-        console.print()
-        console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"))
+    def blocks(self) -> Iterator[Block]:
+        """Yield the gain of a tree over its chain, shares of ranks, then tokens per round of every tree, also by domain."""
+        yield from _gain_over_chain(self)
+        yield ""
+        yield f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"
         tested, chosen = fmt.count(self.tested_on), fmt.count(self.chosen_on)
         documents = f"no tree is chosen, so all {tested} documents test"
         if self.held_out:
             documents = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
-        console.print(f"static draft trees, rounds replayed from ranks; {documents}\n", highlight=False)
-        _ranks(self, console)
+        yield f"static draft trees, rounds replayed from ranks; {documents}"
+        yield ""
+        if self.texts:
+            yield _ranks_table(self)
         if any(row.tokens_per_round for row in self.traffic):
-            _traffic_table(self, console)
-        for text in self.texts:
-            if text.trees:
-                _text_table(self, text, console)
-        for note in _notes(self):
-            console.print(Text("note: ", "yellow").append_text(plain(note)))
-        for definition in _definitions(self):
-            console.print(definition, style="dim", highlight=False)
+            yield _traffic_table(self)
+        yield from (_text_table(self, text) for text in self.texts if text.trees)
+        yield from (f"note: {missing}" for missing in _missing(self))
+        yield Small(f"Brackets: {fmt.level(self.confidence)} intervals over documents. Rank 1 is the draft's top token.")
+        if self.by_depth:
+            yield Small(
+                "first ranks: trees are chosen by the ranks of first drafts, and rounds have those of later ones too."
+            )
+        else:
+            yield Small("iid ranks: tokens/round if ranks were independent, and by how much that is too high.")
+        yield Small("accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts.")
 
 
-def _answer(report: TreesReport) -> Iterator[Text]:
-    """Yields the gain of one tree over its chain, on which documents, and that time is not in it.
+def _gain_over_chain(report: TreesReport) -> Iterator[str]:
+    """Yield the gain of one tree over its chain, on which documents, and that time is not in it.
 
     The tree must not be the one that gains most on the documents that test, or its interval would be that of the best of
     several. It is the headline's; without one the first, which no number picked.
@@ -150,20 +151,18 @@ def _answer(report: TreesReport) -> Iterator[Text]:
     rows = zip(report.trees, report.traffic, strict=True)
     known = [(tree, row, row.more_than_chain) for tree, row in rows if row.more_than_chain is not None]
     if not known:
-        yield Text("NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: the notes below say why", "bold")
+        yield "NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: the notes below say why"
         return
     tree, row, more = next((each for each in known if each[0].name == report.headline), known[0])
     gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
-    headline = plain(f"tree {fmt.short(tree.name)} {gain} its chain")
-    headline.stylize("bold")
     values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(row.tokens_per_round)} in all"
-    yield headline.append_text(plain(f": {values}; a round verifies {tree.nodes} nodes"))
-    yield Text("verifying a tree was not timed, so there is no speedup and no verdict")
-    yield Text("next: it is faster where a round costs fewer decode steps than that; --format json has the paths")
+    yield f"tree {fmt.short(tree.name)} {gain} its chain: {values}; a round verifies {tree.nodes} nodes"
+    yield "verifying a tree was not timed, so there is no speedup and no verdict"
+    yield "next: it is faster where a round costs fewer decode steps than that; --format json has the paths"
 
 
-def _notes(report: TreesReport) -> Iterator[str]:
-    """What is missing, and why."""
+def _missing(report: TreesReport) -> Iterator[str]:
+    """Yield what is missing, and why."""
     for text in report.texts:
         if text.reason:
             yield f"{_name(report, text)}: {text.reason}"
@@ -175,80 +174,60 @@ def _notes(report: TreesReport) -> Iterator[str]:
         yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
 
 
-def _ranks(report: TreesReport, console: Console) -> None:
-    """Shares of positions by rank."""
-    if not report.texts:
-        return
-    silent = any(text.silent.value > 0 for text in report.texts)
-    deepest = len(report.texts[0].ranks)
-    names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
+def _ranks_table(report: TreesReport) -> Table:
+    silent, deepest = any(text.silent.value > 0 for text in report.texts), len(report.texts[0].ranks)
+    names = ("domain", "docs", *map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else []))
     title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
-    title += ", first drafts of rounds" if report.by_depth else ""
-    table = named_table("domain", "docs", *names)
+    rows = []
     for text in report.texts:
-        shares = [*text.ranks, text.beyond, text.silent][: len(names)]
-        cells = map(fmt.share_with_interval, shares)
-        table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
-    show(table, title, console)
+        shares = (*text.ranks, text.beyond, *([text.silent] if silent else []))
+        documents = fmt.documents(text.documents, text.clusters)
+        rows.append((_name(report, text), documents, *map(fmt.share_with_interval, shares)))
+    return table_of_rows(title + (", first drafts of rounds" if report.by_depth else ""), names, rows)
 
 
-def _traffic_table(report: TreesReport, console: Console) -> None:
+def _traffic_table(report: TreesReport) -> Table:
     """Every tree on the whole traffic, with its shape."""
-    table = named_table("tree", "nodes", "depth", *LEVELS, *_numbers(report), left=LEVELS, wrapped=LEVELS)
-    for tree, _, numbers in _rows(report, report.traffic):
-        table.add_row(plain(fmt.short(tree.name)), *_shape_cells(tree), *numbers)
     origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
-    show(table, "whole traffic: tokens per round", console)
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
-    console.print(Padding(plain(f"weights ({origin}): {shares}"), (0, 0, 1, 2)))
+    rows = (
+        (fmt.short(tree.name), str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels)), *numbers)
+        for tree, _, numbers in _numbers(report, report.traffic)
+    )
+    headings, below = ("tree", "nodes", "depth", *LEVELS, *_headings(report)), (f"  weights ({origin}): {shares}",)
+    return table_of_rows("whole traffic: tokens per round", headings, rows, left=LEVELS, wrapped=LEVELS, below=below)
 
 
-def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
+def _text_table(report: TreesReport, text: TextTrees) -> Table:
     """Every tree on one domain and kind of text."""
-    depths = ("accepted by depth",)
-    table = named_table("tree", *_numbers(report), *depths, left=depths, wrapped=depths)
-    for tree, tokens, numbers in _rows(report, text.trees):
-        table.add_row(
-            plain(fmt.short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal))
-        )
+    rows = (
+        (fmt.short(tree.name), *numbers, " ".join(fmt.share(share, 2) for share in tokens.marginal))
+        for tree, tokens, numbers in _numbers(report, text.trees)
+    )
     documents = fmt.documents(text.tested_documents, text.tested_clusters)
-    show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
+    title = f"{_name(report, text)}: tokens per round on {documents} documents"
+    return table_of_rows(title, ("tree", *_headings(report), *DEPTHS), rows, left=DEPTHS, wrapped=DEPTHS)
 
 
-def _numbers(report: TreesReport) -> tuple[str, ...]:
-    """The numbers of a tree: without what independent ranks promise, where ranks depend on the level."""
-    return NUMBERS if report.by_depth else (*NUMBERS, *IID)
+def _headings(report: TreesReport) -> tuple[str, ...]:
+    """The numbers of a tree: without what independent ranks promise if ranks depend on the level."""
+    return NUMBERS[: 2 if report.by_depth else 3]
 
 
-def _rows(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
-    """Yields each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
+def _numbers(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[StaticTree, TreeTokens, list[str]]]:
+    """Yield each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
     pairs = list(zip(report.trees, rows, strict=True))
     chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
     for tree, tokens in pairs:
         if tree.kind != "chain":
-            promised = fmt.number(tokens.iid_tokens_per_round)
-            if tokens.iid_error is not None:
-                promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+            off = "" if tokens.iid_error is None else f" ({fmt.signed_percent(tokens.iid_error)})"
+            promised = fmt.number(tokens.iid_tokens_per_round) + off
             cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
-            yield tree, tokens, list(map(Text, cells[: len(_numbers(report))]))
-
-
-def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
-    return str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels))
+            yield tree, tokens, cells[: len(_headings(report))]
 
 
 def _name(report: TreesReport, text: TextTrees) -> str:
     return text_name(text, report.texts, not text.on_policy)
-
-
-def _definitions(report: TreesReport) -> Iterator[str]:
-    yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
-    yield "tokens/round: tokens emitted per verification, the target's own included."
-    if report.by_depth:
-        yield "first ranks: trees are chosen by the ranks of first drafts; those of later ones differ, and rounds have them."
-    else:
-        yield "iid ranks: tokens/round if ranks were independent, as trees are chosen; by how much that is too high."
-    yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ place; blocks hold text, and compute nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -78,6 +78,7 @@ OUTCOMES = {
     "WITHIN": GOOD,
     "OUTSIDE": BAD,
     "TOO NOISY TO TELL": UNSURE,
+    "NOT PREDICTED": BAD,
     "problem": BAD,
     "note": UNSURE,
     "note:": UNSURE,
@@ -113,6 +114,12 @@ def table_by_columns(title: str, rows: Sequence[Row], **about: Any) -> Table:
     """Return a table of rows whose cells name its columns, in the order in which they come; `about`: its other fields."""
     columns = dict.fromkeys(heading for _, cells in rows for heading in cells)
     return Table(title, tuple(columns), rows, **about)
+
+
+def table_of_rows(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], **about: Any) -> Table:
+    """Return a table from the cells of each row below their headings, the row's name first; `about`: its other fields."""
+    named, *columns = headings
+    return Table(title, columns, [(name, dict(zip(columns, cells, strict=True))) for name, *cells in rows], named, **about)
 
 
 def text_names(items: Sequence[OfOneText], among: Sequence[wording.OfText]) -> list[str]:

@@ -39,11 +39,6 @@ def text(blocks: Iterable[Block]) -> str:
     return "\n".join([*lines, *block_lines(others)]).rstrip() + "\n"
 
 
-def heading(outcome: str, about: str, reason: str) -> list[str]:
-    """The first lines of an answer: its outcome, what that is about, and why."""
-    return [f"## {SIGNS[outcome]} {outcome}: {about}", "", escaped_sentence(reason), ""]
-
-
 def row(*cells: str) -> str:
     """A row of a table."""
     return f"| {' | '.join(cells)} |"
@@ -82,5 +77,6 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """A heading or cell; its line breaks stay."""
-    return "<br>".join(map(escaped_sentence, text.split("\n")))
+    """A heading or cell; its line breaks stay, and an outcome has its sign."""
+    sign = f"{SIGNS[text]} " if text in SIGNS else ""
+    return sign + "<br>".join(map(escaped_sentence, text.split("\n")))

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.log.store import Run
 from alphaprof.render import report as report_texts
+from alphaprof.render.blocks import Table
 from alphaprof.render.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.render.report import report_markdown
-from alphaprof.render.blocks import Table
 from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, reported
@@ -100,10 +100,10 @@ def called(run: Run, *arguments: str) -> str:
 def test_the_commands_print_it(run: Run) -> None:
     assert called(run, "report", "--format", "md") == report_markdown(build_report(run))
     text = called(run, "check", "--min-alpha", "0.6", "--format", "md")
-    assert text.startswith("## ❌ fail: draft quality of small")
+    assert text.startswith("## ❌ FAIL  a\\|b &lt;i\\>: alpha ")
     rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == ["code", "a\0b &lt;i\\>"]
-    assert [row[-1] for row in rows[1:]] == ["✅ pass", "❌ fail"]
+    assert [row[-1] for row in rows[1:]] == ["✅ PASS", "❌ FAIL"]
 
 
 def test_junit_has_a_case_a_threshold(run: Run) -> None:

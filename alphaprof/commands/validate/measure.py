@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.validate.build import Decodings, DecodingTimes, by_depth, contexts_of
+from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
