@@ -18,7 +18,7 @@ import dataclasses
 import math
 import os
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -41,20 +41,13 @@ from alphaprof.report.decision import Mask
 from alphaprof.report.format import short, visible
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
-from alphaprof.report.pairing import (
-    common_gammas,
-    deciding_gamma,
-    paired_pools,
-    require_comparable,
-    side_difference,
-    side_totals,
-)
+from alphaprof.report.pairing import TextPair, common_gammas, deciding_gamma, paired_texts, require_comparable
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.gates import Gate, Outcome, judge, together
-from alphaprof.totals.pool import DocumentTotals, accepted_of, merged, proposes_nothing
+from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
 Measure = Literal[
     "alpha",
@@ -65,7 +58,6 @@ Measure = Literal[
     "tokens_per_round_difference",
 ]
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
-Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
 EVERY = ""  # the domain of a threshold that holds for every domain
 WHOLE = "whole traffic"
 WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
@@ -101,6 +93,11 @@ class Item:
         if value is not None and self.measure.endswith("_difference"):
             return f"{value:+.3f}"
         return fmt.number(value, 3, "x" if self.measure == "speedup" else "")
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is nothing more to judge."""
+        return self.outcome != "undecided"
 
     @property
     def bounds(self) -> str:
@@ -362,15 +359,14 @@ class _Threshold:
         return item(self.value(), None, None, documents, "undecided", FIRST if first else None)
 
 
-def _judged(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
+def _judged(gates: Sequence[_Threshold | _Kept], confidence: float) -> tuple[Item, ...]:
     """Items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided without
     bounds has no part in the correction of the others.
     """
-    gates = [Gate(item.threshold, bounds) for item, bounds in parts if item.outcome == "undecided"]
-    results = iter(judge(gates, confidence))
-    return tuple(
-        dataclasses.replace(item, **vars(next(results))) if item.outcome == "undecided" else item for item, _ in parts
-    )
+    items = [gate.item() for gate in gates]
+    open_gates = [Gate(item.threshold, gate.bounds) for item, gate in zip(items, gates, strict=True) if not item.decided]
+    results = iter(judge(open_gates, confidence))
+    return tuple(item if item.decided else dataclasses.replace(item, **vars(next(results))) for item in items)
 
 
 def _check_thresholds(
@@ -405,7 +401,7 @@ def _check_thresholds(
         for measure, named in thresholds.items()
         for domain, value in _spread(named, pools, run).items()
     ]
-    items = _judged([(each.item(), each.bounds) for each in least], inputs.question.confidence)
+    items = _judged(least, inputs.question.confidence)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
@@ -483,61 +479,58 @@ def one_rule(inputs: ReportInputs) -> str:
 
 
 @dataclass(frozen=True)
-class PairedText:
-    """The paired documents of one domain and kind of text. `gamma`: whose tokens per round are compared; None: alpha is.
-    `same_draft`: both sides are surely one draft of one target.
+class _Kept:
+    """A text on which a draft must keep what the baseline's had. `gamma`: whose tokens per round are compared; None: alpha
+    is. `same_draft`: both sides are surely one draft of one target.
     """
 
-    domain: str
-    old: DocumentTotals
-    new: DocumentTotals
+    text: TextPair
     gamma: int | None
-    same_draft: bool = False
+    margin: float
+    same_draft: bool
 
-    def why_not_judged(self, rule: str, drafts: Sequence[DraftFacts]) -> str | None:
-        """Why this text cannot be judged; None where it can. `drafts`: of both sides."""
-        if self.old.policy not in parse_rule(rule).rule.policies:
-            return f"{rule} does not apply to its text ({fmt.text_kind(self.old.continuation, self.old.sampling)})"
-        if self.gamma is not None and not (self.old.defined and self.new.defined):
-            return not_defined(rule, str(self.old.policy), max(drafts, key=attrgetter("by_depth")))
-        if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
+    def why_not_judged(self, drafts: Sequence[DraftFacts]) -> str | None:
+        """Why this text cannot be judged; None if it can. `drafts`: of both sides."""
+        old, rule = self.text.first, self.text.rule
+        if old.policy not in parse_rule(rule).rule.policies:
+            return f"{rule} does not apply to its text ({fmt.text_kind(old.continuation, old.sampling)})"
+        if self.gamma is not None and not (old.defined and self.text.second.defined):
+            return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
+        if self.gamma is not None and not self.text.has_rounds:
             return "no text of one run is longer than one token, which the prefill emits"
-        if proposes_nothing(self.old, self.gamma):
+        if proposes_nothing(old, self.gamma):
             return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
         return None
 
     @property
     def silent(self) -> bool:
         """Whether the new side proposes nothing at all."""
-        return proposes_nothing(self.new, self.gamma)
+        return proposes_nothing(self.text.second, self.gamma)
 
     @property
     def unchanged(self) -> bool:
         """Whether one draft did the same twice; counts that are expectations, to six digits."""
-        sides = (side_totals(self.old, self.gamma), side_totals(self.new, self.gamma))
+        sides = self.text.totals(self.gamma)
         equal = all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True))
         return self.same_draft and not self.silent and equal
 
-    def difference(self, confidence: float) -> Interval:
-        """The new side's alpha less the old one's; at a gamma, tokens per round. With an interval over units."""
-        return side_difference(self.old, self.new, self.gamma, confidence)
-
     def bounds(self, tail: float) -> tuple[float, float]:
         """One-sided bounds of the difference, each wrong with probability `tail`."""
-        difference = self.difference(1 - 2 * tail)
+        difference = self.text.difference(self.gamma, 1 - 2 * tail)
         return difference.low, difference.high
 
-    def item(self, threshold: float) -> Item:
-        """What is known of it without bounds: all, where it is silent or unchanged."""
+    def item(self) -> Item:
+        """What is known of it without bounds: all, if it is silent or unchanged."""
         measure: Measure = "alpha_difference" if self.gamma is None else "tokens_per_round_difference"
-        item, units = partial(Item, measure, self.domain, threshold), distinct(self.old.cluster)
-        if self.silent:  # alpha is not known then, and rounds have one token each
-            value = self.difference(0.5).value if self.gamma is not None else None
-            return item(value, None, None, units, "fail", LOST)
+        item, units = partial(Item, measure, self.text.domain, -self.margin), distinct(self.text.first.cluster)
         if self.unchanged:  # nothing is estimated: a margin, which is never below 0, is kept
             return item(0.0, None, None, units, "pass", SAME)
-        compared = min(int(np.count_nonzero(side_totals(pool, self.gamma)[1])) for pool in (self.old, self.new))
-        return item(self.difference(0.5).value, None, None, compared, "undecided", None)
+        # The alpha of a silent draft is not known, and its rounds have one token each.
+        value = None if self.silent and self.gamma is None else self.text.difference(self.gamma, 0.5).value
+        if self.silent:
+            return item(value, None, None, units, "fail", LOST)
+        compared = min(int(np.count_nonzero(counts)) for _, counts in self.text.totals(self.gamma))
+        return item(value, None, None, compared, "undecided")
 
 
 def check_baseline(
@@ -553,30 +546,25 @@ def check_baseline(
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
     inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
-    (before, after), rows, unpaired = paired_pools(old, new, [chosen])
-    same = _same_draft(old, new)
-    texts, unjudged = list[PairedText](), list[Unjudged]()
-    for (domain, *_), pool, other in ((key, pool, after[key]) for key, pool in before.items()):
-        text = PairedText(domain, pool, other, gamma, same)
-        if reason := text.why_not_judged(chosen, drafts):
-            unjudged.append(Unjudged(domain, reason))
-        else:
-            texts.append(text)
-    if not texts:
+    texts, rows, unpaired = paired_texts(old, new, [chosen])
+    kept = partial(_Kept, gamma=gamma, margin=margin, same_draft=_same_draft(old, new))
+    every = [(text, kept(text).why_not_judged(drafts)) for text in texts]
+    judged, unjudged = [text for text, why in every if not why], [Unjudged(text.domain, why) for text, why in every if why]
+    if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
         hint = "name a rule that applies to this text (--rule), or a baseline that proposes something on longer texts"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
-    if len(texts) > 1:
-        texts = [_whole(texts), *texts]
-    items = _judged([(text.item(-margin), text.bounds) for text in texts], confidence)
-    unjudged += _unpaired(old.run, new.run, {key[0] for key in before})
+    if len(judged) > 1:
+        judged = [TextPair.together(WHOLE, judged), *judged]
+    items = _judged([kept(text) for text in judged], confidence)
+    unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
-    kept = SAME if texts[0].unchanged else "the threshold is reached"
+    unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
         notes=_concerning(build_report(new.run).notes, speedup=False),
-        reason=_reason(items if failed else items[:1], outcome, unjudged, kept),
+        reason=_reason(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,
         draft=new.draft,
@@ -588,12 +576,6 @@ def check_baseline(
         paired=len(rows[0]),
         unpaired=unpaired[::-1],
     )
-
-
-def _whole(texts: Sequence[PairedText]) -> PairedText:
-    """All texts together: the traffic."""
-    old, new = (merged([getattr(text, side) for text in texts]) for side in ("old", "new"))
-    return PairedText(WHOLE, old, new, texts[0].gamma, texts[0].same_draft)
 
 
 def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:

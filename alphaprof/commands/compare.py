@@ -19,16 +19,14 @@ from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
-    Pools,
+    TextPair,
     common_gammas,
     deciding_gamma,
     matches,
-    paired_pools,
+    paired_texts,
     pools_of_pairs,
     require_comparable,
-    side_difference,
     side_pools,
-    side_totals,
 )
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
@@ -37,7 +35,7 @@ from alphaprof.stats.estimate import Array, Interval, distinct, present
 from alphaprof.stats.paired import weighted_inverse_difference
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
-from alphaprof.totals.pool import DocumentTotals, merged
+from alphaprof.totals.pool import DocumentTotals
 
 MORE, LESS, SAME = "more", "less", "no difference told apart"
 MOST = 3  # domains that a line of the answer names
@@ -260,29 +258,34 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     The confidence is that of the first run's decision.
     """
     confidence = float(first.run.manifest.config["decision"]["confidence"])
-    if first.run.imported != second.run.imported:
-        run, served = (second, first) if first.run.imported else (first, second)
-        _require_served(run, served, rules, gamma)
-        return _confirmed(run, served, confidence)
-    require_comparable(first, second)
-    gammas = common_gammas(first.run, second.run, gamma)
-    (one, two), rows, unpaired = paired_pools(first, second, list(rules or first.run.rules))
-    one, two = ({key: pool for key, pool in one.items() if key in two}, two)
+    confirms, same_text, paired = first.run.imported != second.run.imported, None, True
+    if confirms:
+        first, second = (second, first) if first.run.imported else (first, second)
+        _require_served(first, second, rules, gamma)
+        gammas = second.run.gammas
+        texts, paired, lone = _served_texts(first, second)
+        documents = sum(len(text.first.cluster) for text in texts) if paired else 0
+    else:
+        require_comparable(first, second)
+        gammas = common_gammas(first.run, second.run, gamma)
+        texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
+        documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
+    differences = tuple(_difference(text, gammas, confidence, paired) for text in texts)
     return Comparison(
         first=first.label,
         second=second.label,
-        paired=True,
-        confirms=False,
+        paired=paired,
+        confirms=confirms,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, rows),
-        documents=len(rows[0]),
+        same_text=same_text,
+        documents=documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=unpaired,
-        notes=tuple(_of_heads(first, second)),
-        agreement="",
+        unpaired=lone,
+        notes=tuple(_unlike(first, second) if confirms else _of_heads(first, second)),
+        agreement=_agreement(differences, confidence) if confirms else "",
         gamma=deciding_gamma(first.run, gammas),
-        overall=tuple(_overall(first.run, one, two, gammas, confidence)),
-        differences=tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items()),
+        overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired else (),
+        differences=differences,
     )
 
 
@@ -310,11 +313,13 @@ def _require_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None
         raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the name of the served --draft")
 
 
-def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison:
-    """Compare what a run predicts with what an engine was seen to do, by domain: paired by prompt where most prompts of one
-    are known to be the other's. Raises `NotComparable` where they have no domain, text and rule in common.
+def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool, tuple[int, int]]:
+    """What a run predicts beside what an engine was seen to do, by domain: paired by prompt if most prompts of one are known
+    to be the other's. Raises `NotComparable` if they have no domain, text and rule in common.
+
+    Returns the texts, whether they are paired, and how many documents of each have no partner; of two samples, all.
     """
-    (gamma,), (rule,) = served.run.gammas, served.run.rules
+    (rule,) = served.run.rules
     sides, tables = (run, served), [_by_policy(side.run.documents()) for side in (run, served)]
     rows = matches(tables, SETTINGS)
     imported = served.run.manifest.imported
@@ -325,33 +330,16 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
     else:
         one, two = (side_pools(side, Documents.of(table), [rule]) for side, table in zip(sides, tables, strict=True))
     one, two = ({key: pool for key, pool in pools.items() if pool.defined} for pools in (one, two))
-    common = [key for key in one if key in two]
-    if not common:
+    texts = TextPair.of(one, two)
+    if not texts:
         here, there = (" / ".join(f"{key[0]} ({key[1] or 'given'})" for key in side) or "none" for side in (one, two))
         raise NotComparable(
             f"{run.run.path} and {served.run.path} have no text in common with rounds of {rule}: {here}; {there}",
             "import with the --domain names of the profile, and with its sampling settings",
         )
-    one, two = ({key: pools[key] for key in common} for pools in (one, two))
-    differences = tuple(_difference(key, pool, two[key], [gamma], confidence, paired) for key, pool in one.items())
-    documents = [sum(len(pools[key].cluster) for key in common) for pools in (one, two)]
-    lone = [len(table) - len(rows[0]) for table in tables] if paired else documents
-    return Comparison(
-        first=run.label,
-        second=served.label,
-        paired=paired,
-        confirms=True,
-        confidence=confidence,
-        same_text=None,
-        documents=documents[0] if paired else 0,
-        interrupted=tuple(side.label for side in sides if side.run.manifest.status != "complete"),
-        unpaired=(lone[0], lone[1]),
-        notes=tuple(_unlike(run, served)),
-        agreement=_agreement(differences, confidence),
-        gamma=gamma,
-        overall=tuple(_overall(run.run, one, two, [gamma], confidence)) if paired else (),
-        differences=differences,
-    )
+    if paired:
+        return texts, True, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
+    return texts, False, (sum(len(text.first.cluster) for text in texts), sum(len(text.second.cluster) for text in texts))
 
 
 def _by_policy(documents: pa.Table) -> pa.Table:
@@ -386,27 +374,6 @@ def _unlike(run: RunDraft, served: RunDraft) -> Iterator[str]:
         yield f"{served.run.path} was verified by {settings['verification']}, which accepts {least}"
 
 
-def _of_two_samples(
-    first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
-) -> tuple[TokensDifference, ...]:
-    """Tokens per round of independent samples of a domain; empty where one has no rounds. The interval of a difference is
-    made of theirs (Zou and Donner 2008, doi:10.1002/sim.3095).
-    """
-    differences = []
-    for gamma in gammas:
-        free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in (first, second)]
-        one, two = (tokens_interval(each, gamma, confidence) for each in free)
-        if one is not None and two is not None:
-            off = two.value - one.value
-            low = math.hypot(two.value - two.low, one.high - one.value)
-            high = math.hypot(two.high - two.value, one.value - one.low)
-            positions = (_by_position(pool, gamma) for pool in (first, second))
-            differences.append(
-                TokensDifference(gamma, one.value, two.value, Interval(off, off - low, off + high), *positions)
-            )
-    return tuple(differences)
-
-
 def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
     """Whether paired documents hold the same tokens; None where that is not known."""
     if first.path == second.path:
@@ -421,97 +388,88 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts(first, rows[0]).equals(texts(second, rows[1])))
 
 
-def _difference(
-    key: tuple[str, ...],
-    first: DocumentTotals,
-    second: DocumentTotals,
-    gammas: Sequence[int],
-    confidence: float,
-    paired: bool = True,
-) -> Difference:
-    """The difference on one domain and kind of text. Where an engine served a side, tokens per round alone are known."""
-    rule, sides, tokens = parse_rule(key[-1]), (first, second), _tokens if paired else _of_two_samples
-    observed = first.observed and second.observed
-    sums = [side_totals(pool, None) for pool in sides] if observed else []
+def _difference(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Difference:
+    """The difference on one domain and kind of text. If an engine served a side, tokens per round alone are known."""
+    rule, observed = parse_rule(text.rule), text.first.observed and text.second.observed
+    sums = text.totals(None) if observed else ()
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sums]
-    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in sides] if observed else []
-    one, two = alphas or (None, None)
+    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in text.sides] if observed else []
+    (one, two), (first_coverage, second_coverage) = alphas or (None, None), coverages or (None, None)
     return Difference(
-        domain=key[0],
-        continuation=first.continuation,
-        sampling=first.sampling,
+        domain=text.domain,
+        continuation=text.first.continuation,
+        sampling=text.first.sampling,
         rule=rule.id,
-        on_policy=first.policy in rule.rule.policies,
+        on_policy=text.first.policy in rule.rule.policies,
         lossy=rule.rule.lossy,
-        documents=len(first.cluster) if paired else 0,
-        clusters=distinct(first.cluster) if paired else 0,
+        documents=len(text.first.cluster) if paired else 0,
+        clusters=distinct(text.first.cluster) if paired else 0,
         first=one,
         second=two,
-        first_coverage=coverages[0] if observed else None,
-        second_coverage=coverages[1] if observed else None,
-        difference=side_difference(first, second, None, confidence) if one is not None and two is not None else None,
-        tokens_per_round=tokens(first, second, gammas, confidence),
+        first_coverage=first_coverage,
+        second_coverage=second_coverage,
+        difference=text.difference(None, confidence) if one is not None and two is not None else None,
+        tokens_per_round=tuple(_tokens(text, gammas, confidence, paired)),
     )
 
 
-def _has_rounds(*pools: DocumentTotals) -> bool:
-    return all(pool.defined and pool["tokens"].sum() > 0 for pool in pools)
+def _tokens(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Iterator[TokensDifference]:
+    """Yield tokens per round at each gamma; nothing if a side has no rounds."""
+    for gamma in gammas if text.has_rounds else ():
+        one, two = (float(base.sum() / spent.sum()) for spent, base in text.totals(gamma))
+        difference = text.difference(gamma, confidence) if paired else _of_two_samples(text, gamma, confidence)
+        yield TokensDifference(gamma, one, two, difference, *(_by_position(pool, gamma) for pool in text.sides))
 
 
-def _tokens(
-    first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
-) -> tuple[TokensDifference, ...]:
-    """Tokens per round of paired documents at each gamma; empty where a side has no rounds."""
-    differences = []
-    for gamma in gammas if _has_rounds(first, second) else ():
-        sides = [side_totals(pool, gamma) for pool in (first, second)]
-        one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
-        positions = (_by_position(pool, gamma) for pool in (first, second))
-        difference = side_difference(first, second, gamma, confidence)
-        differences.append(TokensDifference(gamma, one, two, difference, *positions))
-    return tuple(differences)
-
-
-def _overall(run: Run, first: Pools, second: Pools, gammas: Sequence[int], confidence: float) -> Iterator[OverallDifference]:
-    """Yields the differences over all domains together, one for each rule that has rounds and each kind of text: domains by
-    the shares of the run's decision where it names them all, otherwise as the documents have them.
-    """
-    kinds: dict[tuple[str, ...], dict[str, list[tuple[DocumentTotals, DocumentTotals]]]] = {}
-    for (domain, _, *kind), pool in first.items():
-        other = second[domain, pool.continuation, *kind]
-        if _has_rounds(pool, other):
-            kinds.setdefault(tuple(kind), {}).setdefault(domain, []).append((pool, other))
-    given = run.manifest.config["decision"]["weights"]
-    for (_, _, rule), domains in kinds.items():
-        pairs = {name: tuple(map(merged, zip(*parts, strict=True))) for name, parts in domains.items()}
-        total = sum(given[name] for name in pairs) if given and set(pairs) <= set(given) else 0.0
-        weights = {name: given[name] / total for name in pairs if given[name] > 0} if total > 0 else None
-        whole = tuple(map(merged, zip(*pairs.values(), strict=True)))
-        parts = [pairs[name] for name in weights] if weights else [whole]
-        yield OverallDifference(
-            rule=rule,
-            sampling=whole[0].sampling,
-            domains=tuple(weights or pairs),
-            weights=weights,
-            documents=sum(len(one.cluster) for one, _ in parts),
-            clusters=distinct(np.concatenate([one.cluster for one, _ in parts])),
-            tokens_per_round=tuple(
-                _weighted(parts, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
-            ),
-        )
-
-
-def _weighted(
-    parts: Sequence[tuple[DocumentTotals, ...]], weights: Sequence[float], gamma: int, confidence: float
-) -> TokensDifference:
-    """Tokens per round of the pairs of pools of several domains."""
-    first, second = ([side_totals(pool, gamma) for pool in side] for side in zip(*parts, strict=True))
-    units = [present(one.cluster) for one, _ in parts]
-    one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)
-    return TokensDifference(gamma, one, two, difference, (), ())
+def _of_two_samples(text: TextPair, gamma: int, confidence: float) -> Interval:
+    """Of independent samples: an interval that is made of theirs (Zou and Donner 2008, doi:10.1002/sim.3095)."""
+    free = (speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in text.sides)
+    one, two = (tokens_interval(each, gamma, confidence) for each in free)
+    assert one is not None and two is not None  # noqa: S101, PT018  both have rounds
+    off = two.value - one.value
+    low = math.hypot(two.value - two.low, one.high - one.value)
+    high = math.hypot(two.high - two.value, one.value - one.low)
+    return Interval(off, off - low, off + high)
 
 
 def _by_position(pool: DocumentTotals, gamma: int) -> tuple[float, ...]:
     free = speedup([pool.counts(gamma)], [1.0], free_draft(gamma))
     _, drafted, _, accepted = counted(pool, gamma, free)
     return tuple((accepted / drafted[0]).tolist()) if drafted[0] > 0 else ()
+
+
+def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confidence: float) -> Iterator[OverallDifference]:
+    """Yield the differences over all domains together, one for each rule that has rounds and each kind of text: domains by
+    the shares of the run's decision if it names them all, otherwise as the documents have them.
+    """
+    kinds: dict[tuple[str, str, str], dict[str, list[TextPair]]] = {}
+    for text in texts:
+        if text.has_rounds:
+            kind = (text.first.policy, str(text.first.sampling), text.rule)
+            kinds.setdefault(kind, {}).setdefault(text.domain, []).append(text)
+    given = run.manifest.config["decision"]["weights"]
+    for (_, _, rule), domains in kinds.items():
+        parts = {name: TextPair.together(name, same) for name, same in domains.items()}
+        total = sum(given[name] for name in parts) if given and set(parts) <= set(given) else 0.0
+        weights = {name: given[name] / total for name in parts if given[name] > 0} if total > 0 else None
+        whole = TextPair.together("", parts.values())
+        chosen = [parts[name] for name in weights] if weights else [whole]
+        yield OverallDifference(
+            rule=rule,
+            sampling=whole.first.sampling,
+            domains=tuple(weights or parts),
+            weights=weights,
+            documents=sum(len(text.first.cluster) for text in chosen),
+            clusters=distinct(np.concatenate([text.first.cluster for text in chosen])),
+            tokens_per_round=tuple(
+                _weighted(chosen, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
+            ),
+        )
+
+
+def _weighted(texts: Sequence[TextPair], weights: Sequence[float], gamma: int, confidence: float) -> TokensDifference:
+    """Tokens per round over the texts of several domains."""
+    first, second = zip(*(text.totals(gamma) for text in texts), strict=True)
+    units = [present(text.first.cluster) for text in texts]
+    one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)
+    return TokensDifference(gamma, one, two, difference, (), ())
