@@ -18,7 +18,7 @@ import dataclasses
 import math
 import os
 import xml.etree.ElementTree as ET
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, speedup
+from alphaprof.costs.speedup import UNTIMED, StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.notes import concerns_of
@@ -45,7 +45,7 @@ from alphaprof.report.pairing import TextPair, common_gammas, deciding_gamma, pa
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, judge, together
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
@@ -57,6 +57,7 @@ Measure = Literal[
     "alpha_difference",
     "tokens_per_round_difference",
 ]
+Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
 EVERY = ""  # the domain of a threshold that holds for every domain
 WHOLE = "whole traffic"
@@ -64,6 +65,7 @@ WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
 VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
+SILENT = "the draft proposes nothing there"
 SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
     "pass": "later runs can be checked against this one with --baseline",
@@ -311,62 +313,36 @@ def check_decision(run: Run) -> Check:
     )
 
 
-@dataclass(frozen=True)
-class _Threshold:
-    """The least value of a measure in one domain, and what the measure is taken from. `by_depth`: see `DraftFacts`."""
+def _measured(
+    measure: Measure, pool: DocumentTotals, gamma: int | None, times: StepTimes | None
+) -> tuple[float | None, Bounds]:
+    """The value of a measure on some documents, None if they do not tell it, and its bounds. `gamma`: None for alpha."""
+    if measure == "speedup":
+        faster = speedup([pool.counts(gamma)], [1.0], times) if gamma and times else None
+        return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
+    accepted, proposed = accepted_of(pool, gamma)
+    least, most = (0.0, 1.0) if gamma is None else (1.0, gamma + 1.0)
+    if not proposed.sum():
+        return None, lambda _: (least, most)
+    estimate = ratio(*by_cluster(pool.cluster, accepted, proposed))
 
-    measure: Measure
-    domain: str
-    least: float
-    pool: DocumentTotals
-    by_depth: bool
-    gamma: int | None  # None: alpha
-    times: StepTimes | None  # None where no threshold needs them
-
-    @property
-    def silent(self) -> bool:
-        """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, no unknown."""
-        had_chances = self.measure != "speedup" and bool(self.pool["tokens"].sum())
-        return had_chances and proposes_nothing(self.pool, self.gamma)
-
-    def faster(self) -> Speedup | None:
-        return speedup([self.pool.counts(self.gamma)], [1.0], self.times) if self.gamma and self.times else None
-
-    def value(self) -> float | None:
-        if self.measure == "speedup":
-            return faster.value if (faster := self.faster()) else None
-        totals, counts = accepted_of(self.pool, self.gamma)
-        return float(totals.sum() / counts.sum()) + (self.gamma is not None) if counts.sum() else None
-
-    def bounds(self, tail: float) -> tuple[float, float]:
-        if self.measure == "speedup":
-            return faster.deciding(tail) if (faster := self.faster()) else (0.0, math.inf)
-        if self.gamma is None:
-            alpha = pooled_share(self.pool.cluster, *accepted_of(self.pool, None), 1 - 2 * tail)
-            return (alpha.low, alpha.high) if alpha else (0.0, 1.0)
-        accepted, rounds = by_cluster(self.pool.cluster, *accepted_of(self.pool, self.gamma))
-        if not rounds.sum():
-            return 1.0, self.gamma + 1.0
-        low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(self.gamma), tail)
+    def bounds(tail: float) -> tuple[float, float]:
+        if gamma is None:
+            alpha = share_interval(estimate, 1 - 2 * tail)
+            return alpha.low, alpha.high
+        low, high = bounded_interval(estimate, 0.0, float(gamma), tail)
         return 1 + low, 1 + high
 
-    def item(self) -> Item:
-        """What is known of it without bounds: all, where the draft proposes nothing."""
-        documents, first = distinct(self.pool.cluster), self.by_depth and self.measure == "alpha"
-        item = partial(Item, "accept@1" if first else self.measure, self.domain, self.least)
-        if self.silent:
-            return item(None, None, None, documents, "fail", "the draft proposes nothing there")
-        return item(self.value(), None, None, documents, "undecided", FIRST if first else None)
+    return float(accepted.sum() / proposed.sum()) + least, bounds
 
 
-def _judged(gates: Sequence[_Threshold | _Kept], confidence: float) -> tuple[Item, ...]:
+def _judged(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
     """Items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided without
     bounds has no part in the correction of the others.
     """
-    items = [gate.item() for gate in gates]
-    open_gates = [Gate(item.threshold, gate.bounds) for item, gate in zip(items, gates, strict=True) if not item.decided]
-    results = iter(judge(open_gates, confidence))
-    return tuple(item if item.decided else dataclasses.replace(item, **vars(next(results))) for item in items)
+    gates = [Gate(item.threshold, bounds) for item, bounds in parts if not item.decided]
+    results = iter(judge(gates, confidence))
+    return tuple(item if item.decided else dataclasses.replace(item, **vars(next(results))) for item, _ in parts)
 
 
 def _check_thresholds(
@@ -383,25 +359,26 @@ def _check_thresholds(
         pools = {domain: pool.rows(tested[domain]) if domain in tested else pool for domain, pool in pools.items()}
         times = timing.testing.get(draft)
     drafting = run.manifest.drafting
-    unknown: dict[Measure, tuple[bool, str]] = {
-        "alpha": (run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
-        "acceptance_length": (
-            drafting != CHAIN,
-            f"it was served with drafting {drafting}: rounds with a draft are not known",
-        ),
-        "speedup": (times is None, f"it has no step times for {draft}"),
-    }
-    for measure, (missing, why) in unknown.items():
+    for measure, missing, why in (
+        ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
+        ("acceptance_length", drafting != CHAIN, f"it was served with drafting {drafting}: its rounds are not known"),
+        ("speedup", times is None, f"it has no step times for {draft}"),
+    ):
         if missing and measure in thresholds:
             hint = "use --min-acceptance-length, or check --baseline: tokens per round against another run"
             raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
-    by_depth = run.manifest.drafts[draft].by_depth
-    least = [
-        _Threshold(measure, domain, value, pools[domain], by_depth, None if measure == "alpha" else gamma, times)
-        for measure, named in thresholds.items()
-        for domain, value in _spread(named, pools, run).items()
-    ]
-    items = _judged(least, inputs.question.confidence)
+    by_depth, parts = run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds]]()
+    for measure, named in thresholds.items():
+        at, first = (None, by_depth) if measure == "alpha" else (gamma, False)
+        name: Measure = "accept@1" if first else measure
+        for domain, least in _spread(named, pools, run).items():
+            pool, documents = pools[domain], distinct(pools[domain].cluster)
+            value, bounds = _measured(measure, pool, at, times)
+            item = Item(name, domain, least, value, None, None, documents, "undecided", FIRST if first else None)
+            if measure != "speedup" and proposes_nothing(pool, at) and pool["tokens"].sum():  # it had every chance
+                item = dataclasses.replace(item, outcome="fail", note=SILENT)
+            parts.append((item, bounds))
+    items = _judged(parts, inputs.question.confidence)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
@@ -478,59 +455,40 @@ def one_rule(inputs: ReportInputs) -> str:
     return inputs.decisive[0]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A text on which a draft must keep what the baseline's had. `gamma`: whose tokens per round are compared; None: alpha
-    is. `same_draft`: both sides are surely one draft of one target.
+def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFacts]) -> str | None:
+    """Why a text cannot be judged; None if it can. `drafts`: of both sides."""
+    old, new, rule = text.first, text.second, text.rule
+    if old.policy not in parse_rule(rule).rule.policies:
+        return f"{rule} does not apply to its text ({fmt.text_kind(old.continuation, old.sampling)})"
+    if gamma is not None and not (old.defined and new.defined):
+        return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
+    if gamma is not None and not text.has_rounds:
+        return "no text of one run is longer than one token, which the prefill emits"
+    if proposes_nothing(old, gamma):
+        return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
+    return None
+
+
+def _kept(text: TextPair, gamma: int | None, margin: float, same_draft: bool) -> tuple[Item, Bounds]:
+    """What a draft kept of the baseline's alpha on a text; at a gamma, of its tokens per round. `same_draft`: both sides are
+    surely one draft of one target.
     """
+    measure: Measure = "alpha_difference" if gamma is None else "tokens_per_round_difference"
+    item, units, sides = partial(Item, measure, text.domain, -margin), distinct(text.first.cluster), text.totals(gamma)
 
-    text: TextPair
-    gamma: int | None
-    margin: float
-    same_draft: bool
-
-    def why_not_judged(self, drafts: Sequence[DraftFacts]) -> str | None:
-        """Why this text cannot be judged; None if it can. `drafts`: of both sides."""
-        old, rule = self.text.first, self.text.rule
-        if old.policy not in parse_rule(rule).rule.policies:
-            return f"{rule} does not apply to its text ({fmt.text_kind(old.continuation, old.sampling)})"
-        if self.gamma is not None and not (old.defined and self.text.second.defined):
-            return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
-        if self.gamma is not None and not self.text.has_rounds:
-            return "no text of one run is longer than one token, which the prefill emits"
-        if proposes_nothing(old, self.gamma):
-            return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
-        return None
-
-    @property
-    def silent(self) -> bool:
-        """Whether the new side proposes nothing at all."""
-        return proposes_nothing(self.text.second, self.gamma)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether one draft did the same twice; counts that are expectations, to six digits."""
-        sides = self.text.totals(self.gamma)
-        equal = all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True))
-        return self.same_draft and not self.silent and equal
-
-    def bounds(self, tail: float) -> tuple[float, float]:
-        """One-sided bounds of the difference, each wrong with probability `tail`."""
-        difference = self.text.difference(self.gamma, 1 - 2 * tail)
+    def bounds(tail: float) -> tuple[float, float]:
+        difference = text.difference(gamma, 1 - 2 * tail)
         return difference.low, difference.high
 
-    def item(self) -> Item:
-        """What is known of it without bounds: all, if it is silent or unchanged."""
-        measure: Measure = "alpha_difference" if self.gamma is None else "tokens_per_round_difference"
-        item, units = partial(Item, measure, self.text.domain, -self.margin), distinct(self.text.first.cluster)
-        if self.unchanged:  # nothing is estimated: a margin, which is never below 0, is kept
-            return item(0.0, None, None, units, "pass", SAME)
-        # The alpha of a silent draft is not known, and its rounds have one token each.
-        value = None if self.silent and self.gamma is None else self.text.difference(self.gamma, 0.5).value
-        if self.silent:
-            return item(value, None, None, units, "fail", LOST)
-        compared = min(int(np.count_nonzero(counts)) for _, counts in self.text.totals(self.gamma))
-        return item(value, None, None, compared, "undecided")
+    silent = proposes_nothing(text.second, gamma)  # its alpha is not known, and its rounds have one token each
+    value = None if silent and gamma is None else text.difference(gamma, 0.5).value
+    if silent:
+        return item(value, None, None, units, "fail", LOST), bounds
+    # Counts that are expectations are equal to six digits. Nothing is estimated then: a margin is never below 0.
+    if same_draft and all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True)):
+        return item(0.0, None, None, units, "pass", SAME), bounds
+    compared = min(int(np.count_nonzero(counts)) for _, counts in sides)
+    return item(value, None, None, compared, "undecided"), bounds
 
 
 def check_baseline(
@@ -547,8 +505,7 @@ def check_baseline(
     inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     texts, rows, unpaired = paired_texts(old, new, [chosen])
-    kept = partial(_Kept, gamma=gamma, margin=margin, same_draft=_same_draft(old, new))
-    every = [(text, kept(text).why_not_judged(drafts)) for text in texts]
+    every = [(text, _why_not_judged(text, gamma, drafts)) for text in texts]
     judged, unjudged = [text for text, why in every if not why], [Unjudged(text.domain, why) for text, why in every if why]
     if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
@@ -556,7 +513,8 @@ def check_baseline(
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
     if len(judged) > 1:
         judged = [TextPair.together(WHOLE, judged), *judged]
-    items = _judged([kept(text) for text in judged], confidence)
+    same_draft = _same_draft(old, new)
+    items = _judged([_kept(text, gamma, margin, same_draft) for text in judged], confidence)
     unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
@@ -604,7 +562,7 @@ def _same_draft(old: RunDraft, new: RunDraft) -> bool:
 
 
 def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]:
-    """Yields the domains of either run of which no document has a partner in the other."""
+    """Yield the domains of either run of which no document has a partner in the other."""
     here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
     for domain in here | there:
         if domain not in there:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
+from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
@@ -231,29 +231,42 @@ def _name(report: TreesReport, text: TextTrees) -> str:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some documents: the `rows` of each domain of a mix; `shares`: b_r of all of them, [width]; None without documents."""
+
+    mix: Mix
+    rows: list[Array]
+    shares: Array | None
+
+
+@dataclass(frozen=True)
 class Replay:
     """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each; `accepted` [documents,
-    depth]: rounds that accepted at least d = 1, ..., depth drafts. `by_depth`: ranks depend on the level, as a head's do, so
-    that those of first drafts promise nothing of others.
+    depth]: rounds that accepted at least d = 1, ..., depth drafts.
     """
 
     shape: StaticTree
     rows: Array
     rounds: RoundCounts
     accepted: Array
-    by_depth: bool
 
-    def counts(self, rows: Array) -> RoundCounts:
-        """Rounds of some of its documents."""
-        return self.rounds.rows(np.searchsorted(self.rows, rows))
+    def decoded(self, rows: Sequence[Array]) -> list[tuple[RoundCounts, StepTimes]]:
+        """Rounds of some of its documents, with a draft that takes no time."""
+        free = free_draft(self.shape.depth)
+        return [(self.rounds.rows(np.searchsorted(self.rows, part)), free) for part in rows]
+
+    def chain(self, common: Sequence[Replay]) -> Replay | None:
+        """The chain as deep as the tree; None for a chain."""
+        chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == self.shape.depth)
+        return None if self.shape.kind == "chain" else next(chains, None)
 
 
 @dataclass(frozen=True)
 class TreeSample:
     """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
-    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
-    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
-    from the profile; `strata` [units]: see `strata_of`.
+    trees are chosen and tested on; if nothing is chosen all are tested. Text that the target did not choose is in neither.
+    `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not from the
+    profile; `strata` [units]: see `strata_of`.
     """
 
     texts: tuple[TextGroup, ...]
@@ -265,17 +278,17 @@ class TreeSample:
     weights_observed: bool
     strata: Array
 
-    def domain(self, name: str, chosen: Mask) -> Array:
-        """The chosen documents that lie in a domain."""
-        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
-        return np.asarray(rows[chosen[rows]])
-
-    def pooled(self, chosen: Mask) -> Array | None:
-        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
-        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
-        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
-        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
-        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+    def traffic(self, chosen: Mask, complete: bool) -> Part:
+        """The chosen documents by domain, weighted; if not `complete`, domains without any of them do not count."""
+        weights = {domain: weight for domain, weight in self.weights.items() if weight > 0}
+        every = {domain: np.concatenate([text.rows for text in self.texts if text.domain == domain]) for domain in weights}
+        rows = {domain: part[chosen[part]] for domain, part in every.items()}
+        known = {domain: weights[domain] for domain, part in rows.items() if len(part)}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in known.items()]
+        counted = weights if complete else known
+        mix = Mix(tuple(counted), None, self.strata) if self.weights_observed else Mix.of(counted)
+        shares = np.asarray(sum(parts) / sum(known.values())) if parts else None
+        return Part(mix, [rows[domain] for domain in counted], shares)
 
 
 def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
@@ -344,13 +357,17 @@ def build_trees(
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))
     by_depth = manifest.drafts[side.draft].by_depth
-    shapes = _shapes(sample, sizes, depth, given, "first ranks" if by_depth else "optimal")
+    choosing, testing = sample.traffic(sample.choosing, complete=False), sample.traffic(sample.tested, complete=True)
+    shapes, kind = list[StaticTree](), "first ranks" if by_depth else "optimal"
+    if choosing.shares is not None:
+        shares = choosing.shares[:CHOICE]
+        shapes += [_shape(f"{kind} {size}", OPTIMAL, optimal_tree(shares, size, depth)) for size in sizes]
+    shapes += [_shape(name, "file", tree) for name, tree in given.items()]
+    depths = sorted({shape.depth for shape in shapes} - {0})
+    shapes += [_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths]
     halves = (sample.tested, sample.choosing) if sizes else (sample.tested,)
     every = _replays(side, sample, [(shape, half) for half in halves for shape in shapes])  # the log is read once
-    common, choosing = every[: len(shapes)], every[len(shapes) :]
-    weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
-    mix = Mix(tuple(weights), None, sample.strata) if sample.weights_observed else Mix.of(weights)
-    rows, shares = [sample.domain(domain, sample.tested) for domain in weights], sample.pooled(sample.tested)
+    common = every[: len(shapes)]
     return TreesReport(
         alphaprof=__version__,
         run=str(side.run.path),
@@ -363,10 +380,10 @@ def build_trees(
         tested_on=int(sample.tested.sum()),
         weights=sample.weights,
         weights_observed=sample.weights_observed,
-        trees=shapes,
-        headline=_headline(choosing, sample),
-        traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
-        texts=tuple(_text(text, sample, common, confidence) for text in sample.texts),
+        trees=tuple(shapes),
+        headline=_headline(every[len(shapes) :], choosing),
+        traffic=tuple(_tokens(common, testing, by_depth, confidence)),
+        texts=tuple(_text(text, sample, common, by_depth, confidence) for text in sample.texts),
     )
 
 
@@ -385,35 +402,16 @@ def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
     return min(depth, known)
 
 
-def _shapes(
-    sample: TreeSample, sizes: Sequence[int], depth: int, given: Mapping[str, Tree], chosen: str
-) -> tuple[StaticTree, ...]:
-    """The trees for all traffic: `chosen` ones by size, the user's, and a chain for every depth that these have."""
-    shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
-    if shares is not None:
-        shapes += [_shape(f"{chosen} {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in sizes]
-    shapes += [_shape(name, "file", tree) for name, tree in given.items()]
-    depths = sorted({shape.depth for shape in shapes} - {0})
-    return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
-
-
-def _headline(choosing: Sequence[Replay], sample: TreeSample) -> str | None:
-    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose. Domains
-    without such documents do not count, and the first of several equal trees is taken.
+def _headline(replays: Sequence[Replay], part: Part) -> str | None:
+    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose; the first of
+    several equal trees.
     """
-    rows = {domain: sample.domain(domain, sample.choosing) for domain, weight in sample.weights.items() if weight > 0}
-    counted = {domain: sample.weights[domain] for domain, part in rows.items() if len(part)}
-    mix = Mix(tuple(counted), None) if sample.weights_observed else Mix.of(counted)
-
-    def tokens(replay: Replay) -> float | None:
-        return mix.value([(replay.counts(rows[domain]), free_draft(replay.shape.depth)) for domain in counted])
-
     gains: dict[str, float] = {}
-    for replay in choosing if counted else ():
-        chain = _chain(replay, choosing)
-        own, other = tokens(replay), None if chain is None else tokens(chain)
-        if own is not None and other is not None:
-            gains[replay.shape.name] = own - other
+    for replay in replays if part.rows else ():
+        if chain := replay.chain(replays):
+            own, other = (part.mix.value(each.decoded(part.rows)) for each in (replay, chain))
+            if own is not None and other is not None:
+                gains[replay.shape.name] = own - other
     return max(gains, key=gains.__getitem__, default=None)
 
 
@@ -424,71 +422,59 @@ def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
 
 def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
     every = replayed(side.run, side.draft, [(Tree(shape.paths), mask) for shape, mask in trees])
-    by_depth = side.run.manifest.drafts[side.draft].by_depth
     return [
-        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted, by_depth)
+        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted)
         for (shape, mask), rounds in zip(trees, every, strict=True)
     ]
 
 
-def _chain(replay: Replay, common: Sequence[Replay]) -> Replay | None:
-    """The chain as deep as a tree; None for a chain."""
-    chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == replay.shape.depth)
-    return None if replay.shape.kind == "chain" else next(chains, None)
-
-
-def _more(replay: Replay, other: Replay, rows: Sequence[Array], mix: Mix, confidence: float) -> Interval:
-    """Tokens per round of a tree beyond those of another one, paired, on `rows` of each domain of a mix."""
-    parts = [np.concatenate(rows)] if mix.weights is None else rows
-    first, second = (
-        [spent_and_base(each.counts(part), free_draft(each.shape.depth)) for part in parts] for each in (other, replay)
-    )
-    units, weights = [present(replay.counts(part).cluster) for part in parts], mix.weights or (1.0,)
+def _more(replay: Replay, chain: Replay, part: Part, confidence: float) -> Interval:
+    """Tokens per round of a tree beyond those of its chain, paired by document."""
+    rows = [np.concatenate(part.rows)] if part.mix.weights is None else part.rows
+    first, second = ([spent_and_base(*decoded) for decoded in each.decoded(rows)] for each in (chain, replay))
+    units, weights = [present(counts.cluster) for counts, _ in replay.decoded(rows)], part.mix.weights or (1.0,)
     return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
 
 
-def _tokens(
-    replay: Replay,
-    rows: Sequence[Array],
-    mix: Mix,
-    shares: Array | None,
-    confidence: float,
-    chain: Replay | None = None,
-) -> TreeTokens:
-    """Rounds with one tree on `rows` of each domain of a mix; `shares`: b_r [width] of all of them."""
-    shape, counts = replay.shape, [replay.counts(part) for part in rows]
-    rounds = int(sum(part.rounds.sum() for part in counts))
-    free = mix.speedup(counts, free_draft(shape.depth))
-    if free is None or shares is None:
-        return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth, None)
-    promised = None if replay.by_depth else expected_tokens(Tree(shape.paths), shares)
-    scale = [1.0] * len(counts)
-    if mix.weights is not None:
-        scale = [weight / part.tokens.sum() for weight, part in zip(mix.weights, counts, strict=True)]
-    ready = sum(factor * part.drafted[:, :1].sum() for factor, part in zip(scale, counts, strict=True))
-    reached = [replay.accepted[np.searchsorted(replay.rows, part)].sum(0) for part in rows]
-    accepted = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
-    return TreeTokens(
-        tree=shape.name,
-        rounds=rounds,
-        tokens_per_round=tokens_interval(free, shape.depth, confidence),
-        iid_tokens_per_round=promised,
-        iid_error=promised / free.value - 1 if promised is not None else None,
-        marginal=tuple(float(count / ready) if ready else None for count in accepted),
-        more_than_chain=None if chain is None else _more(replay, chain, rows, mix, confidence),
-    )
+def _tokens(replays: Sequence[Replay], part: Part, by_depth: bool, confidence: float) -> Iterator[TreeTokens]:
+    """Yield the rounds with each tree on some documents. `by_depth`: ranks depend on the level, as a head's do, so that
+    those of first drafts promise nothing of others.
+    """
+    for replay in replays:
+        shape, chain, decoded = replay.shape, replay.chain(replays), replay.decoded(part.rows)
+        counts = [each for each, _ in decoded]
+        rounds, free = int(sum(each.rounds.sum() for each in counts)), part.mix.routed(decoded)
+        if free is None or part.shares is None:
+            yield TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth, None)
+            continue
+        promised = None if by_depth else expected_tokens(Tree(shape.paths), part.shares)
+        scale = [1.0] * len(counts)
+        if part.mix.weights is not None:
+            scale = [weight / each.tokens.sum() for weight, each in zip(part.mix.weights, counts, strict=True)]
+        ready = sum(factor * each.drafted[:, :1].sum() for factor, each in zip(scale, counts, strict=True))
+        reached = [replay.accepted[np.searchsorted(replay.rows, rows)].sum(0) for rows in part.rows]
+        accepted = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
+        yield TreeTokens(
+            tree=shape.name,
+            rounds=rounds,
+            tokens_per_round=tokens_interval(free, shape.depth, confidence),
+            iid_tokens_per_round=promised,
+            iid_error=promised / free.value - 1 if promised is not None else None,
+            marginal=tuple(float(count / ready) if ready else None for count in accepted),
+            more_than_chain=None if chain is None else _more(replay, chain, part, confidence),
+        )
 
 
-def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], confidence: float) -> TextTrees:
-    ranks, tested = sample.ranks, text.rows[sample.tested[text.rows]]
+def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], by_depth: bool, confidence: float) -> TextTrees:
+    ranks, tested, reason = sample.ranks, text.rows[sample.tested[text.rows]], ""
 
     def share(positions: Array) -> Interval:
         return share_interval(ratio(*by_cluster(text.cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
 
-    reason = "" if len(tested) else "none of its documents is in the tested half: profile four or more"
     if not text.policy:
         reason = "the target did not choose this text, so no tree has rounds on it"
-    shares = ranks.shares(tested) if len(tested) else None
+    elif not len(tested):
+        reason = "none of its documents is in the tested half: profile four or more"
     return TextTrees(
         domain=text.domain,
         continuation=text.continuation,
@@ -502,8 +488,6 @@ def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], confide
         silent=share(ranks.silent),
         tested_documents=len(tested),
         tested_clusters=distinct(sample.cluster[tested]),
-        trees=tuple(_tokens(replay, [tested], ONE, shares, confidence, _chain(replay, common)) for replay in common)
-        if len(tested)
-        else (),
+        trees=() if reason else tuple(_tokens(common, Part(ONE, [tested], ranks.shares(tested)), by_depth, confidence)),
         reason=reason,
     )
