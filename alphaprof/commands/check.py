@@ -188,7 +188,7 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
         raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or --undecided pass")
 
 
-def _reason(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
+def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
     """The items that decided, in words, and what was not judged. `passed`: why all pass, if no bound shows it."""
     if outcome == "pass":
         parts = [passed or (f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")]
@@ -313,7 +313,7 @@ def check_decision(run: Run) -> Check:
     )
 
 
-def _measured(
+def _value_and_bounds(
     measure: Measure, pool: DocumentTotals, gamma: int | None, times: StepTimes | None
 ) -> tuple[float | None, Bounds]:
     """The value of a measure on some documents, None if they do not tell it, and its bounds. `gamma`: None for alpha."""
@@ -336,7 +336,7 @@ def _measured(
     return float(accepted.sum() / proposed.sum()) + least, bounds
 
 
-def _judged(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
+def _judged_together(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
     """Items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided without
     bounds has no part in the correction of the others.
     """
@@ -352,7 +352,7 @@ def _check_thresholds(
     inputs = ReportInputs.of(run, "engine", run.manifest.config)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
-    pools = _pools(inputs, draft, rule)
+    pools = _pools_of_rule(inputs, draft, rule)
     timing = inputs.book.timing(inputs.question.concurrency) if inputs.book else UNTIMED
     times = timing.times.get(draft)
     if tested is not None:  # what chose draft or gamma does not judge them
@@ -371,19 +371,19 @@ def _check_thresholds(
     for measure, named in thresholds.items():
         at, first = (None, by_depth) if measure == "alpha" else (gamma, False)
         name: Measure = "accept@1" if first else measure
-        for domain, least in _spread(named, pools, run).items():
+        for domain, least in _least_by_domain(named, pools, run).items():
             pool, documents = pools[domain], distinct(pools[domain].cluster)
-            value, bounds = _measured(measure, pool, at, times)
+            value, bounds = _value_and_bounds(measure, pool, at, times)
             item = Item(name, domain, least, value, None, None, documents, "undecided", FIRST if first else None)
             if measure != "speedup" and proposes_nothing(pool, at) and pool["tokens"].sum():  # it had every chance
                 item = dataclasses.replace(item, outcome="fail", note=SILENT)
             parts.append((item, bounds))
-    items = _judged(parts, inputs.question.confidence)
+    items = _judged_together(parts, inputs.question.confidence)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
         notes=_concerning(build_report(run).notes, speedup="speedup" in thresholds),
-        reason=_reason(items, outcome),
+        reason=_in_words(items, outcome),
         run=str(run.path),
         draft=draft,
         rule=rule,
@@ -430,7 +430,7 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
         raise OptionInvalid(f"{run.path} has no {what} {short(str(asked))}", f"name one: {names}")
 
 
-def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
+def _pools_of_rule(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
     """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
     pools = by_domain([(each.domain, each.pool) for each in draft_pools(inputs, [rule], [draft]) if each.pool.defined])
     if not pools:
@@ -439,7 +439,7 @@ def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTot
     return pools
 
 
-def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
+def _least_by_domain(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
     """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
     own = {domain: least for domain, least in named.items() if domain != EVERY}
     for domain in own:
@@ -469,7 +469,7 @@ def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFac
     return None
 
 
-def _kept(text: TextPair, gamma: int | None, margin: float, same_draft: bool) -> tuple[Item, Bounds]:
+def _kept_of_baseline(text: TextPair, gamma: int | None, margin: float, same_draft: bool) -> tuple[Item, Bounds]:
     """What a draft kept of the baseline's alpha on a text; at a gamma, of its tokens per round. `same_draft`: both sides are
     surely one draft of one target.
     """
@@ -514,7 +514,7 @@ def check_baseline(
     if len(judged) > 1:
         judged = [TextPair.together(WHOLE, judged), *judged]
     same_draft = _same_draft(old, new)
-    items = _judged([_kept(text, gamma, margin, same_draft) for text in judged], confidence)
+    items = _judged_together([_kept_of_baseline(text, gamma, margin, same_draft) for text in judged], confidence)
     unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
@@ -522,7 +522,7 @@ def check_baseline(
     return Check(
         outcome=outcome,
         notes=_concerning(build_report(new.run).notes, speedup=False),
-        reason=_reason(items if failed else items[:1], outcome, unjudged, unmoved),
+        reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,
         draft=new.draft,

@@ -161,7 +161,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
         yield from _over_domains(comparison, comparison.overall[0])
     elif texts:
         texts.sort(key=lambda pair: -abs(pair[1].difference.value))
-        yield from (_headline(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
+        yield from (_difference_line(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
     else:
         yield "no rule has rounds on this text: the table compares alpha"
     if comparison.agreement:
@@ -175,7 +175,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
 def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[str]:
     """Yield the difference over all domains, and what it is of."""
     main = next(each for each in overall.tokens_per_round if each.gamma == comparison.gamma)
-    yield _headline(comparison, main, "")
+    yield _difference_line(comparison, main, "")
     one, two = comparison.sides
     domains = f"over {fmt.many(len(overall.domains), 'domain')} by {'given' if overall.weights else 'observed'} shares"
     documents = f"{fmt.documents(overall.documents, overall.clusters)} paired documents"
@@ -183,7 +183,7 @@ def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterato
     yield f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}"
 
 
-def _headline(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
+def _difference_line(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
     """The difference at one gamma as a sentence."""
     word, (one, two) = _word(tokens.difference), comparison.sides
     if word != SAME and comparison.confirms:
@@ -241,11 +241,13 @@ def _tokens_tables(comparison: Comparison) -> Iterator[Table]:
         yield table_of_rows("tokens per round", headings, rows, left=("rule",))
     if named and comparison.confirms:
         title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
-        cells = ((name, *map(_shares, (each.first_by_position, each.second_by_position))) for name, _, each in named)
+        cells = (
+            (name, *map(_shares_in_a_row, (each.first_by_position, each.second_by_position))) for name, _, each in named
+        )
         yield table_of_rows(title, ("domain", *sides), cells, left=sides, wrapped=sides)
 
 
-def _shares(values: Sequence[float]) -> str:
+def _shares_in_a_row(values: Sequence[float]) -> str:
     return " ".join(map(fmt.share, values)) or fmt.NOTHING
 
 
@@ -261,7 +263,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     confirms, same_text, paired = first.run.imported != second.run.imported, None, True
     if confirms:
         first, second = (second, first) if first.run.imported else (first, second)
-        _require_served(first, second, rules, gamma)
+        _require_as_served(first, second, rules, gamma)
         gammas = second.run.gammas
         texts, paired, lone = _served_texts(first, second)
         documents = sum(len(text.first.cluster) for text in texts) if paired else 0
@@ -270,7 +272,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         gammas = common_gammas(first.run, second.run, gamma)
         texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
         documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
-    differences = tuple(_difference(text, gammas, confidence, paired) for text in texts)
+    differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
     return Comparison(
         first=first.label,
         second=second.label,
@@ -281,7 +283,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         documents=documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=lone,
-        notes=tuple(_unlike(first, second) if confirms else _of_heads(first, second)),
+        notes=tuple(_unlike_the_engine(first, second) if confirms else _of_heads(first, second)),
         agreement=_agreement(differences, confidence) if confirms else "",
         gamma=deciding_gamma(first.run, gammas),
         overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired else (),
@@ -296,7 +298,7 @@ def _of_heads(*sides: RunDraft) -> Iterator[str]:
         yield f"alpha of {' and '.join(heads)} is accept@1, of a round's first draft: compare tokens per round"
 
 
-def _require_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
+def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
     """Raise `OptionInvalid` for another rule or gamma than an engine served, `NotComparable` where the run does not have
     that gamma, or its draft is another one.
     """
@@ -360,7 +362,7 @@ def _agreement(differences: Sequence[Difference], confidence: float) -> str:
     return f"by the {fmt.level(confidence)} interval of tokens per round the engine {found}" if found else ""
 
 
-def _unlike(run: RunDraft, served: RunDraft) -> Iterator[str]:
+def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
     """Yields in what an engine drafts or verifies otherwise than the rounds of a run."""
     drafting, settings = served.run.manifest.drafting, served.run.manifest.drafts[served.draft].settings
     if served.draft != run.draft:
@@ -388,7 +390,7 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts(first, rows[0]).equals(texts(second, rows[1])))
 
 
-def _difference(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Difference:
+def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Difference:
     """The difference on one domain and kind of text. If an engine served a side, tokens per round alone are known."""
     rule, observed = parse_rule(text.rule), text.first.observed and text.second.observed
     sums = text.totals(None) if observed else ()
@@ -409,11 +411,11 @@ def _difference(text: TextPair, gammas: Sequence[int], confidence: float, paired
         first_coverage=first_coverage,
         second_coverage=second_coverage,
         difference=text.difference(None, confidence) if one is not None and two is not None else None,
-        tokens_per_round=tuple(_tokens(text, gammas, confidence, paired)),
+        tokens_per_round=tuple(_tokens_by_gamma(text, gammas, confidence, paired)),
     )
 
 
-def _tokens(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Iterator[TokensDifference]:
+def _tokens_by_gamma(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Iterator[TokensDifference]:
     """Yield tokens per round at each gamma; nothing if a side has no rounds."""
     for gamma in gammas if text.has_rounds else ():
         one, two = (float(base.sum() / spent.sum()) for spent, base in text.totals(gamma))
@@ -462,12 +464,12 @@ def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confide
             documents=sum(len(text.first.cluster) for text in chosen),
             clusters=distinct(np.concatenate([text.first.cluster for text in chosen])),
             tokens_per_round=tuple(
-                _weighted(chosen, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
+                _over_weights(chosen, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
             ),
         )
 
 
-def _weighted(texts: Sequence[TextPair], weights: Sequence[float], gamma: int, confidence: float) -> TokensDifference:
+def _over_weights(texts: Sequence[TextPair], weights: Sequence[float], gamma: int, confidence: float) -> TokensDifference:
     """Tokens per round over the texts of several domains."""
     first, second = zip(*(text.totals(gamma) for text in texts), strict=True)
     units = [present(text.first.cluster) for text in texts]

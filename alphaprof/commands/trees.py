@@ -165,7 +165,7 @@ def _missing(report: TreesReport) -> Iterator[str]:
     """Yield what is missing, and why."""
     for text in report.texts:
         if text.reason:
-            yield f"{_name(report, text)}: {text.reason}"
+            yield f"{_name_of_text(report, text)}: {text.reason}"
     if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
         yield "the whole traffic has no tokens per round: some domain has no rounds on tested documents: profile more of it"
     if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
@@ -182,7 +182,7 @@ def _ranks_table(report: TreesReport) -> Table:
     for text in report.texts:
         shares = (*text.ranks, text.beyond, *([text.silent] if silent else []))
         documents = fmt.documents(text.documents, text.clusters)
-        rows.append((_name(report, text), documents, *map(fmt.share_with_interval, shares)))
+        rows.append((_name_of_text(report, text), documents, *map(fmt.share_with_interval, shares)))
     return table_of_rows(title + (", first drafts of rounds" if report.by_depth else ""), names, rows)
 
 
@@ -194,7 +194,7 @@ def _traffic_table(report: TreesReport) -> Table:
         (fmt.short(tree.name), str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels)), *numbers)
         for tree, _, numbers in _numbers(report, report.traffic)
     )
-    headings, below = ("tree", "nodes", "depth", *LEVELS, *_headings(report)), (f"  weights ({origin}): {shares}",)
+    headings, below = ("tree", "nodes", "depth", *LEVELS, *_number_headings(report)), (f"  weights ({origin}): {shares}",)
     return table_of_rows("whole traffic: tokens per round", headings, rows, left=LEVELS, wrapped=LEVELS, below=below)
 
 
@@ -205,11 +205,11 @@ def _text_table(report: TreesReport, text: TextTrees) -> Table:
         for tree, tokens, numbers in _numbers(report, text.trees)
     )
     documents = fmt.documents(text.tested_documents, text.tested_clusters)
-    title = f"{_name(report, text)}: tokens per round on {documents} documents"
-    return table_of_rows(title, ("tree", *_headings(report), *DEPTHS), rows, left=DEPTHS, wrapped=DEPTHS)
+    title = f"{_name_of_text(report, text)}: tokens per round on {documents} documents"
+    return table_of_rows(title, ("tree", *_number_headings(report), *DEPTHS), rows, left=DEPTHS, wrapped=DEPTHS)
 
 
-def _headings(report: TreesReport) -> tuple[str, ...]:
+def _number_headings(report: TreesReport) -> tuple[str, ...]:
     """The numbers of a tree: without what independent ranks promise if ranks depend on the level."""
     return NUMBERS[: 2 if report.by_depth else 3]
 
@@ -223,10 +223,10 @@ def _numbers(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[
             off = "" if tokens.iid_error is None else f" ({fmt.signed_percent(tokens.iid_error)})"
             promised = fmt.number(tokens.iid_tokens_per_round) + off
             cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
-            yield tree, tokens, cells[: len(_headings(report))]
+            yield tree, tokens, cells[: len(_number_headings(report))]
 
 
-def _name(report: TreesReport, text: TextTrees) -> str:
+def _name_of_text(report: TreesReport, text: TextTrees) -> str:
     return text_name(text, report.texts, not text.on_policy)
 
 
@@ -361,10 +361,10 @@ def build_trees(
     shapes, kind = list[StaticTree](), "first ranks" if by_depth else "optimal"
     if choosing.shares is not None:
         shares = choosing.shares[:CHOICE]
-        shapes += [_shape(f"{kind} {size}", OPTIMAL, optimal_tree(shares, size, depth)) for size in sizes]
-    shapes += [_shape(name, "file", tree) for name, tree in given.items()]
+        shapes += [_static_tree(f"{kind} {size}", OPTIMAL, optimal_tree(shares, size, depth)) for size in sizes]
+    shapes += [_static_tree(name, "file", tree) for name, tree in given.items()]
     depths = sorted({shape.depth for shape in shapes} - {0})
-    shapes += [_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths]
+    shapes += [_static_tree(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths]
     halves = (sample.tested, sample.choosing) if sizes else (sample.tested,)
     every = _replays(side, sample, [(shape, half) for half in halves for shape in shapes])  # the log is read once
     common = every[: len(shapes)]
@@ -381,9 +381,9 @@ def build_trees(
         weights=sample.weights,
         weights_observed=sample.weights_observed,
         trees=tuple(shapes),
-        headline=_headline(every[len(shapes) :], choosing),
-        traffic=tuple(_tokens(common, testing, by_depth, confidence)),
-        texts=tuple(_text(text, sample, common, by_depth, confidence) for text in sample.texts),
+        headline=_most_gaining(every[len(shapes) :], choosing),
+        traffic=tuple(_tokens_by_tree(common, testing, by_depth, confidence)),
+        texts=tuple(_trees_of_text(text, sample, common, by_depth, confidence) for text in sample.texts),
     )
 
 
@@ -402,7 +402,7 @@ def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
     return min(depth, known)
 
 
-def _headline(replays: Sequence[Replay], part: Part) -> str | None:
+def _most_gaining(replays: Sequence[Replay], part: Part) -> str | None:
     """The name of the tree with the largest gain over its chain in the traffic from the documents that choose; the first of
     several equal trees.
     """
@@ -415,7 +415,7 @@ def _headline(replays: Sequence[Replay], part: Part) -> str | None:
     return max(gains, key=gains.__getitem__, default=None)
 
 
-def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
+def _static_tree(name: str, kind: str, tree: Tree) -> StaticTree:
     levels = np.bincount([len(path) for path in tree.paths], minlength=1)[1:]
     return StaticTree(name, kind, tree.nodes, tree.depth, tuple(levels.tolist()), tree.paths)
 
@@ -428,7 +428,7 @@ def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticT
     ]
 
 
-def _more(replay: Replay, chain: Replay, part: Part, confidence: float) -> Interval:
+def _gain_over(replay: Replay, chain: Replay, part: Part, confidence: float) -> Interval:
     """Tokens per round of a tree beyond those of its chain, paired by document."""
     rows = [np.concatenate(part.rows)] if part.mix.weights is None else part.rows
     first, second = ([spent_and_base(*decoded) for decoded in each.decoded(rows)] for each in (chain, replay))
@@ -436,7 +436,7 @@ def _more(replay: Replay, chain: Replay, part: Part, confidence: float) -> Inter
     return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
 
 
-def _tokens(replays: Sequence[Replay], part: Part, by_depth: bool, confidence: float) -> Iterator[TreeTokens]:
+def _tokens_by_tree(replays: Sequence[Replay], part: Part, by_depth: bool, confidence: float) -> Iterator[TreeTokens]:
     """Yield the rounds with each tree on some documents. `by_depth`: ranks depend on the level, as a head's do, so that
     those of first drafts promise nothing of others.
     """
@@ -461,11 +461,13 @@ def _tokens(replays: Sequence[Replay], part: Part, by_depth: bool, confidence: f
             iid_tokens_per_round=promised,
             iid_error=promised / free.value - 1 if promised is not None else None,
             marginal=tuple(float(count / ready) if ready else None for count in accepted),
-            more_than_chain=None if chain is None else _more(replay, chain, part, confidence),
+            more_than_chain=None if chain is None else _gain_over(replay, chain, part, confidence),
         )
 
 
-def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], by_depth: bool, confidence: float) -> TextTrees:
+def _trees_of_text(
+    text: TextGroup, sample: TreeSample, common: Sequence[Replay], by_depth: bool, confidence: float
+) -> TextTrees:
     ranks, tested, reason = sample.ranks, text.rows[sample.tested[text.rows]], ""
 
     def share(positions: Array) -> Interval:
@@ -488,6 +490,8 @@ def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], by_dept
         silent=share(ranks.silent),
         tested_documents=len(tested),
         tested_clusters=distinct(sample.cluster[tested]),
-        trees=() if reason else tuple(_tokens(common, Part(ONE, [tested], ranks.shares(tested)), by_depth, confidence)),
+        trees=()
+        if reason
+        else tuple(_tokens_by_tree(common, Part(ONE, [tested], ranks.shares(tested)), by_depth, confidence)),
         reason=reason,
     )

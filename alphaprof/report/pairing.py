@@ -87,7 +87,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
         imported, profiled = (here, there) if first.run.imported else (there, here)
         problem = f"{imported} was imported from an engine's metrics, and {profiled} was profiled"
         raise NotComparable(problem, "import both, or profile both; compare shows what each says of a domain")
-    for (name, value, hint), (_, other, _) in zip(_measured(first), _measured(second), strict=True):
+    for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
     facts = () if other_target else ("fingerprint", "dtype")
@@ -101,7 +101,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
         )
 
 
-def _measured(side: RunDraft) -> Iterator[tuple[str, object, str]]:
+def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
     """Yields what must be equal on both sides, with what to do where it is not."""
     imported = side.run.manifest.imported
     if imported is not None:
@@ -196,7 +196,7 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
         problem = f"no request of {runs} can be paired: their prompts are known by {known_by}"
         hint = f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again"
     elif shared:
-        names = ", ".join(f"{column} {_names(tables, column)}" for column in ("domain", "continuation"))
+        names = ", ".join(f"{column} {_names_in_both(tables, column)}" for column in ("domain", "continuation"))
         problem = f"{runs} share {shared} prompts, but no kind of text ({names})"
         hint = "compare drafts on text of one kind: the same domains, sampling settings and max_new_tokens"
     else:
@@ -207,6 +207,6 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
     return NotComparable(problem, hint)
 
 
-def _names(tables: Sequence[pa.Table], column: str) -> str:
+def _names_in_both(tables: Sequence[pa.Table], column: str) -> str:
     """The different values of a column in each of two tables."""
     return " / ".join(", ".join(sorted(set(table[column].cast(pa.string()).to_pylist()))) for table in tables)

@@ -447,7 +447,7 @@ def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError
     return ClockError(median, low, high, float(values[:, 0].max()), outcome)
 
 
-def together(outcomes: Sequence[Outcome]) -> Outcome:
+def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
     """What several clocks say: outside where all do, within where some do and none says outside."""
     if set(outcomes) == {"outside"}:
         return "outside"
@@ -463,9 +463,9 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     book = open_costs(run, manifest.config["costs"], context)
     times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
-        _cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
+        _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
         for draft in manifest.drafts
-        for way, group, pool in _measured(run, draft, documents, measured)
+        for way, group, pool in _ways_by_text(run, draft, documents, measured)
     ]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
     cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
@@ -483,14 +483,14 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         contexts=book.table.contexts(1) if book else (),
         mean_context=context,
         tolerance=tolerance,
-        outcome=together([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
+        outcome=of_all_clocks([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
     )
 
 
-def _measured(
+def _ways_by_text(
     run: Run, draft: str, table: pa.Table, measured: DecodingTimes
 ) -> Iterator[tuple[Decodings, TextGroup, DocumentTotals | None]]:
     """Yields the decodings with a draft by kind of text, with the totals of the rounds; None for a lossy rule, whose text is
@@ -508,7 +508,7 @@ def _measured(
                 yield from ((way, group, pool) for way in ways if way.rule == rule and group.rows[0] in way.rows)
 
 
-def _cell(
+def _compared_cell(
     group: TextGroup,
     pool: DocumentTotals | None,
     way: Decodings,
@@ -539,18 +539,18 @@ def _cell(
         timing_error=faster.timing_error if faster else None,
         wall_speedup=wall.speedup(),
         cpu_speedup=cpu.speedup() if cpu else None,
-        error=_error(wall, faster, counts, times),
-        cpu_error=_error(cpu, faster, counts, times),
+        error=_error_of_prediction(wall, faster, counts, times),
+        cpu_error=_error_of_prediction(cpu, faster, counts, times),
         same_text=None if by_chance else int(way.same_text.sum()),
         same_rounds=None if by_chance or pool is None else _same_rounds(way, pool),
         decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
         predicted_round_ms=_predicted_round(counts, times) if counts is not None and times else None,
         measured_round_ms=_measured_round(way) if rounds else None,
-        excess_regret=_excess(group, way, plain),
+        excess_regret=_excess_regret(group, way, plain),
     )
 
 
-def _excess(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
+def _excess_regret(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
     """Mean regret per token of a lossy rule's text less that of the target's own; None where it was not taken."""
     if way.regret is None or plain.regret is None:
         return None
@@ -560,7 +560,7 @@ def _excess(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | No
     return mean_difference((one, length), (two, other), CONFIDENCE)
 
 
-def _error(
+def _error_of_prediction(
     pair: TimedPair | None, predicted: Speedup | None, counts: RoundCounts | None, times: StepTimes | None
 ) -> RelativeError | None:
     if pair is None or predicted is None or counts is None or times is None:
