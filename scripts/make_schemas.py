@@ -35,7 +35,7 @@ from alphaprof.commands.predict import Prediction
 from alphaprof.commands.preflight.answer import Preflight
 from alphaprof.commands.runs import RunStatus
 from alphaprof.commands.trees import TreesReport
-from alphaprof.commands.validate.answer import Validation
+from alphaprof.commands.validate.validation import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
 from alphaprof.render.json import Published
 from alphaprof.report.build import Report

@@ -269,9 +269,8 @@ def validate(
     options = loaded_profile(profile_file, overrides, documents)
     require_references(options)
     with run_directory(out) as folder, working(None) as progress:
-        from alphaprof.commands.validate.answer import require_within
-        from alphaprof.commands.validate.build import build_validation
         from alphaprof.commands.validate.measure import validate as run_validation
+        from alphaprof.commands.validate.validation import build_validation, require_within
 
         run, measured = run_validation(options, folder, gamma, repeats, progress, rules)
         answer = build_validation(run, measured, tolerance, kept=out is not None)

@@ -1,12 +1,12 @@
 """`alphaprof check`: the gate for CI. A run judged by thresholds, by its own decision, or against an older run, at one
-confidence for all; and the outcome as a table (rich), Markdown and JUnit XML.
+confidence for all.
 
 Against a baseline, a draft is compared with an older one on the same prompts, by alpha, and two questions are asked: does
 the whole traffic keep what it had, which decides, and is any domain shown to lose more than the margin, which fails too.
 Few domains are large enough to be shown to lose nothing: a gate that asked that of each would hardly ever pass.
 
 Alpha of imported runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per
-round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is
+round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft if a gamma is
 named. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to
 take a bound from, and a gate that skipped it would pass the worst case. The same draft with equal totals has not
 changed: it passes, and nothing is estimated.
@@ -27,36 +27,26 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.text import Text
 
-from alphaprof.costs.speedup import UNTIMED, Speedup, StepTimes, speedup
+from alphaprof.costs.speedup import UNTIMED, StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.notes import concerns_of
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
 from alphaprof.log.store import Run
-from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.format import short, text_kind, visible
+from alphaprof.report.format import short, visible
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
-from alphaprof.report.pairing import (
-    common_gammas,
-    deciding_gamma,
-    paired_pools,
-    require_comparable,
-    side_difference,
-    side_totals,
-)
+from alphaprof.report.pairing import TextPair, common_gammas, deciding_gamma, paired_texts, require_comparable
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import Mask, not_defined
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, judge, together
-from alphaprof.totals.pool import DocumentTotals, accepted_of, merged, proposes_nothing
+from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
 Measure = Literal[
     "alpha",
@@ -66,14 +56,16 @@ Measure = Literal[
     "alpha_difference",
     "tokens_per_round_difference",
 ]
+Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
+Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
+EVERY = ""  # the domain of a threshold that holds for every domain
 WHOLE = "whole traffic"
-WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
+WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
+VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
-Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
+SILENT = "the draft proposes nothing there"
 SAME = "the same draft with equal totals"
-Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
-EVERY = ""  # the domain of a threshold that holds for every domain
 NEXT: dict[Outcome, str] = {
     "pass": "later runs can be checked against this one with --baseline",
     "fail": "alphaprof report of the run shows where acceptance is lost",
@@ -96,6 +88,28 @@ class Item:
     documents: int  # independent ones
     outcome: Outcome  # of this threshold alone
     note: str | None = None  # what decided without bounds, or what the bounds do not say
+
+    def number(self, value: float | None) -> str:
+        """Return a value of the measure as text."""
+        if value is not None and self.measure.endswith("_difference"):
+            return f"{value:+.3f}"
+        return fmt.number(value, 3, "x" if self.measure == "speedup" else "")
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is nothing more to judge."""
+        return self.outcome != "undecided"
+
+    @property
+    def bounds(self) -> str:
+        """Its bounds as text."""
+        return fmt.NOTHING if self.low is None else f"[{self.number(self.low)}, {self.number(self.high)}]"
+
+    @property
+    def standing(self) -> tuple[int, float]:
+        """Least of the worst item: failed before undecided before passed, then by value less threshold."""
+        distance = -math.inf if self.value is None else self.value - self.threshold
+        return WORST_FIRST.index(self.outcome), distance
 
 
 @dataclass(frozen=True)
@@ -127,58 +141,32 @@ class Check:
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
-    def terminal(self, console: Console) -> None:
-        """Prints the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
-        word, style = WORDS[self.outcome]
-        first, *others = _answer(self)
-        console.print(Text(word, style).append_text(plain(f"  {first}")), highlight=False)
-        console.print(*map(plain, others), "", plain(f"run {self.run}"), sep="\n", highlight=False)
+    def blocks(self) -> Iterator[Block]:
+        """Yield the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
+        first, *others = _decided_by(self)
+        yield from (f"{self.outcome.upper()}  {first}", *others, "", f"run {self.run}")
         if self.unpaired is not None:
-            new, old = self.unpaired
-            console.print(plain(f"baseline {self.baseline}"))
-            paired = f"{fmt.many(self.paired or 0, 'document')} paired by prompt"
-            console.print(f"{paired}; without a partner: {new} of the run, {old} of the baseline", highlight=False)
+            paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
+            yield f"baseline {self.baseline}"
+            yield f"{paired} paired by prompt; without a partner: {new} of the run, {old} of the baseline"
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
-        console.print(plain(f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"))
+        yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
         if self.items:
-            console.print()
-            _table(self, console)
-        if notes := list(_notes(self, short, str)):
-            console.print(*map(plain, notes), "", sep="\n")
-        level = fmt.level(self.confidence)
-        deciding = "every lower bound" if self.baseline is None else "the first lower bound"
-        for line in (
-            f"bounds: one-sided; the lower ones at {level}, the upper ones at {level} over all thresholds together (Holm), "
-            "so that they widen with their number.",
-            f"pass: {deciding} reaches its threshold. fail: some upper bound is below it. else undecided.",
-        ):
-            console.print(line, style="dim", highlight=False)
-
-    def md(self) -> str:
-        """Returns the outcome and the thresholds, for pull requests."""
-        against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        first, *others = _answer(self)
-        lines = heading(self.outcome, f"draft quality of {escaped(str(self.draft))}{against}", first)
-        for line in others:
-            lines += [f"{escaped_sentence(line)}.", ""]
-        if self.paired is not None:
-            lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
-        if self.items:
-            lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
-            for item in self.items:
-                named = (escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}")
-                lines.append(row(*named, _number(item, item.value), _bounds(item), f"{SIGNS[item.outcome]} {item.outcome}"))
-        if notes := [f"- {note}" for note in _notes(self, escaped, escaped_sentence)]:
-            lines += ["", *notes]
-        return "\n".join(lines).rstrip() + "\n"
+            yield from ("", _thresholds_table(self.items))
+        yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
+        yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
+        yield from (f"note: {note.message}; {note.remedy}" for note in self.notes)
+        level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
+        yield Small(f"bounds: one-sided, the lower ones at {level}, the upper ones at {level} over all thresholds (Holm).")
+        yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: some upper bound is below it.")
 
     def junit(self) -> str:
         """Returns JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
         suite = ET.Element("testsuite", name="alphaprof check")
         for item in self.items:
-            notes = [f"bounds {_bounds(item)}"] if item.low is not None else []
+            notes = [f"bounds {item.bounds}"] if item.low is not None else []
             notes += [item.note] if item.note else []
-            text = f"{_number(item, item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
+            text = f"{item.number(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
             _case(suite, f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
         for left in self.unjudged:
             _case(suite, f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
@@ -192,15 +180,15 @@ class Check:
 
 
 def require_passed(check: Check, undecided_fails: bool) -> None:
-    """Raise `CheckFailed`, or `CheckUndecided` where that is asked for."""
+    """Raise `CheckFailed`, or `CheckUndecided` if that is asked for."""
     if check.outcome == "fail":
-        raise CheckFailed(f"check failed: {check.reason}", "alphaprof report shows where acceptance is lost")
+        raise CheckFailed(f"check failed: {check.reason}", NEXT["fail"])
     if check.outcome == "undecided" and undecided_fails:
         raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or --undecided pass")
 
 
-def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
-    """The items that decided, in words, and what was not judged. `passed`: why all pass, where no bound shows it."""
+def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
+    """The items that decided, in words, and what was not judged. `passed`: why all pass, if no bound shows it."""
     if outcome == "pass":
         parts = [passed or (f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")]
     else:
@@ -215,60 +203,35 @@ def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
     return "; ".join(parts)
 
 
-def _answer(check: Check) -> Iterator[str]:
-    """Yields the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
+def _decided_by(check: Check) -> Iterator[str]:
+    """Yield the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
     by_domain = check.baseline is not None and len(check.items) > 1
     if check.items:
         decides = by_domain and check.outcome != "fail"
-        worst = check.items[0] if decides else min(check.items, key=_standing)
-        bounds = "" if worst.low is None else f" {_bounds(worst)}"
-        measured = f"{worst.measure.replace('_', ' ')} {_number(worst, worst.value)}{bounds}"
-        wanted = f"at least {_number(worst, worst.threshold)} wanted"
+        worst = check.items[0] if decides else min(check.items, key=attrgetter("standing"))
+        bounds = "" if worst.low is None else f" {worst.bounds}"
+        measured = f"{worst.measure.replace('_', ' ')} {worst.number(worst.value)}{bounds}"
+        wanted = f"at least {worst.number(worst.threshold)} wanted"
         yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
     outcomes = [item.outcome for item in check.items[by_domain:]]
-    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORDS if outcome in outcomes)
     if len(outcomes) > 1 or by_domain:
+        counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORST_FIRST[::-1] if outcome in outcomes)
         deciding = "; a domain decides only if it fails" if by_domain else ""
         yield f"of {len(outcomes)} {'domains' if by_domain else 'thresholds'}: {counts}{deciding}"
     lines = [f"next: {NEXT[check.outcome]}", check.reason]
     yield from lines if check.items else reversed(lines)
 
 
-def _standing(item: Item) -> tuple[int, float]:
-    """The worst item has the least: failed before undecided before passed, and then how far its value is from the least."""
-    distance = -math.inf if item.value is None else item.value - item.threshold
-    return ("fail", "undecided", "pass").index(item.outcome), distance
-
-
-def _table(check: Check, console: Console) -> None:
-    table = named_table("domain", "measure", "docs", "at least", "value", "bounds", "outcome", left=("measure", "outcome"))
-    for item in check.items:
-        word, style = WORDS[item.outcome]
-        cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
-        table.add_row(plain(short(item.domain)), *cells, Text(_bounds(item)), Text(word, style))
-    show(table, "thresholds", console)
-    console.print()
-
-
-def _notes(check: Check, name: Callable[[str], str], sentence: Callable[[str], str]) -> Iterator[str]:
-    """Yields what the table does not hold; `name` and `sentence` write domains and reasons."""
-    for item in check.items:
-        if item.note:
-            yield f"{name(item.domain)}: {sentence(item.note)}"
-    for left in check.unjudged:
-        yield f"not judged: {name(left.domain)} ({sentence(left.reason)})"
-    for note in check.notes:
-        yield f"note: {sentence(note.message)}; {sentence(note.remedy)}"
-
-
-def _number(item: Item, value: float | None) -> str:
-    if value is not None and item.measure in ("alpha_difference", "tokens_per_round_difference"):
-        return f"{value:+.3f}"
-    return fmt.number(value, 3, "x" if item.measure == "speedup" else "")
-
-
-def _bounds(item: Item) -> str:
-    return fmt.NOTHING if item.low is None else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
+def _thresholds_table(items: Sequence[Item]) -> Table:
+    rows = (
+        (
+            *(short(item.domain), item.measure, fmt.count(item.documents), item.number(item.threshold)),
+            *(item.number(item.value), item.bounds, item.outcome.upper()),
+        )
+        for item in items
+    )
+    headings = ("domain", "measure", "docs", "at least", "value", "bounds", "outcome")
+    return table_of_rows("thresholds", headings, rows, left=("measure", "outcome"))
 
 
 def _case(suite: ET.Element, classname: str, name: str, outcome: Outcome, text: str) -> None:
@@ -305,7 +268,7 @@ def checked(
     return check_decision(run)
 
 
-def concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
+def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
     """Those of a report's notes that concern what is checked."""
     concern = {"texts", "times", "own times"} if speedup else {"texts"}
     return tuple(note for note in notes if concerns_of(note.code) in concern)
@@ -331,15 +294,14 @@ def check_decision(run: Run) -> Check:
     """Judges a run by the decision of its profile: GO passes, NO-GO fails."""
     report = build_report(run)
     traffic, tested = report.traffic, report.traffic.tested
-    outcomes: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
-    outcome = outcomes[traffic.verdict]
+    outcome = VERDICTS[traffic.verdict]
     items: tuple[Item, ...] = ()
     if tested is not None:
         bounds = (tested.value, tested.low, tested.high)
         items = (Item("speedup", WHOLE, traffic.min_speedup, *bounds, traffic.documents, outcome),)
     return Check(
         outcome=outcome,
-        notes=concerning(report.notes, speedup=True),
+        notes=_concerning(report.notes, speedup=True),
         reason=traffic.reason,
         run=str(run.path),
         draft=traffic.draft,
@@ -350,60 +312,36 @@ def check_decision(run: Run) -> Check:
     )
 
 
-@dataclass(frozen=True)
-class _Threshold:
-    """The least value of a measure in one domain, and what the measure is taken from. `by_depth`: see `DraftFacts`."""
+def _value_and_bounds(
+    measure: Measure, pool: DocumentTotals, gamma: int | None, times: StepTimes | None
+) -> tuple[float | None, Bounds]:
+    """The value of a measure on some documents, None if they do not tell it, and its bounds. `gamma`: None for alpha."""
+    if measure == "speedup":
+        faster = speedup([pool.counts(gamma)], [1.0], times) if gamma and times else None
+        return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
+    accepted, proposed = accepted_of(pool, gamma)
+    least, most = (0.0, 1.0) if gamma is None else (1.0, gamma + 1.0)
+    if not proposed.sum():
+        return None, lambda _: (least, most)
+    estimate = ratio(*by_cluster(pool.cluster, accepted, proposed))
 
-    measure: Measure
-    domain: str
-    least: float
-    pool: DocumentTotals
-    by_depth: bool
-    gamma: int | None  # None: alpha
-    times: StepTimes | None  # None where no threshold needs them
-
-    @property
-    def silent(self) -> bool:
-        """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, no unknown."""
-        had_chances = self.measure != "speedup" and bool(self.pool["tokens"].sum())
-        return had_chances and proposes_nothing(self.pool, self.gamma)
-
-    def faster(self) -> Speedup | None:
-        return speedup([self.pool.counts(self.gamma)], [1.0], self.times) if self.gamma and self.times else None
-
-    def value(self) -> float | None:
-        if self.measure == "speedup":
-            return faster.value if (faster := self.faster()) else None
-        totals, counts = accepted_of(self.pool, self.gamma)
-        return float(totals.sum() / counts.sum()) + (self.gamma is not None) if counts.sum() else None
-
-    def bounds(self, tail: float) -> tuple[float, float]:
-        if self.measure == "speedup":
-            return faster.deciding(tail) if (faster := self.faster()) else (0.0, math.inf)
-        if self.gamma is None:
-            alpha = pooled_share(self.pool.cluster, *accepted_of(self.pool, None), 1 - 2 * tail)
-            return (alpha.low, alpha.high) if alpha else (0.0, 1.0)
-        accepted, rounds = by_cluster(self.pool.cluster, *accepted_of(self.pool, self.gamma))
-        if not rounds.sum():
-            return 1.0, self.gamma + 1.0
-        low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(self.gamma), tail)
+    def bounds(tail: float) -> tuple[float, float]:
+        if gamma is None:
+            alpha = share_interval(estimate, 1 - 2 * tail)
+            return alpha.low, alpha.high
+        low, high = bounded_interval(estimate, 0.0, float(gamma), tail)
         return 1 + low, 1 + high
 
-    def item(self) -> Item:
-        """What is known of it without bounds: all, where the draft proposes nothing."""
-        documents, first = distinct(self.pool.cluster), self.by_depth and self.measure == "alpha"
-        item = partial(Item, "accept@1" if first else self.measure, self.domain, self.least)
-        if self.silent:
-            return item(None, None, None, documents, "fail", "the draft proposes nothing there")
-        return item(self.value(), None, None, documents, "undecided", FIRST if first else None)
+    return float(accepted.sum() / proposed.sum()) + least, bounds
 
 
-def _judged(parts: Sequence[tuple[Item, Bounds | None]], confidence: float) -> tuple[Item, ...]:
-    """Items with the outcomes and bounds of their gates, together at one confidence (Holm). An item without bounds stays as
-    it is and has no part in the correction of the others.
+def _judged_together(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
+    """Items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided without
+    bounds has no part in the correction of the others.
     """
-    results = iter(judge([Gate(item.threshold, bounds) for item, bounds in parts if bounds], confidence))
-    return tuple(dataclasses.replace(item, **vars(next(results))) if bounds else item for item, bounds in parts)
+    gates = [Gate(item.threshold, bounds) for item, bounds in parts if not item.decided]
+    results = iter(judge(gates, confidence))
+    return tuple(item if item.decided else dataclasses.replace(item, **vars(next(results))) for item, _ in parts)
 
 
 def _check_thresholds(
@@ -413,38 +351,38 @@ def _check_thresholds(
     inputs = ReportInputs.of(run, "engine", run.manifest.config)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
-    pools = _pools(inputs, draft, rule)
+    pools = _pools_of_rule(inputs, draft, rule)
     timing = inputs.book.timing(inputs.question.concurrency) if inputs.book else UNTIMED
     times = timing.times.get(draft)
     if tested is not None:  # what chose draft or gamma does not judge them
         pools = {domain: pool.rows(tested[domain]) if domain in tested else pool for domain, pool in pools.items()}
         times = timing.testing.get(draft)
     drafting = run.manifest.drafting
-    unknown: dict[Measure, tuple[bool, str]] = {
-        "alpha": (run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
-        "acceptance_length": (
-            drafting != CHAIN,
-            f"it was served with drafting {drafting}: rounds with a draft are not known",
-        ),
-        "speedup": (times is None, f"it has no step times for {draft}"),
-    }
-    for measure, (missing, why) in unknown.items():
+    for measure, missing, why in (
+        ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
+        ("acceptance_length", drafting != CHAIN, f"it was served with drafting {drafting}: its rounds are not known"),
+        ("speedup", times is None, f"it has no step times for {draft}"),
+    ):
         if missing and measure in thresholds:
             hint = "use --min-acceptance-length, or check --baseline: tokens per round against another run"
             raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
-    by_depth = run.manifest.drafts[draft].by_depth
-    least = [
-        _Threshold(measure, domain, value, pools[domain], by_depth, None if measure == "alpha" else gamma, times)
-        for measure, named in thresholds.items()
-        for domain, value in _spread(named, pools, run).items()
-    ]
-    parts = [(threshold.item(), None if threshold.silent else threshold.bounds) for threshold in least]
-    items = _judged(parts, inputs.question.confidence)
+    by_depth, parts = run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds]]()
+    for measure, named in thresholds.items():
+        at, first = (None, by_depth) if measure == "alpha" else (gamma, False)
+        name: Measure = "accept@1" if first else measure
+        for domain, least in _least_by_domain(named, pools, run).items():
+            pool, documents = pools[domain], distinct(pools[domain].cluster)
+            value, bounds = _value_and_bounds(measure, pool, at, times)
+            item = Item(name, domain, least, value, None, None, documents, "undecided", FIRST if first else None)
+            if measure != "speedup" and proposes_nothing(pool, at) and pool["tokens"].sum():  # it had every chance
+                item = dataclasses.replace(item, outcome="fail", note=SILENT)
+            parts.append((item, bounds))
+    items = _judged_together(parts, inputs.question.confidence)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        notes=concerning(build_report(run).notes, speedup="speedup" in thresholds),
-        reason=reason_of(items, outcome),
+        notes=_concerning(build_report(run).notes, speedup="speedup" in thresholds),
+        reason=_in_words(items, outcome),
         run=str(run.path),
         draft=draft,
         rule=rule,
@@ -491,7 +429,7 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
         raise OptionInvalid(f"{run.path} has no {what} {short(str(asked))}", f"name one: {names}")
 
 
-def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
+def _pools_of_rule(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
     """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
     pools = by_domain([(each.domain, each.pool) for each in draft_pools(inputs, [rule], [draft]) if each.pool.defined])
     if not pools:
@@ -500,7 +438,7 @@ def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTot
     return pools
 
 
-def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
+def _least_by_domain(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
     """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
     own = {domain: least for domain, least in named.items() if domain != EVERY}
     for domain in own:
@@ -516,62 +454,40 @@ def one_rule(inputs: ReportInputs) -> str:
     return inputs.decisive[0]
 
 
-@dataclass(frozen=True)
-class PairedText:
-    """The paired documents of one domain and kind of text. `gamma`: whose tokens per round are compared; None: alpha is.
-    `same_draft`: both sides are surely one draft of one target.
+def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFacts]) -> str | None:
+    """Why a text cannot be judged; None if it can. `drafts`: of both sides."""
+    old, new, rule = text.first, text.second, text.rule
+    if old.policy not in parse_rule(rule).rule.policies:
+        return f"{rule} does not apply to its text ({fmt.text_kind(old.continuation, old.sampling)})"
+    if gamma is not None and not (old.defined and new.defined):
+        return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
+    if gamma is not None and not text.has_rounds:
+        return "no text of one run is longer than one token, which the prefill emits"
+    if proposes_nothing(old, gamma):
+        return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
+    return None
+
+
+def _kept_of_baseline(text: TextPair, gamma: int | None, margin: float, same_draft: bool) -> tuple[Item, Bounds]:
+    """What a draft kept of the baseline's alpha on a text; at a gamma, of its tokens per round. `same_draft`: both sides are
+    surely one draft of one target.
     """
+    measure: Measure = "alpha_difference" if gamma is None else "tokens_per_round_difference"
+    item, units, sides = partial(Item, measure, text.domain, -margin), distinct(text.first.cluster), text.totals(gamma)
 
-    domain: str
-    old: DocumentTotals
-    new: DocumentTotals
-    gamma: int | None
-    same_draft: bool = False
-
-    def why_not_judged(self, rule: str, drafts: Sequence[DraftFacts]) -> str | None:
-        """Why this text cannot be judged; None where it can. `drafts`: of both sides."""
-        if self.old.policy not in parse_rule(rule).rule.policies:
-            return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
-        if self.gamma is not None and not (self.old.defined and self.new.defined):
-            return not_defined(rule, str(self.old.policy), max(drafts, key=attrgetter("by_depth")))
-        if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
-            return "no text of one run is longer than one token, which the prefill emits"
-        if proposes_nothing(self.old, self.gamma):
-            return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
-        return None
-
-    @property
-    def silent(self) -> bool:
-        """Whether the new side proposes nothing at all."""
-        return proposes_nothing(self.new, self.gamma)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether one draft did the same twice; counts that are expectations, to six digits."""
-        sides = (side_totals(self.old, self.gamma), side_totals(self.new, self.gamma))
-        equal = all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True))
-        return self.same_draft and not self.silent and equal
-
-    def difference(self, confidence: float) -> Interval:
-        """The new side's alpha less the old one's; at a gamma, tokens per round. With an interval over units."""
-        return side_difference(self.old, self.new, self.gamma, confidence)
-
-    def bounds(self, tail: float) -> tuple[float, float]:
-        """One-sided bounds of the difference, each wrong with probability `tail`."""
-        difference = self.difference(1 - 2 * tail)
+    def bounds(tail: float) -> tuple[float, float]:
+        difference = text.difference(gamma, 1 - 2 * tail)
         return difference.low, difference.high
 
-    def item(self, threshold: float) -> Item:
-        """What is known of it without bounds: all, where it is silent or unchanged."""
-        measure: Measure = "alpha_difference" if self.gamma is None else "tokens_per_round_difference"
-        item, units = partial(Item, measure, self.domain, threshold), distinct(self.old.cluster)
-        if self.silent:  # alpha is not known then, and rounds have one token each
-            value = self.difference(0.5).value if self.gamma is not None else None
-            return item(value, None, None, units, "fail", LOST)
-        if self.unchanged:  # nothing is estimated: a margin, which is never below 0, is kept
-            return item(0.0, None, None, units, "pass", SAME)
-        compared = min(int(np.count_nonzero(side_totals(pool, self.gamma)[1])) for pool in (self.old, self.new))
-        return item(self.difference(0.5).value, None, None, compared, "undecided", None)
+    silent = proposes_nothing(text.second, gamma)  # its alpha is not known, and its rounds have one token each
+    value = None if silent and gamma is None else text.difference(gamma, 0.5).value
+    if silent:
+        return item(value, None, None, units, "fail", LOST), bounds
+    # Counts that are expectations are equal to six digits. Nothing is estimated then: a margin is never below 0.
+    if same_draft and all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True)):
+        return item(0.0, None, None, units, "pass", SAME), bounds
+    compared = min(int(np.count_nonzero(counts)) for _, counts in sides)
+    return item(value, None, None, compared, "undecided"), bounds
 
 
 def check_baseline(
@@ -587,29 +503,25 @@ def check_baseline(
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
     inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
-    (before, after), rows, unpaired = paired_pools(old, new, [chosen])
-    same = _same_draft(old, new)
-    every = [PairedText(key[0], pool, after[key], gamma, same) for key, pool in before.items()]
-    reasons = [text.why_not_judged(chosen, drafts) for text in every]
-    unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
-    texts = [text for text, reason in zip(every, reasons, strict=True) if not reason]
-    if not texts:
+    texts, rows, unpaired = paired_texts(old, new, [chosen])
+    every = [(text, _why_not_judged(text, gamma, drafts)) for text in texts]
+    judged, unjudged = [text for text, why in every if not why], [Unjudged(text.domain, why) for text, why in every if why]
+    if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
         hint = "name a rule that applies to this text (--rule), or a baseline that proposes something on longer texts"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
-    if len(texts) > 1:
-        texts = [_whole(texts), *texts]
-    items = _judged(
-        [(text.item(-margin), None if text.silent or text.unchanged else text.bounds) for text in texts], confidence
-    )
-    unjudged += _unpaired(old.run, new.run, {text.domain for text in every})
+    if len(judged) > 1:
+        judged = [TextPair.together(WHOLE, judged), *judged]
+    same_draft = _same_draft(old, new)
+    items = _judged_together([_kept_of_baseline(text, gamma, margin, same_draft) for text in judged], confidence)
+    unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
-    kept = SAME if texts[0].unchanged else "the threshold is reached"
+    unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=concerning(build_report(new.run).notes, speedup=False),
-        reason=reason_of(items if failed else items[:1], outcome, unjudged, kept),
+        notes=_concerning(build_report(new.run).notes, speedup=False),
+        reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,
         draft=new.draft,
@@ -621,12 +533,6 @@ def check_baseline(
         paired=len(rows[0]),
         unpaired=unpaired[::-1],
     )
-
-
-def _whole(texts: Sequence[PairedText]) -> PairedText:
-    """All texts together: the traffic."""
-    old, new = (merged([getattr(text, side) for text in texts]) for side in ("old", "new"))
-    return PairedText(WHOLE, old, new, texts[0].gamma, texts[0].same_draft)
 
 
 def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
@@ -655,7 +561,7 @@ def _same_draft(old: RunDraft, new: RunDraft) -> bool:
 
 
 def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]:
-    """Yields the domains of either run of which no document has a partner in the other."""
+    """Yield the domains of either run of which no document has a partner in the other."""
     here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
     for domain in here | there:
         if domain not in there:

@@ -1,4 +1,4 @@
-"""`alphaprof compare`: two drafts on the same prompts, paired document by document, and the result as text (rich)."""
+"""`alphaprof compare`: two drafts on the same prompts, paired document by document."""
 
 from __future__ import annotations
 
@@ -9,29 +9,23 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
-from alphaprof.render.blocks import text_name
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
-    Pools,
+    TextPair,
     common_gammas,
     deciding_gamma,
     matches,
-    paired_pools,
+    paired_texts,
     pools_of_pairs,
     require_comparable,
-    side_difference,
     side_pools,
-    side_totals,
 )
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
@@ -40,7 +34,7 @@ from alphaprof.stats.estimate import Array, Interval, distinct, present
 from alphaprof.stats.paired import weighted_inverse_difference
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
-from alphaprof.totals.pool import DocumentTotals, merged
+from alphaprof.totals.pool import DocumentTotals
 
 MORE, LESS, SAME = "more", "less", "no difference told apart"
 MOST = 3  # domains that a line of the answer names
@@ -125,42 +119,36 @@ class Comparison:
     overall: tuple[OverallDifference, ...]  # of paired documents; empty where no rule has rounds
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
-    def terminal(self, console: Console) -> None:
-        """Prints which draft gets more accepted, then a table of acceptance, and one of tokens per round."""
-        for text in _answer(self):
-            console.print(text, highlight=False)
-        console.print()
-        one, two = _side_names(self)
-        console.print(plain(f"{one:<9} {self.first}"))
-        console.print(plain(f"{two:<9} {self.second}"))
-        paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
-        lone = [fmt.count(number) for number in self.unpaired]
+    def blocks(self) -> Iterator[Block]:
+        """Yield which draft gets more accepted, then a table of acceptance, and one of tokens per round."""
+        (one, two), lone = self.sides, [fmt.count(number) for number in self.unpaired]
+        yield from _which_accepts_more(self)
+        yield from ("", f"{one:<9} {self.first}", f"{two:<9} {self.second}")
         if self.paired:
-            console.print(f"{paired}; without a partner: {lone[0]} of {one}, {lone[1]} of {two}\n", highlight=False)
+            paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
+            yield f"{paired}; without a partner: {lone[0]} of {one}, {lone[1]} of {two}"
         else:
-            console.print(f"two samples of each domain, not paired: {lone[0]} {one}, {lone[1]} {two}\n", highlight=False)
+            yield f"two samples of each domain, not paired: {lone[0]} {one}, {lone[1]} {two}"
+        yield ""
         if self.same_text is not None:
-            show(_acceptance(self), "alpha", console)
-        for side in self.interrupted:
-            note = plain(f"{side} is of an interrupted run: its first documents only")
-            console.print(Text("note: ", "yellow").append_text(note))
-        if rounds := [item for item in self.differences if item.tokens_per_round]:
-            show(_rounds(self, rounds), "tokens per round", console)
-            if self.confirms:
-                title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
-                show(_positions(self, rounds), title, console)
-        for unlike in self.notes:
-            console.print(Text("note: ", "yellow").append_text(plain(unlike)))
-        for line in _footnotes(self):
-            console.print(line, style="dim", highlight=False)
+            yield _alpha_table(self.differences)
+        yield from (f"note: {side} is of an interrupted run: its first documents only" for side in self.interrupted)
+        yield from _tokens_tables(self)
+        yield from (f"note: {unlike}" for unlike in self.notes)
+        kind = "paired" if self.paired else "of two samples that are not paired"
+        yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
+        if self.same_text is not None:
+            yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
+            yield Small("* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along that text")
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What the two are called."""
+        return ("predicted", "engine") if self.confirms else ("first", "second")
 
 
-def _side_names(comparison: Comparison) -> tuple[str, str]:
-    return ("predicted", "engine") if comparison.confirms else ("first", "second")
-
-
-def _answer(comparison: Comparison) -> Iterator[Text]:
-    """Yields which draft gets more accepted, by how much, where, and what to do next."""
+def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
+    """Yield which draft gets more accepted, by how much, where, and what to do next."""
     rules = {each.rule for each in comparison.overall[:1]}
     texts = [
         (text_name(each, comparison.differences), tokens)
@@ -172,43 +160,38 @@ def _answer(comparison: Comparison) -> Iterator[Text]:
         yield from _over_domains(comparison, comparison.overall[0])
     elif texts:
         texts.sort(key=lambda pair: -abs(pair[1].difference.value))
-        yield from (_headline(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
+        yield from (_difference_line(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
     else:
-        yield Text("no rule has rounds on this text: the table compares alpha")
+        yield "no rule has rounds on this text: the table compares alpha"
     if comparison.agreement:
-        yield plain(comparison.agreement)
+        yield comparison.agreement
     elif len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
-        yield plain("by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items()))
-    yield Text("next: alphaprof report weighs in what a draft costs; tokens per round say nothing about time")
+        yield "by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items())
+    yield "next: alphaprof report weighs in what a draft costs; tokens per round say nothing about time"
 
 
-def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[Text]:
-    """Yields the difference over all domains, and what it is of."""
+def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[str]:
+    """Yield the difference over all domains, and what it is of."""
     main = next(each for each in overall.tokens_per_round if each.gamma == comparison.gamma)
-    yield _headline(comparison, main, "")
-    one, two = _side_names(comparison)
+    yield _difference_line(comparison, main, "")
+    one, two = comparison.sides
     domains = f"over {fmt.many(len(overall.domains), 'domain')} by {'given' if overall.weights else 'observed'} shares"
     documents = f"{fmt.documents(overall.documents, overall.clusters)} paired documents"
     values = f"{one} {fmt.number(main.first)}, {two} {fmt.number(main.second)}"
-    yield Text(f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}")
+    yield f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}"
 
 
-def _headline(comparison: Comparison, tokens: TokensDifference, where: str) -> Text:
+def _difference_line(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
     """The difference at one gamma as a sentence."""
-    values = f"{fmt.difference(tokens.difference, 2)} tokens per round at gamma {tokens.gamma}"
-    return Text.assemble((fmt.visible(_outcome(comparison, tokens.difference)), "bold"), plain(f"{where}: {values}"))
-
-
-def _outcome(comparison: Comparison, difference: Interval) -> str:
-    word, (one, two) = _word(difference), _side_names(comparison)
-    if word == SAME:
-        return word
-    if comparison.confirms:
-        return f"the {two} accepts {word} than {one}"
-    drafts = [fmt.short(label.rpartition(":")[2]) for label in (comparison.first, comparison.second)]
-    first, second = (f" ({draft})" if drafts[0] != drafts[1] else "" for draft in drafts)
-    return f"{two}{second} accepts {word} than {one}{first}"
+    word, (one, two) = _word(tokens.difference), comparison.sides
+    if word != SAME and comparison.confirms:
+        word = f"the {two} accepts {word} than {one}"
+    elif word != SAME:
+        drafts = [fmt.short(label.rpartition(":")[2]) for label in (comparison.first, comparison.second)]
+        first, second = (f" ({draft})" if drafts[0] != drafts[1] else "" for draft in drafts)
+        word = f"{two}{second} accepts {word} than {one}{first}"
+    return f"{word}{where}: {fmt.difference(tokens.difference, 2)} tokens per round at gamma {tokens.gamma}"
 
 
 def _word(difference: Interval) -> str:
@@ -226,51 +209,45 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
 
 
-def _footnotes(comparison: Comparison) -> Iterator[str]:
-    """Yields what the columns of the tables mean."""
-    one, two = _side_names(comparison)
-    paired = "paired, what both share cancels out" if comparison.paired else "of two samples that are not paired"
-    yield f"difference: {two} minus {one}, with a {fmt.level(comparison.confidence)} interval over documents, {paired}."
-    if comparison.same_text is not None:
-        yield "alpha is over positions with a proposal: where coverage differs, compare tokens per round."
-        yield (
-            "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text"
-        )
-
-
-def _acceptance(comparison: Comparison) -> Table:
-    table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
-    for item in comparison.differences:
-        table.add_row(
-            plain(text_name(item, comparison.differences)),
+def _alpha_table(differences: Sequence[Difference]) -> Table:
+    rows = (
+        (
+            text_name(item, differences),
             item.rule + fmt.mark(item.on_policy, item.lossy),
             fmt.documents(item.documents, item.clusters),
             f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}",
-            fmt.share(item.first),
-            fmt.share(item.second),
-            fmt.difference(item.difference, 3),
+            *(fmt.share(item.first), fmt.share(item.second), fmt.difference(item.difference, 3)),
         )
-    return table
+        for item in differences
+    )
+    headings = ("domain", "rule", "docs", "coverage", "first", "second", "difference")
+    return table_of_rows("alpha", headings, rows, left=("rule",))
 
 
-def _rounds(comparison: Comparison, differences: list[Difference]) -> Table:
-    table = named_table("domain", "rule", "gamma", *_side_names(comparison), "difference", left=("rule",))
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            numbers = (fmt.number(tokens.first), fmt.number(tokens.second), fmt.difference(tokens.difference, 2))
-            table.add_row(plain(text_name(item, differences)), item.rule, str(tokens.gamma), *numbers)
-    return table
+def _tokens_tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield tokens per round; of a confirmed prediction also acceptance by position."""
+    among, sides = [item for item in comparison.differences if item.tokens_per_round], comparison.sides
+    named = [(text_name(item, among), item.rule, tokens) for item in among for tokens in item.tokens_per_round]
+    if named:
+        rows = (
+            (
+                *(name, rule, str(tokens.gamma), fmt.number(tokens.first), fmt.number(tokens.second)),
+                fmt.difference(tokens.difference, 2),
+            )
+            for name, rule, tokens in named
+        )
+        headings = ("domain", "rule", "gamma", *sides, "difference")
+        yield table_of_rows("tokens per round", headings, rows, left=("rule",))
+    if named and comparison.confirms:
+        title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
+        cells = (
+            (name, *map(_shares_in_a_row, (each.first_by_position, each.second_by_position))) for name, _, each in named
+        )
+        yield table_of_rows(title, ("domain", *sides), cells, left=sides, wrapped=sides)
 
 
-def _positions(comparison: Comparison, differences: list[Difference]) -> Table:
-    names = _side_names(comparison)
-    table = named_table("domain", *names, left=names, wrapped=names)
-    for item in differences:
-        for tokens in item.tokens_per_round:
-            sides = (tokens.first_by_position, tokens.second_by_position)
-            shares = [" ".join(fmt.share(share) for share in side) or fmt.NOTHING for side in sides]
-            table.add_row(plain(text_name(item, differences)), *map(Text, shares))
-    return table
+def _shares_in_a_row(values: Sequence[float]) -> str:
+    return " ".join(map(fmt.share, values)) or fmt.NOTHING
 
 
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
@@ -282,29 +259,34 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     The confidence is that of the first run's decision.
     """
     confidence = float(first.run.manifest.config["decision"]["confidence"])
-    if first.run.imported != second.run.imported:
-        run, served = (second, first) if first.run.imported else (first, second)
-        _require_served(run, served, rules, gamma)
-        return _confirmed(run, served, confidence)
-    require_comparable(first, second)
-    gammas = common_gammas(first.run, second.run, gamma)
-    (one, two), rows, unpaired = paired_pools(first, second, list(rules or first.run.rules))
-    one, two = ({key: pool for key, pool in one.items() if key in two}, two)
+    confirms, same_text, paired = first.run.imported != second.run.imported, None, True
+    if confirms:
+        first, second = (second, first) if first.run.imported else (first, second)
+        _require_as_served(first, second, rules, gamma)
+        gammas = second.run.gammas
+        texts, paired, lone = _served_texts(first, second)
+        documents = sum(len(text.first.cluster) for text in texts) if paired else 0
+    else:
+        require_comparable(first, second)
+        gammas = common_gammas(first.run, second.run, gamma)
+        texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
+        documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
+    differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
     return Comparison(
         first=first.label,
         second=second.label,
-        paired=True,
-        confirms=False,
+        paired=paired,
+        confirms=confirms,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, rows),
-        documents=len(rows[0]),
+        same_text=same_text,
+        documents=documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=unpaired,
-        notes=tuple(_of_heads(first, second)),
-        agreement="",
+        unpaired=lone,
+        notes=tuple(_unlike_the_engine(first, second) if confirms else _of_heads(first, second)),
+        agreement=_agreement(differences, confidence) if confirms else "",
         gamma=deciding_gamma(first.run, gammas),
-        overall=tuple(_overall(first.run, one, two, gammas, confidence)),
-        differences=tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items()),
+        overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired else (),
+        differences=differences,
     )
 
 
@@ -315,7 +297,7 @@ def _of_heads(*sides: RunDraft) -> Iterator[str]:
         yield f"alpha of {' and '.join(heads)} is accept@1, of a round's first draft: compare tokens per round"
 
 
-def _require_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
+def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
     """Raise `OptionInvalid` for another rule or gamma than an engine served, `NotComparable` where the run does not have
     that gamma, or its draft is another one.
     """
@@ -332,11 +314,13 @@ def _require_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None
         raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the name of the served --draft")
 
 
-def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison:
-    """Compare what a run predicts with what an engine was seen to do, by domain: paired by prompt where most prompts of one
-    are known to be the other's. Raises `NotComparable` where they have no domain, text and rule in common.
+def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool, tuple[int, int]]:
+    """What a run predicts beside what an engine was seen to do, by domain: paired by prompt if most prompts of one are known
+    to be the other's. Raises `NotComparable` if they have no domain, text and rule in common.
+
+    Returns the texts, whether they are paired, and how many documents of each have no partner; of two samples, all.
     """
-    (gamma,), (rule,) = served.run.gammas, served.run.rules
+    (rule,) = served.run.rules
     sides, tables = (run, served), [_by_policy(side.run.documents()) for side in (run, served)]
     rows = matches(tables, SETTINGS)
     imported = served.run.manifest.imported
@@ -347,33 +331,16 @@ def _confirmed(run: RunDraft, served: RunDraft, confidence: float) -> Comparison
     else:
         one, two = (side_pools(side, Documents.of(table), [rule]) for side, table in zip(sides, tables, strict=True))
     one, two = ({key: pool for key, pool in pools.items() if pool.defined} for pools in (one, two))
-    common = [key for key in one if key in two]
-    if not common:
+    texts = TextPair.of(one, two)
+    if not texts:
         here, there = (" / ".join(f"{key[0]} ({key[1] or 'given'})" for key in side) or "none" for side in (one, two))
         raise NotComparable(
             f"{run.run.path} and {served.run.path} have no text in common with rounds of {rule}: {here}; {there}",
             "import with the --domain names of the profile, and with its sampling settings",
         )
-    one, two = ({key: pools[key] for key in common} for pools in (one, two))
-    differences = tuple(_difference(key, pool, two[key], [gamma], confidence, paired) for key, pool in one.items())
-    documents = [sum(len(pools[key].cluster) for key in common) for pools in (one, two)]
-    lone = [len(table) - len(rows[0]) for table in tables] if paired else documents
-    return Comparison(
-        first=run.label,
-        second=served.label,
-        paired=paired,
-        confirms=True,
-        confidence=confidence,
-        same_text=None,
-        documents=documents[0] if paired else 0,
-        interrupted=tuple(side.label for side in sides if side.run.manifest.status != "complete"),
-        unpaired=(lone[0], lone[1]),
-        notes=tuple(_unlike(run, served)),
-        agreement=_agreement(differences, confidence),
-        gamma=gamma,
-        overall=tuple(_overall(run.run, one, two, [gamma], confidence)) if paired else (),
-        differences=differences,
-    )
+    if paired:
+        return texts, True, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
+    return texts, False, (sum(len(text.first.cluster) for text in texts), sum(len(text.second.cluster) for text in texts))
 
 
 def _by_policy(documents: pa.Table) -> pa.Table:
@@ -394,7 +361,7 @@ def _agreement(differences: Sequence[Difference], confidence: float) -> str:
     return f"by the {fmt.level(confidence)} interval of tokens per round the engine {found}" if found else ""
 
 
-def _unlike(run: RunDraft, served: RunDraft) -> Iterator[str]:
+def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
     """Yields in what an engine drafts or verifies otherwise than the rounds of a run."""
     drafting, settings = served.run.manifest.drafting, served.run.manifest.drafts[served.draft].settings
     if served.draft != run.draft:
@@ -406,27 +373,6 @@ def _unlike(run: RunDraft, served: RunDraft) -> Iterator[str]:
     if "verification" in settings:
         least = f"at least what {run.run.path} predicts token by token"
         yield f"{served.run.path} was verified by {settings['verification']}, which accepts {least}"
-
-
-def _of_two_samples(
-    first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
-) -> tuple[TokensDifference, ...]:
-    """Tokens per round of independent samples of a domain; empty where one has no rounds. The interval of a difference is
-    made of theirs (Zou and Donner 2008, doi:10.1002/sim.3095).
-    """
-    differences = []
-    for gamma in gammas:
-        free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in (first, second)]
-        one, two = (tokens_interval(each, gamma, confidence) for each in free)
-        if one is not None and two is not None:
-            off = two.value - one.value
-            low = math.hypot(two.value - two.low, one.high - one.value)
-            high = math.hypot(two.high - two.value, one.value - one.low)
-            positions = (_by_position(pool, gamma) for pool in (first, second))
-            differences.append(
-                TokensDifference(gamma, one.value, two.value, Interval(off, off - low, off + high), *positions)
-            )
-    return tuple(differences)
 
 
 def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
@@ -443,97 +389,88 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts(first, rows[0]).equals(texts(second, rows[1])))
 
 
-def _difference(
-    key: tuple[str, ...],
-    first: DocumentTotals,
-    second: DocumentTotals,
-    gammas: Sequence[int],
-    confidence: float,
-    paired: bool = True,
-) -> Difference:
-    """The difference on one domain and kind of text. Where an engine served a side, tokens per round alone are known."""
-    rule, sides, tokens = parse_rule(key[-1]), (first, second), _tokens if paired else _of_two_samples
-    observed = first.observed and second.observed
-    sums = [side_totals(pool, None) for pool in sides] if observed else []
+def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Difference:
+    """The difference on one domain and kind of text. If an engine served a side, tokens per round alone are known."""
+    rule, observed = parse_rule(text.rule), text.first.observed and text.second.observed
+    sums = text.totals(None) if observed else ()
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sums]
-    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in sides] if observed else []
-    one, two = alphas or (None, None)
+    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in text.sides] if observed else []
+    (one, two), (first_coverage, second_coverage) = alphas or (None, None), coverages or (None, None)
     return Difference(
-        domain=key[0],
-        continuation=first.continuation,
-        sampling=first.sampling,
+        domain=text.domain,
+        continuation=text.first.continuation,
+        sampling=text.first.sampling,
         rule=rule.id,
-        on_policy=first.policy in rule.rule.policies,
+        on_policy=text.first.policy in rule.rule.policies,
         lossy=rule.rule.lossy,
-        documents=len(first.cluster) if paired else 0,
-        clusters=distinct(first.cluster) if paired else 0,
+        documents=len(text.first.cluster) if paired else 0,
+        clusters=distinct(text.first.cluster) if paired else 0,
         first=one,
         second=two,
-        first_coverage=coverages[0] if observed else None,
-        second_coverage=coverages[1] if observed else None,
-        difference=side_difference(first, second, None, confidence) if one is not None and two is not None else None,
-        tokens_per_round=tokens(first, second, gammas, confidence),
+        first_coverage=first_coverage,
+        second_coverage=second_coverage,
+        difference=text.difference(None, confidence) if one is not None and two is not None else None,
+        tokens_per_round=tuple(_tokens_by_gamma(text, gammas, confidence, paired)),
     )
 
 
-def _has_rounds(*pools: DocumentTotals) -> bool:
-    return all(pool.defined and pool["tokens"].sum() > 0 for pool in pools)
+def _tokens_by_gamma(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Iterator[TokensDifference]:
+    """Yield tokens per round at each gamma; nothing if a side has no rounds."""
+    for gamma in gammas if text.has_rounds else ():
+        one, two = (float(base.sum() / spent.sum()) for spent, base in text.totals(gamma))
+        difference = text.difference(gamma, confidence) if paired else _of_two_samples(text, gamma, confidence)
+        yield TokensDifference(gamma, one, two, difference, *(_by_position(pool, gamma) for pool in text.sides))
 
 
-def _tokens(
-    first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
-) -> tuple[TokensDifference, ...]:
-    """Tokens per round of paired documents at each gamma; empty where a side has no rounds."""
-    differences = []
-    for gamma in gammas if _has_rounds(first, second) else ():
-        sides = [side_totals(pool, gamma) for pool in (first, second)]
-        one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
-        positions = (_by_position(pool, gamma) for pool in (first, second))
-        difference = side_difference(first, second, gamma, confidence)
-        differences.append(TokensDifference(gamma, one, two, difference, *positions))
-    return tuple(differences)
-
-
-def _overall(run: Run, first: Pools, second: Pools, gammas: Sequence[int], confidence: float) -> Iterator[OverallDifference]:
-    """Yields the differences over all domains together, one for each rule that has rounds and each kind of text: domains by
-    the shares of the run's decision where it names them all, otherwise as the documents have them.
-    """
-    kinds: dict[tuple[str, ...], dict[str, list[tuple[DocumentTotals, DocumentTotals]]]] = {}
-    for (domain, _, *kind), pool in first.items():
-        other = second[domain, pool.continuation, *kind]
-        if _has_rounds(pool, other):
-            kinds.setdefault(tuple(kind), {}).setdefault(domain, []).append((pool, other))
-    given = run.manifest.config["decision"]["weights"]
-    for (_, _, rule), domains in kinds.items():
-        pairs = {name: tuple(map(merged, zip(*parts, strict=True))) for name, parts in domains.items()}
-        total = sum(given[name] for name in pairs) if given and set(pairs) <= set(given) else 0.0
-        weights = {name: given[name] / total for name in pairs if given[name] > 0} if total > 0 else None
-        whole = tuple(map(merged, zip(*pairs.values(), strict=True)))
-        parts = [pairs[name] for name in weights] if weights else [whole]
-        yield OverallDifference(
-            rule=rule,
-            sampling=whole[0].sampling,
-            domains=tuple(weights or pairs),
-            weights=weights,
-            documents=sum(len(one.cluster) for one, _ in parts),
-            clusters=distinct(np.concatenate([one.cluster for one, _ in parts])),
-            tokens_per_round=tuple(
-                _weighted(parts, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
-            ),
-        )
-
-
-def _weighted(
-    parts: Sequence[tuple[DocumentTotals, ...]], weights: Sequence[float], gamma: int, confidence: float
-) -> TokensDifference:
-    """Tokens per round of the pairs of pools of several domains."""
-    first, second = ([side_totals(pool, gamma) for pool in side] for side in zip(*parts, strict=True))
-    units = [present(one.cluster) for one, _ in parts]
-    one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)
-    return TokensDifference(gamma, one, two, difference, (), ())
+def _of_two_samples(text: TextPair, gamma: int, confidence: float) -> Interval:
+    """Of independent samples: an interval that is made of theirs (Zou and Donner 2008, doi:10.1002/sim.3095)."""
+    free = (speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in text.sides)
+    one, two = (tokens_interval(each, gamma, confidence) for each in free)
+    assert one is not None and two is not None  # noqa: S101, PT018  both have rounds
+    off = two.value - one.value
+    low = math.hypot(two.value - two.low, one.high - one.value)
+    high = math.hypot(two.high - two.value, one.value - one.low)
+    return Interval(off, off - low, off + high)
 
 
 def _by_position(pool: DocumentTotals, gamma: int) -> tuple[float, ...]:
     free = speedup([pool.counts(gamma)], [1.0], free_draft(gamma))
     _, drafted, _, accepted = counted(pool, gamma, free)
     return tuple((accepted / drafted[0]).tolist()) if drafted[0] > 0 else ()
+
+
+def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confidence: float) -> Iterator[OverallDifference]:
+    """Yield the differences over all domains together, one for each rule that has rounds and each kind of text: domains by
+    the shares of the run's decision if it names them all, otherwise as the documents have them.
+    """
+    kinds: dict[tuple[str, str, str], dict[str, list[TextPair]]] = {}
+    for text in texts:
+        if text.has_rounds:
+            kind = (text.first.policy, str(text.first.sampling), text.rule)
+            kinds.setdefault(kind, {}).setdefault(text.domain, []).append(text)
+    given = run.manifest.config["decision"]["weights"]
+    for (_, _, rule), domains in kinds.items():
+        parts = {name: TextPair.together(name, same) for name, same in domains.items()}
+        total = sum(given[name] for name in parts) if given and set(parts) <= set(given) else 0.0
+        weights = {name: given[name] / total for name in parts if given[name] > 0} if total > 0 else None
+        whole = TextPair.together("", parts.values())
+        chosen = [parts[name] for name in weights] if weights else [whole]
+        yield OverallDifference(
+            rule=rule,
+            sampling=whole.first.sampling,
+            domains=tuple(weights or parts),
+            weights=weights,
+            documents=sum(len(text.first.cluster) for text in chosen),
+            clusters=distinct(np.concatenate([text.first.cluster for text in chosen])),
+            tokens_per_round=tuple(
+                _over_weights(chosen, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
+            ),
+        )
+
+
+def _over_weights(texts: Sequence[TextPair], weights: Sequence[float], gamma: int, confidence: float) -> TokensDifference:
+    """Tokens per round over the texts of several domains."""
+    first, second = zip(*(text.totals(gamma) for text in texts), strict=True)
+    units = [present(text.first.cluster) for text in texts]
+    one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)
+    return TokensDifference(gamma, one, two, difference, (), ())

@@ -13,16 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
-from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
+from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
-from alphaprof.render.blocks import text_name
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import held_out
@@ -40,8 +36,8 @@ LARGEST = 1024  # rank in a user's tree, beyond what any engine drafts
 ONE = Mix(("text",), (1.0,))  # one kind of text alone
 OPTIMAL = "optimal"
 LEVELS = ("nodes by depth",)
-NUMBERS = ("tokens/round", "chain of that depth")
-IID = ("iid ranks",)
+DEPTHS = ("accepted by depth",)
+NUMBERS = ("tokens/round", "chain of that depth", "iid ranks")
 
 
 @dataclass(frozen=True)
@@ -118,31 +114,35 @@ class TreesReport:
     traffic: tuple[TreeTokens, ...]  # domains by their weights
     texts: tuple[TextTrees, ...]
 
-    def terminal(self, console: Console) -> None:
-        """Prints the gain of a tree over its chain, shares of ranks, then tokens per round of every tree, also by domain."""
-        for line in _answer(self):
-            console.print(line, highlight=False)
-        console.print()
-        console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"))
+    def blocks(self) -> Iterator[Block]:
+        """Yield the gain of a tree over its chain, shares of ranks, then tokens per round of every tree, also by domain."""
+        yield from _gain_over_chain(self)
+        yield ""
+        yield f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"
         tested, chosen = fmt.count(self.tested_on), fmt.count(self.chosen_on)
         documents = f"no tree is chosen, so all {tested} documents test"
         if self.held_out:
             documents = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
-        console.print(f"static draft trees, rounds replayed from ranks; {documents}\n", highlight=False)
-        _ranks(self, console)
+        yield f"static draft trees, rounds replayed from ranks; {documents}"
+        yield ""
+        if self.texts:
+            yield _ranks_table(self)
         if any(row.tokens_per_round for row in self.traffic):
-            _traffic_table(self, console)
-        for text in self.texts:
-            if text.trees:
-                _text_table(self, text, console)
-        for note in _notes(self):
-            console.print(Text("note: ", "yellow").append_text(plain(note)))
-        for definition in _definitions(self):
-            console.print(definition, style="dim", highlight=False)
+            yield _traffic_table(self)
+        yield from (_text_table(self, text) for text in self.texts if text.trees)
+        yield from (f"note: {missing}" for missing in _missing(self))
+        yield Small(f"Brackets: {fmt.level(self.confidence)} intervals over documents. Rank 1 is the draft's top token.")
+        if self.by_depth:
+            yield Small(
+                "first ranks: trees are chosen by the ranks of first drafts, and rounds have those of later ones too."
+            )
+        else:
+            yield Small("iid ranks: tokens/round if ranks were independent, and by how much that is too high.")
+        yield Small("accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts.")
 
 
-def _answer(report: TreesReport) -> Iterator[Text]:
-    """Yields the gain of one tree over its chain, on which documents, and that time is not in it.
+def _gain_over_chain(report: TreesReport) -> Iterator[str]:
+    """Yield the gain of one tree over its chain, on which documents, and that time is not in it.
 
     The tree must not be the one that gains most on the documents that test, or its interval would be that of the best of
     several. It is the headline's; without one the first, which no number picked.
@@ -150,23 +150,21 @@ def _answer(report: TreesReport) -> Iterator[Text]:
     rows = zip(report.trees, report.traffic, strict=True)
     known = [(tree, row, row.more_than_chain) for tree, row in rows if row.more_than_chain is not None]
     if not known:
-        yield Text("NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: the notes below say why", "bold")
+        yield "NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: the notes below say why"
         return
     tree, row, more = next((each for each in known if each[0].name == report.headline), known[0])
     gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
-    headline = plain(f"tree {fmt.short(tree.name)} {gain} its chain")
-    headline.stylize("bold")
     values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(row.tokens_per_round)} in all"
-    yield headline.append_text(plain(f": {values}; a round verifies {tree.nodes} nodes"))
-    yield Text("verifying a tree was not timed, so there is no speedup and no verdict")
-    yield Text("next: it is faster where a round costs fewer decode steps than that; --format json has the paths")
+    yield f"tree {fmt.short(tree.name)} {gain} its chain: {values}; a round verifies {tree.nodes} nodes"
+    yield "verifying a tree was not timed, so there is no speedup and no verdict"
+    yield "next: it is faster where a round costs fewer decode steps than that; --format json has the paths"
 
 
-def _notes(report: TreesReport) -> Iterator[str]:
-    """What is missing, and why."""
+def _missing(report: TreesReport) -> Iterator[str]:
+    """Yield what is missing, and why."""
     for text in report.texts:
         if text.reason:
-            yield f"{_name(report, text)}: {text.reason}"
+            yield f"{_name_of_text(report, text)}: {text.reason}"
     if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
         yield "the whole traffic has no tokens per round: some domain has no rounds on tested documents: profile more of it"
     if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
@@ -175,106 +173,99 @@ def _notes(report: TreesReport) -> Iterator[str]:
         yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
 
 
-def _ranks(report: TreesReport, console: Console) -> None:
-    """Shares of positions by rank."""
-    if not report.texts:
-        return
-    silent = any(text.silent.value > 0 for text in report.texts)
-    deepest = len(report.texts[0].ranks)
-    names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
+def _ranks_table(report: TreesReport) -> Table:
+    silent, deepest = any(text.silent.value > 0 for text in report.texts), len(report.texts[0].ranks)
+    names = ("domain", "docs", *map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else []))
     title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
-    title += ", first drafts of rounds" if report.by_depth else ""
-    table = named_table("domain", "docs", *names)
+    rows = []
     for text in report.texts:
-        shares = [*text.ranks, text.beyond, text.silent][: len(names)]
-        cells = map(fmt.share_with_interval, shares)
-        table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
-    show(table, title, console)
+        shares = (*text.ranks, text.beyond, *([text.silent] if silent else []))
+        documents = fmt.documents(text.documents, text.clusters)
+        rows.append((_name_of_text(report, text), documents, *map(fmt.share_with_interval, shares)))
+    return table_of_rows(title + (", first drafts of rounds" if report.by_depth else ""), names, rows)
 
 
-def _traffic_table(report: TreesReport, console: Console) -> None:
+def _traffic_table(report: TreesReport) -> Table:
     """Every tree on the whole traffic, with its shape."""
-    table = named_table("tree", "nodes", "depth", *LEVELS, *_numbers(report), left=LEVELS, wrapped=LEVELS)
-    for tree, _, numbers in _rows(report, report.traffic):
-        table.add_row(plain(fmt.short(tree.name)), *_shape_cells(tree), *numbers)
     origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
-    show(table, "whole traffic: tokens per round", console)
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
-    console.print(Padding(plain(f"weights ({origin}): {shares}"), (0, 0, 1, 2)))
+    rows = (
+        (fmt.short(tree.name), str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels)), *numbers)
+        for tree, _, numbers in _numbers(report, report.traffic)
+    )
+    headings, below = ("tree", "nodes", "depth", *LEVELS, *_number_headings(report)), (f"  weights ({origin}): {shares}",)
+    return table_of_rows("whole traffic: tokens per round", headings, rows, left=LEVELS, wrapped=LEVELS, below=below)
 
 
-def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
+def _text_table(report: TreesReport, text: TextTrees) -> Table:
     """Every tree on one domain and kind of text."""
-    depths = ("accepted by depth",)
-    table = named_table("tree", *_numbers(report), *depths, left=depths, wrapped=depths)
-    for tree, tokens, numbers in _rows(report, text.trees):
-        table.add_row(
-            plain(fmt.short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal))
-        )
+    rows = (
+        (fmt.short(tree.name), *numbers, " ".join(fmt.share(share, 2) for share in tokens.marginal))
+        for tree, tokens, numbers in _numbers(report, text.trees)
+    )
     documents = fmt.documents(text.tested_documents, text.tested_clusters)
-    show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
+    title = f"{_name_of_text(report, text)}: tokens per round on {documents} documents"
+    return table_of_rows(title, ("tree", *_number_headings(report), *DEPTHS), rows, left=DEPTHS, wrapped=DEPTHS)
 
 
-def _numbers(report: TreesReport) -> tuple[str, ...]:
-    """The numbers of a tree: without what independent ranks promise, where ranks depend on the level."""
-    return NUMBERS if report.by_depth else (*NUMBERS, *IID)
+def _number_headings(report: TreesReport) -> tuple[str, ...]:
+    """The numbers of a tree: without what independent ranks promise if ranks depend on the level."""
+    return NUMBERS[: 2 if report.by_depth else 3]
 
 
-def _rows(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
-    """Yields each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
+def _numbers(report: TreesReport, rows: Sequence[TreeTokens]) -> Iterator[tuple[StaticTree, TreeTokens, list[str]]]:
+    """Yield each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
     pairs = list(zip(report.trees, rows, strict=True))
     chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
     for tree, tokens in pairs:
         if tree.kind != "chain":
-            promised = fmt.number(tokens.iid_tokens_per_round)
-            if tokens.iid_error is not None:
-                promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+            off = "" if tokens.iid_error is None else f" ({fmt.signed_percent(tokens.iid_error)})"
+            promised = fmt.number(tokens.iid_tokens_per_round) + off
             cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
-            yield tree, tokens, list(map(Text, cells[: len(_numbers(report))]))
+            yield tree, tokens, cells[: len(_number_headings(report))]
 
 
-def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
-    return str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels))
-
-
-def _name(report: TreesReport, text: TextTrees) -> str:
+def _name_of_text(report: TreesReport, text: TextTrees) -> str:
     return text_name(text, report.texts, not text.on_policy)
 
 
-def _definitions(report: TreesReport) -> Iterator[str]:
-    yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
-    yield "tokens/round: tokens emitted per verification, the target's own included."
-    if report.by_depth:
-        yield "first ranks: trees are chosen by the ranks of first drafts; those of later ones differ, and rounds have them."
-    else:
-        yield "iid ranks: tokens/round if ranks were independent, as trees are chosen; by how much that is too high."
-    yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
+@dataclass(frozen=True)
+class Part:
+    """Some documents: the `rows` of each domain of a mix; `shares`: b_r of all of them, [width]; None without documents."""
+
+    mix: Mix
+    rows: list[Array]
+    shares: Array | None
 
 
 @dataclass(frozen=True)
 class Replay:
     """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each; `accepted` [documents,
-    depth]: rounds that accepted at least d = 1, ..., depth drafts. `by_depth`: ranks depend on the level, as a head's do, so
-    that those of first drafts promise nothing of others.
+    depth]: rounds that accepted at least d = 1, ..., depth drafts.
     """
 
     shape: StaticTree
     rows: Array
     rounds: RoundCounts
     accepted: Array
-    by_depth: bool
 
-    def counts(self, rows: Array) -> RoundCounts:
-        """Rounds of some of its documents."""
-        return self.rounds.rows(np.searchsorted(self.rows, rows))
+    def decoded(self, rows: Sequence[Array]) -> list[tuple[RoundCounts, StepTimes]]:
+        """Rounds of some of its documents, with a draft that takes no time."""
+        free = free_draft(self.shape.depth)
+        return [(self.rounds.rows(np.searchsorted(self.rows, part)), free) for part in rows]
+
+    def chain(self, common: Sequence[Replay]) -> Replay | None:
+        """The chain as deep as the tree; None for a chain."""
+        chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == self.shape.depth)
+        return None if self.shape.kind == "chain" else next(chains, None)
 
 
 @dataclass(frozen=True)
 class TreeSample:
     """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
-    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
-    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
-    from the profile; `strata` [units]: see `strata_of`.
+    trees are chosen and tested on; if nothing is chosen all are tested. Text that the target did not choose is in neither.
+    `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not from the
+    profile; `strata` [units]: see `strata_of`.
     """
 
     texts: tuple[TextGroup, ...]
@@ -286,17 +277,17 @@ class TreeSample:
     weights_observed: bool
     strata: Array
 
-    def domain(self, name: str, chosen: Mask) -> Array:
-        """The chosen documents that lie in a domain."""
-        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
-        return np.asarray(rows[chosen[rows]])
-
-    def pooled(self, chosen: Mask) -> Array | None:
-        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
-        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
-        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
-        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
-        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+    def traffic(self, chosen: Mask, complete: bool) -> Part:
+        """The chosen documents by domain, weighted; if not `complete`, domains without any of them do not count."""
+        weights = {domain: weight for domain, weight in self.weights.items() if weight > 0}
+        every = {domain: np.concatenate([text.rows for text in self.texts if text.domain == domain]) for domain in weights}
+        rows = {domain: part[chosen[part]] for domain, part in every.items()}
+        known = {domain: weights[domain] for domain, part in rows.items() if len(part)}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in known.items()]
+        counted = weights if complete else known
+        mix = Mix(tuple(counted), None, self.strata) if self.weights_observed else Mix.of(counted)
+        shares = np.asarray(sum(parts) / sum(known.values())) if parts else None
+        return Part(mix, [rows[domain] for domain in counted], shares)
 
 
 def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
@@ -365,13 +356,17 @@ def build_trees(
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))
     by_depth = manifest.drafts[side.draft].by_depth
-    shapes = _shapes(sample, sizes, depth, given, "first ranks" if by_depth else "optimal")
+    choosing, testing = sample.traffic(sample.choosing, complete=False), sample.traffic(sample.tested, complete=True)
+    shapes, kind = list[StaticTree](), "first ranks" if by_depth else "optimal"
+    if choosing.shares is not None:
+        shares = choosing.shares[:CHOICE]
+        shapes += [_static_tree(f"{kind} {size}", OPTIMAL, optimal_tree(shares, size, depth)) for size in sizes]
+    shapes += [_static_tree(name, "file", tree) for name, tree in given.items()]
+    depths = sorted({shape.depth for shape in shapes} - {0})
+    shapes += [_static_tree(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths]
     halves = (sample.tested, sample.choosing) if sizes else (sample.tested,)
     every = _replays(side, sample, [(shape, half) for half in halves for shape in shapes])  # the log is read once
-    common, choosing = every[: len(shapes)], every[len(shapes) :]
-    weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
-    mix = Mix(tuple(weights), None, sample.strata) if sample.weights_observed else Mix.of(weights)
-    rows, shares = [sample.domain(domain, sample.tested) for domain in weights], sample.pooled(sample.tested)
+    common = every[: len(shapes)]
     return TreesReport(
         alphaprof=__version__,
         run=str(side.run.path),
@@ -384,10 +379,10 @@ def build_trees(
         tested_on=int(sample.tested.sum()),
         weights=sample.weights,
         weights_observed=sample.weights_observed,
-        trees=shapes,
-        headline=_headline(choosing, sample),
-        traffic=tuple(_tokens(replay, rows, mix, shares, confidence, _chain(replay, common)) for replay in common),
-        texts=tuple(_text(text, sample, common, confidence) for text in sample.texts),
+        trees=tuple(shapes),
+        headline=_most_gaining(every[len(shapes) :], choosing),
+        traffic=tuple(_tokens_by_tree(common, testing, by_depth, confidence)),
+        texts=tuple(_trees_of_text(text, sample, common, by_depth, confidence) for text in sample.texts),
     )
 
 
@@ -406,110 +401,81 @@ def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
     return min(depth, known)
 
 
-def _shapes(
-    sample: TreeSample, sizes: Sequence[int], depth: int, given: Mapping[str, Tree], chosen: str
-) -> tuple[StaticTree, ...]:
-    """The trees for all traffic: `chosen` ones by size, the user's, and a chain for every depth that these have."""
-    shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
-    if shares is not None:
-        shapes += [_shape(f"{chosen} {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in sizes]
-    shapes += [_shape(name, "file", tree) for name, tree in given.items()]
-    depths = sorted({shape.depth for shape in shapes} - {0})
-    return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
-
-
-def _headline(choosing: Sequence[Replay], sample: TreeSample) -> str | None:
-    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose. Domains
-    without such documents do not count, and the first of several equal trees is taken.
+def _most_gaining(replays: Sequence[Replay], part: Part) -> str | None:
+    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose; the first of
+    several equal trees.
     """
-    rows = {domain: sample.domain(domain, sample.choosing) for domain, weight in sample.weights.items() if weight > 0}
-    counted = {domain: sample.weights[domain] for domain, part in rows.items() if len(part)}
-    mix = Mix(tuple(counted), None) if sample.weights_observed else Mix.of(counted)
-
-    def tokens(replay: Replay) -> float | None:
-        return mix.value([(replay.counts(rows[domain]), free_draft(replay.shape.depth)) for domain in counted])
-
     gains: dict[str, float] = {}
-    for replay in choosing if counted else ():
-        chain = _chain(replay, choosing)
-        own, other = tokens(replay), None if chain is None else tokens(chain)
-        if own is not None and other is not None:
-            gains[replay.shape.name] = own - other
+    for replay in replays if part.rows else ():
+        if chain := replay.chain(replays):
+            own, other = (part.mix.value(each.decoded(part.rows)) for each in (replay, chain))
+            if own is not None and other is not None:
+                gains[replay.shape.name] = own - other
     return max(gains, key=gains.__getitem__, default=None)
 
 
-def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
+def _static_tree(name: str, kind: str, tree: Tree) -> StaticTree:
     levels = np.bincount([len(path) for path in tree.paths], minlength=1)[1:]
     return StaticTree(name, kind, tree.nodes, tree.depth, tuple(levels.tolist()), tree.paths)
 
 
 def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
     every = replayed(side.run, side.draft, [(Tree(shape.paths), mask) for shape, mask in trees])
-    by_depth = side.run.manifest.drafts[side.draft].by_depth
     return [
-        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted, by_depth)
+        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted)
         for (shape, mask), rounds in zip(trees, every, strict=True)
     ]
 
 
-def _chain(replay: Replay, common: Sequence[Replay]) -> Replay | None:
-    """The chain as deep as a tree; None for a chain."""
-    chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == replay.shape.depth)
-    return None if replay.shape.kind == "chain" else next(chains, None)
-
-
-def _more(replay: Replay, other: Replay, rows: Sequence[Array], mix: Mix, confidence: float) -> Interval:
-    """Tokens per round of a tree beyond those of another one, paired, on `rows` of each domain of a mix."""
-    parts = [np.concatenate(rows)] if mix.weights is None else rows
-    first, second = (
-        [spent_and_base(each.counts(part), free_draft(each.shape.depth)) for part in parts] for each in (other, replay)
-    )
-    units, weights = [present(replay.counts(part).cluster) for part in parts], mix.weights or (1.0,)
+def _gain_over(replay: Replay, chain: Replay, part: Part, confidence: float) -> Interval:
+    """Tokens per round of a tree beyond those of its chain, paired by document."""
+    rows = [np.concatenate(part.rows)] if part.mix.weights is None else part.rows
+    first, second = ([spent_and_base(*decoded) for decoded in each.decoded(rows)] for each in (chain, replay))
+    units, weights = [present(counts.cluster) for counts, _ in replay.decoded(rows)], part.mix.weights or (1.0,)
     return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
 
 
-def _tokens(
-    replay: Replay,
-    rows: Sequence[Array],
-    mix: Mix,
-    shares: Array | None,
-    confidence: float,
-    chain: Replay | None = None,
-) -> TreeTokens:
-    """Rounds with one tree on `rows` of each domain of a mix; `shares`: b_r [width] of all of them."""
-    shape, counts = replay.shape, [replay.counts(part) for part in rows]
-    rounds = int(sum(part.rounds.sum() for part in counts))
-    free = mix.speedup(counts, free_draft(shape.depth))
-    if free is None or shares is None:
-        return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth, None)
-    promised = None if replay.by_depth else expected_tokens(Tree(shape.paths), shares)
-    scale = [1.0] * len(counts)
-    if mix.weights is not None:
-        scale = [weight / part.tokens.sum() for weight, part in zip(mix.weights, counts, strict=True)]
-    ready = sum(factor * part.drafted[:, :1].sum() for factor, part in zip(scale, counts, strict=True))
-    reached = [replay.accepted[np.searchsorted(replay.rows, part)].sum(0) for part in rows]
-    accepted = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
-    return TreeTokens(
-        tree=shape.name,
-        rounds=rounds,
-        tokens_per_round=tokens_interval(free, shape.depth, confidence),
-        iid_tokens_per_round=promised,
-        iid_error=promised / free.value - 1 if promised is not None else None,
-        marginal=tuple(float(count / ready) if ready else None for count in accepted),
-        more_than_chain=None if chain is None else _more(replay, chain, rows, mix, confidence),
-    )
+def _tokens_by_tree(replays: Sequence[Replay], part: Part, by_depth: bool, confidence: float) -> Iterator[TreeTokens]:
+    """Yield the rounds with each tree on some documents. `by_depth`: ranks depend on the level, as a head's do, so that
+    those of first drafts promise nothing of others.
+    """
+    for replay in replays:
+        shape, chain, decoded = replay.shape, replay.chain(replays), replay.decoded(part.rows)
+        counts = [each for each, _ in decoded]
+        rounds, free = int(sum(each.rounds.sum() for each in counts)), part.mix.routed(decoded)
+        if free is None or part.shares is None:
+            yield TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth, None)
+            continue
+        promised = None if by_depth else expected_tokens(Tree(shape.paths), part.shares)
+        scale = [1.0] * len(counts)
+        if part.mix.weights is not None:
+            scale = [weight / each.tokens.sum() for weight, each in zip(part.mix.weights, counts, strict=True)]
+        ready = sum(factor * each.drafted[:, :1].sum() for factor, each in zip(scale, counts, strict=True))
+        reached = [replay.accepted[np.searchsorted(replay.rows, rows)].sum(0) for rows in part.rows]
+        accepted = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
+        yield TreeTokens(
+            tree=shape.name,
+            rounds=rounds,
+            tokens_per_round=tokens_interval(free, shape.depth, confidence),
+            iid_tokens_per_round=promised,
+            iid_error=promised / free.value - 1 if promised is not None else None,
+            marginal=tuple(float(count / ready) if ready else None for count in accepted),
+            more_than_chain=None if chain is None else _gain_over(replay, chain, part, confidence),
+        )
 
 
-def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], confidence: float) -> TextTrees:
-    ranks, tested = sample.ranks, text.rows[sample.tested[text.rows]]
+def _trees_of_text(
+    text: TextGroup, sample: TreeSample, common: Sequence[Replay], by_depth: bool, confidence: float
+) -> TextTrees:
+    ranks, tested, reason = sample.ranks, text.rows[sample.tested[text.rows]], ""
 
     def share(positions: Array) -> Interval:
         return share_interval(ratio(*by_cluster(text.cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
 
-    reason = "" if len(tested) else "none of its documents is in the tested half: profile four or more"
     if not text.policy:
         reason = "the target did not choose this text, so no tree has rounds on it"
-    shares = ranks.shares(tested) if len(tested) else None
+    elif not len(tested):
+        reason = "none of its documents is in the tested half: profile four or more"
     return TextTrees(
         domain=text.domain,
         continuation=text.continuation,
@@ -523,8 +489,8 @@ def _text(text: TextGroup, sample: TreeSample, common: Sequence[Replay], confide
         silent=share(ranks.silent),
         tested_documents=len(tested),
         tested_clusters=distinct(sample.cluster[tested]),
-        trees=tuple(_tokens(replay, [tested], ONE, shares, confidence, _chain(replay, common)) for replay in common)
-        if len(tested)
-        else (),
+        trees=()
+        if reason
+        else tuple(_tokens_by_tree(common, Part(ONE, [tested], ranks.shares(tested)), by_depth, confidence)),
         reason=reason,
     )

@@ -101,6 +101,7 @@ OUTCOMES = {
     "WITHIN": GOOD,
     "OUTSIDE": BAD,
     "TOO NOISY TO TELL": UNSURE,
+    "NOT PREDICTED": BAD,
     "problem": BAD,
     "note": UNSURE,
     "note:": UNSURE,
@@ -158,3 +159,9 @@ def text_name(item: OfText, items: Iterable[OfText], off_policy: bool = False) -
         kind += f" at {item.sampling['temperature']:g}"
         kind += "".join(f", {name} {item.sampling[name]:g}" for name in differing)
     return f"{fmt.short(item.domain)} ({kind}{', off-policy' if off_policy else ''})"
+
+
+def table_of_rows(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], **about: Any) -> Table:
+    """Return a table from the cells of each row below their headings, the row's name first; `about`: its other fields."""
+    named, *columns = headings
+    return Table(title, columns, [(name, dict(zip(columns, cells, strict=True))) for name, *cells in rows], named, **about)

@@ -39,11 +39,6 @@ def text(blocks: Iterable[Block]) -> str:
     return "\n".join([*lines, *block_lines(others)]).rstrip() + "\n"
 
 
-def heading(outcome: str, about: str, reason: str) -> list[str]:
-    """The first lines of an answer: its outcome, what that is about, and why."""
-    return [f"## {SIGNS[outcome]} {outcome}: {about}", "", escaped_sentence(reason), ""]
-
-
 def row(*cells: str) -> str:
     """A row of a table."""
     return f"| {' | '.join(cells)} |"

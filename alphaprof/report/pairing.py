@@ -1,9 +1,10 @@
-"""Two drafts on the same prompts: whether they can be compared, which documents are pairs, and the totals of each side."""
+"""Two drafts on the same prompts: whether they can be compared, which documents are pairs, and what each did on them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,57 @@ from alphaprof.stats.paired import inverse_difference, share_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, pools
+from alphaprof.totals.pool import DocumentTotals, merged, pools
 
 Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
+Totals = tuple[Array, Array]  # and counts, by independent unit, [units]
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """What two drafts did on one kind of text of a domain under one rule: on the same documents, if these are paired."""
+
+    domain: str
+    rule: str
+    first: DocumentTotals
+    second: DocumentTotals
+
+    @classmethod
+    def of(cls, first: Pools, second: Pools) -> list[TextPair]:
+        """Return what both sides have, in the order of the first."""
+        return [cls(key[0], key[-1], pool, second[key]) for key, pool in first.items() if key in second]
+
+    @classmethod
+    def together(cls, domain: str, texts: Iterable[TextPair]) -> TextPair:
+        """Return several texts of one rule as one, under another name."""
+        every = list(texts)
+        return cls(domain, every[0].rule, merged([text.first for text in every]), merged([text.second for text in every]))
+
+    @property
+    def sides(self) -> tuple[DocumentTotals, DocumentTotals]:
+        """Both sides."""
+        return self.first, self.second
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether both sides have rounds."""
+        return all(pool.defined and pool["tokens"].sum() > 0 for pool in self.sides)
+
+    def totals(self, gamma: int | None) -> tuple[Totals, Totals]:
+        """Accepted and proposed positions of each side; at a gamma, its rounds and tokens."""
+        return _totals(self.first, gamma), _totals(self.second, gamma)
+
+    def difference(self, gamma: int | None, confidence: float) -> Interval:
+        """Alpha of the second less that of the first, paired; at a gamma, tokens per round."""
+        one, two = self.totals(gamma)
+        return share_difference(one, two, confidence) if gamma is None else inverse_difference(one, two, confidence, gamma)
+
+
+def _totals(pool: DocumentTotals, gamma: int | None) -> Totals:
+    if gamma is not None:
+        return spent_and_base(pool.counts(gamma), free_draft(gamma))
+    accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
+    return accepted, proposals
 
 
 def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = False) -> None:
@@ -38,7 +87,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
         imported, profiled = (here, there) if first.run.imported else (there, here)
         problem = f"{imported} was imported from an engine's metrics, and {profiled} was profiled"
         raise NotComparable(problem, "import both, or profile both; compare shows what each says of a domain")
-    for (name, value, hint), (_, other, _) in zip(_measured(first), _measured(second), strict=True):
+    for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
     facts = () if other_target else ("fingerprint", "dtype")
@@ -52,7 +101,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
         )
 
 
-def _measured(side: RunDraft) -> Iterator[tuple[str, object, str]]:
+def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
     """Yields what must be equal on both sides, with what to do where it is not."""
     imported = side.run.manifest.imported
     if imported is not None:
@@ -84,20 +133,19 @@ def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
     return int(decided) if decided in gammas else max(gammas, default=None)
 
 
-def paired_pools(
+def paired_texts(
     first: RunDraft, second: RunDraft, rules: Sequence[str]
-) -> tuple[tuple[Pools, Pools], tuple[Array, Array], tuple[int, int]]:
-    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common.
+) -> tuple[list[TextPair], tuple[Array, Array], tuple[int, int]]:
+    """Pair the documents of two sides by prompt. Raises `NotComparable` if they have none in common.
 
-    Returns the pools of each side, in the order of their pairs, the rows of the pairs in each documents table, and how many
-    documents of each have no partner.
+    Returns the texts, the rows of the pairs in each documents table, and how many documents of each have no partner.
     """
     tables = [side.run.documents() for side in (first, second)]
     rows = matches(tables, (*SETTINGS, "max_new_tokens"))
     if not len(rows[0]):
         raise _nothing_in_common(first.run, second.run, tables)
-    paired = pools_of_pairs((first, second), tables, rows, rules)
-    return paired, rows, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
+    texts = TextPair.of(*pools_of_pairs((first, second), tables, rows, rules))
+    return texts, rows, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
 
 
 def matches(tables: Sequence[pa.Table], settings: Sequence[str]) -> tuple[Array, Array]:
@@ -148,7 +196,7 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
         problem = f"no request of {runs} can be paired: their prompts are known by {known_by}"
         hint = f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again"
     elif shared:
-        names = ", ".join(f"{column} {_names(tables, column)}" for column in ("domain", "continuation"))
+        names = ", ".join(f"{column} {_names_in_both(tables, column)}" for column in ("domain", "continuation"))
         problem = f"{runs} share {shared} prompts, but no kind of text ({names})"
         hint = "compare drafts on text of one kind: the same domains, sampling settings and max_new_tokens"
     else:
@@ -159,22 +207,6 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
     return NotComparable(problem, hint)
 
 
-def _names(tables: Sequence[pa.Table], column: str) -> str:
+def _names_in_both(tables: Sequence[pa.Table], column: str) -> str:
     """The different values of a column in each of two tables."""
     return " / ".join(", ".join(sorted(set(table[column].cast(pa.string()).to_pylist()))) for table in tables)
-
-
-def side_totals(pool: DocumentTotals, gamma: int | None) -> tuple[Array, Array]:
-    """Totals and counts by independent unit, [units]: accepted and proposed positions; at a gamma, rounds and tokens."""
-    if gamma is not None:
-        return spent_and_base(pool.counts(gamma), free_draft(gamma))
-    accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
-    return accepted, proposals
-
-
-def side_difference(first: DocumentTotals, second: DocumentTotals, gamma: int | None, confidence: float) -> Interval:
-    """Alpha of the second less that of the first, paired; at a gamma, tokens per round."""
-    sides = side_totals(first, gamma), side_totals(second, gamma)
-    if gamma is None:
-        return share_difference(*sides, confidence)
-    return inverse_difference(*sides, confidence, gamma)

@@ -507,8 +507,8 @@ def rounds(setting: Setting) -> Iterator[Line]:
     """
     import datasets  # noqa: F401  # where it is missing, the check says so
 
-    from alphaprof.commands.validate.build import build_validation
     from alphaprof.commands.validate.measure import validate
+    from alphaprof.commands.validate.validation import build_validation
     from alphaprof.config.load import load_profile
 
     torch.set_float32_matmul_precision("highest")

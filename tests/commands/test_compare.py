@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import re
@@ -16,7 +15,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
@@ -291,10 +289,8 @@ def test_the_command_prints_every_rule(run: Run) -> None:
 
 
 def first_lines(answer: Comparison) -> str:
-    """The first five lines that are not empty, at 100 columns."""
-    buffer = io.StringIO()
-    answer.terminal(Console(file=buffer, width=100))
-    return " ".join(" ".join([line for line in buffer.getvalue().splitlines() if line.strip()][:5]).split())
+    """The first five lines that are not empty."""
+    return " ".join([line for line in answer_text(answer, "terminal", to_file=True).splitlines() if line.strip()][:5])
 
 
 def written(interval: Interval, digits: int = 2) -> str:

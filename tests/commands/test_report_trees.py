@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from rich.console import Console
 
 from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
@@ -439,14 +437,9 @@ def test_a_draft_without_ranks_is_refused(run: Run, tmp_path: Path) -> None:
 # Renderings.
 
 
-def as_terminal(report: TreesReport, width: int) -> str:
-    buffer = io.StringIO()
-    report.terminal(Console(file=buffer, width=width))
-    return buffer.getvalue()
-
-
-def test_every_number_is_shown_whole_with_its_interval(found: TreesReport) -> None:
-    text = as_terminal(found, 100)
+def test_every_number_is_shown_whole_with_its_interval(found: TreesReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = answer_text(found, "terminal")
     assert max(map(len, text.splitlines())) <= 100
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     shown = [fmt.share_with_interval(share) for item in found.texts for share in (*item.ranks, item.beyond, item.silent)]

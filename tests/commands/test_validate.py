@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.commands.validate.answer import ClockError, RelativeError, Validation, require_within
-from alphaprof.commands.validate.build import (
+from alphaprof.commands.validate.validation import (
     TAIL,
+    ClockError,
     Decodings,
     DecodingTimes,
+    RelativeError,
     TimedPair,
+    Validation,
     build_validation,
     clock_error,
+    require_within,
 )
 from alphaprof.errors import (
     CheckUndecided,

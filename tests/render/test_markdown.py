@@ -101,10 +101,10 @@ def called(run: Run, *arguments: str) -> str:
 def test_the_commands_print_it(run: Run) -> None:
     assert called(run, "report", "--format", "md") == as_markdown(build_report(run))
     text = called(run, "check", "--min-alpha", "0.6", "--format", "md")
-    assert text.startswith("## ❌ fail: draft quality of small")
+    assert text.startswith("## ❌ FAIL  a\\|b &lt;i\\>: alpha ")
     rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == ["code", "a\0b &lt;i\\>"]
-    assert [row[-1] for row in rows[1:]] == ["✅ pass", "❌ fail"]
+    assert [row[-1] for row in rows[1:]] == ["✅ PASS", "❌ FAIL"]
 
 
 def test_junit_has_a_case_a_threshold(run: Run) -> None:

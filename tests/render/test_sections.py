@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -175,6 +176,18 @@ def test_every_word_and_number_is_whole_in_80_and_100_columns(
         assert words - set(text.split()) == set()
         assert "\N{HORIZONTAL ELLIPSIS}" not in text
         assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", ["check", "compare", "curve", "predict", "trees", "validate", "lossy"])
+def test_markdown_and_page_hold_every_number_of_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    answer = ANSWERS[name](tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    words = {word for word in answer_text(answer, "terminal").split() if any(map(str.isdigit, word))}
+    for form in ("md", "html"):
+        text = html.unescape(answer_text(answer, form)).replace("\\", "")
+        assert [word for word in words if word not in text] == []
 
 
 def test_every_part_of_a_wide_table_says_whose_rows_it_holds() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.validate.build import Decodings, DecodingTimes, by_depth, contexts_of
+from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -69,7 +69,7 @@ def validate(
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
     with in_memory():
-        return plan.run, _measure(plan, chosen, more, repeats, progress)
+        return plan.run, _decode_in_turn(plan, chosen, more, repeats, progress)
 
 
 def as_decoded(options: ProfileOptions) -> MeasuredCosts:
@@ -78,11 +78,11 @@ def as_decoded(options: ProfileOptions) -> MeasuredCosts:
     return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
 
-def _measure(
+def _decode_in_turn(
     plan: Plan, gammas: Sequence[int], more: Sequence[BoundRule], repeats: int, progress: Progress
 ) -> DecodingTimes:
     """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
-    texts, short, foreign = _texts(plan)
+    texts, short, foreign = _decodable_texts(plan)
     usual = [decoded_rule(plan.options.decision.rule, policy) for policy in sorted({text.policy for text in texts})]
     rules = {rule.id: rule for rule in (*map(parse_rule, usual), *more)}.values()
     drafted = itertools.product(plan.drafts, rules, gammas)
@@ -130,7 +130,7 @@ def _warm_up(
     return found
 
 
-def _texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
+def _decodable_texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     """What is decoded; how many documents are too short, and how many have text that the target did not write here."""
     stored: dict[int, Ids] = {}
     for shard in plan.run.shards:

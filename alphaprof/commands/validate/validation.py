@@ -1,27 +1,22 @@
-"""Prediction against the clock: a run's rounds and step times beside real decoding of the same documents."""
+"""A run's rounds and step times beside real decoding of the same documents: the value that `alphaprof validate` answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.commands.validate.answer import (
-    Cell,
-    ClockError,
-    Outcome,
-    PredictedMeasured,
-    RelativeError,
-    RoundTime,
-    Validation,
-)
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
+from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.store import Run
+from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
+from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, log_interval, small_sample
@@ -32,12 +27,281 @@ from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 from alphaprof.totals.replay import RoundCounts
 
+Outcome = Literal["within", "outside", "too_noisy"]
+WORDS = {"within": "WITHIN", "outside": "OUTSIDE", "too_noisy": "TOO NOISY TO TELL"}
 # The variance that one source of error gives the logarithm of a speedup, and the degrees of freedom with which that was
-# estimated (infinite where it is known).
+# estimated (infinite if it is known).
 ErrorPart = tuple[float, float]
 CONFIDENCE = 0.95
 TAIL = 0.0125  # with which an end of a row's interval misses; see `clock_error`
 SHORTEST_CONTEXT = 8  # tokens; `costs.context` takes no fewer
+
+
+@dataclass(frozen=True)
+class PredictedMeasured:
+    """A number as it was predicted and as it was measured."""
+
+    predicted: float | None  # None: no step times
+    measured: float | None  # None: nothing was decoded
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Where the mean round goes, in ms. Predicted, `other` is what taking tokens out of the caches was timed to take."""
+
+    draft: float  # all draft steps of a round
+    verify: float  # verification by the target
+    other: float  # the rest of a round
+
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.draft + self.verify + self.other
+
+
+@dataclass(frozen=True)
+class RelativeError:
+    """Predicted / measured - 1 of a speedup with its interval. `low` is -1 or above; `high` may be infinite."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
+
+    `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
+    measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
+    step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
+    None where both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it,
+    at 95 %. A lossy rule writes its own text, so nothing is predicted of it.
+    `excess_regret`: mean log p(top) - log p(token) of its text, p the target's plain softmax, less that of the target's own
+    text, in nats per token, paired by document, at 95 %.
+    """
+
+    draft: str
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None
+    rule: str
+    gamma: int
+    documents: int
+    tokens_per_round: PredictedMeasured  # tokens emitted per round, over all rounds
+    predicted_tokens: Interval | None
+    predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
+    timing_error: float | None
+    wall_speedup: float | None  # measured by the wall clock
+    cpu_speedup: float | None  # measured in CPU time of the process; None on a GPU, of which that says nothing
+    error: RelativeError | None
+    cpu_error: RelativeError | None
+    same_text: int | None
+    same_rounds: int | None
+    decode_ms: PredictedMeasured
+    predicted_round_ms: RoundTime | None  # None: no step times
+    measured_round_ms: RoundTime | None  # None: no rounds
+    excess_regret: Interval | None  # None: the rule keeps the target's distribution
+
+    @property
+    def lossy(self) -> bool:
+        """Whether its rule writes another text than the target."""
+        return parse_rule(self.rule).rule.lossy
+
+
+@dataclass(frozen=True)
+class ClockError:
+    """Absolute error of predicted speedups by one clock: the median over rows with its 95 % interval, and the largest."""
+
+    median: float  # over rows
+    low: float
+    high: float
+    worst: float  # the largest of all rows
+    outcome: Outcome  # by this clock alone
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
+
+    `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
+    steps were timed, between which times are interpolated; `mean_context`: of the documents. `outcome`: whether the median
+    absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; on a CPU by the wall clock
+    and by CPU time together: outside where both say so, within where one does and the other does not say outside. None
+    where no speedup was predicted.
+    """
+
+    format: ClassVar[str] = "alphaprof-validate"
+    version: ClassVar[str] = "1.0"
+
+    run: str | None
+    target: str
+    device: str
+    dtype: str
+    exact: bool
+    repeats: int  # how often every text was decoded in every way
+    documents: int
+    short: int  # documents left out: fewer than two tokens
+    foreign: int  # documents left out: the target did not write their text
+    plain_same_text: int
+    contexts: tuple[int, ...]
+    mean_context: float
+    tolerance: float  # the largest median error that passes
+    outcome: Outcome | None
+    wall: ClockError | None  # by the wall clock; None: no speedup was predicted
+    cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
+    cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield how far off the prediction is, what was predicted and measured, and where the time of a round went."""
+        yield from _how_far_off(self)
+        yield ""
+        yield f"{self.target} in {self.dtype} on {self.device}, batch 1"
+        facts = f"{fmt.many(self.documents, 'document')}, {fmt.many(self.repeats, 'repeat')}"
+        facts += f"; left out: {fmt.count(self.short)} with fewer than two tokens" if self.short else ""
+        yield facts + (
+            f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
+        )
+        if self.contexts:
+            timed = f"steps were timed at {' and '.join(map(fmt.count, self.contexts))} tokens of context"
+            yield f"{timed}; these documents have {self.mean_context:.0f} on average"
+        if self.run is not None:
+            yield f"the prediction is that of the run {self.run}"
+        yield ""
+        exact, lossy = ([cell for cell in self.cells if cell.lossy is changes] for changes in (False, True))
+        yield _cells_table("predicted | measured", exact, {**SPEEDUPS, **(BY_CPU if self.cpu else {})})
+        if lossy:
+            yield _cells_table("lossy rules, measured: what their text gains and gives up", lossy, LOSSY)
+        yield _cells_table("where the time goes, in ms: predicted | measured", self.cells, ROUNDS)
+        yield from _what_was_equal(self)
+        yield Small("speedup: decode time without / with a draft, no prefill, in alphaprof's own loop (transformers).")
+        yield Small("error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times].")
+        if self.cpu is not None:
+            yield Small("CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock.")
+        yield Small("other: predicted, taking rejected tokens out of the caches; measured, all that is between steps.")
+        if lossy:
+            yield Small("excess regret: nats per token that the target would not have given up; whether that is good enough")
+            yield Small("is for your own task to judge.")
+
+
+def require_within(validation: Validation, undecided_fails: bool) -> None:
+    """Raise `OutsideTolerance`, `StepsNotTimed` if nothing was predicted, or `CheckUndecided` if that is asked for."""
+    if validation.outcome is None:
+        raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
+    if validation.outcome == "outside":
+        problem = f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}"
+        raise OutsideTolerance(problem, next_step(validation))
+    if validation.outcome == "too_noisy" and undecided_fails:
+        raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", next_step(validation))
+
+
+def verdict_reason(validation: Validation) -> str:
+    """Why the outcome is what it is, in words."""
+    medians = []
+    for clock, by in ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time")):
+        if clock is not None:
+            high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
+            medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
+    return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
+
+
+def _how_far_off(validation: Validation) -> Iterator[str]:
+    """Yield the outcome, the row that is farthest off, and what to do next."""
+    if validation.outcome is None:
+        yield "NOT PREDICTED: no steps were timed, so there is no speedup to compare with the clock"
+        return
+    yield f"{WORDS[validation.outcome]}: {verdict_reason(validation)}"
+    known = [(abs(cell.error.value), cell) for cell in validation.cells if cell.error is not None]
+    if known:
+        _, worst = max(known, key=lambda pair: pair[0])
+        where = f"{fmt.short(worst.draft)} in {text_name(worst, validation.cells)} at gamma {worst.gamma}"
+        speeds = f"{fmt.number(worst.predicted_speedup, unit='x')}, measured {fmt.number(worst.wall_speedup, unit='x')}"
+        yield f"largest error by the wall clock: {where}, predicted {speeds}, {_off_by(worst.error)}"
+    yield f"next: {next_step(validation)}"
+
+
+def next_step(validation: Validation) -> str:
+    """What to do about an outcome."""
+    if validation.outcome == "within":
+        return "alphaprof profile and report: their speedups hold for this loop here, not for an engine"
+    if validation.outcome == "outside":
+        return "the table of round times shows where the time goes; alphaprof latency times the steps again"
+    if validation.repeats < 2:
+        return "one repeat does not show how repeats differ: --repeats 3"
+    if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
+        return "one document of a domain does not show how documents differ: --documents 4"
+    return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
+
+
+def _what_was_equal(validation: Validation) -> Iterator[str]:
+    """Yield what was equal, text by text: in float32 everything should be."""
+    exact = [cell for cell in validation.cells if not cell.lossy]
+    fixed = [(cell.documents, cell.same_text, cell.same_rounds or 0) for cell in exact if cell.same_text is not None]
+    texts, same, rounds = (sum(counts) for counts in zip(*fixed, strict=True)) if fixed else (0, 0, 0)
+    yield (
+        f"plain texts equal to the profiled ones: {validation.plain_same_text} of {validation.documents}; "
+        f"with a draft: {same} of {texts}; rounds equal to the replay: {rounds} of {texts}"
+    )
+    if fixed and not validation.exact:
+        yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
+    elif fixed and (same < texts or rounds < texts):
+        yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
+    if by_chance := [cell for cell in exact if cell.same_text is None]:
+        pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
+        within = sum(1 for expected, found in pairs if expected and found and expected.low <= found <= expected.high)
+        yield f"lossless draws other texts: tokens per round within the predicted 95 % in {within} of {len(pairs)} rows"
+
+
+CellColumns = Mapping[str, Callable[[Cell], str]]  # how each heading writes a cell
+SPEEDUPS: CellColumns = {
+    "rule": lambda cell: cell.rule,
+    "gamma": lambda cell: str(cell.gamma),
+    "tokens/round": lambda cell: _both(cell.tokens_per_round),
+    "speedup": lambda cell: fmt.number(cell.predicted_speedup, unit="x"),
+    "wall": lambda cell: fmt.number(cell.wall_speedup, unit="x"),
+    "error": lambda cell: _off_by(cell.error),
+}
+BY_CPU: CellColumns = {
+    "CPU": lambda cell: fmt.number(cell.cpu_speedup, unit="x"),
+    "CPU error": lambda cell: _off_by(cell.cpu_error),
+}
+LOSSY: CellColumns = {
+    "rule": lambda cell: cell.rule,
+    "gamma": lambda cell: str(cell.gamma),
+    "tokens/round": lambda cell: fmt.number(cell.tokens_per_round.measured),
+    "wall": lambda cell: fmt.number(cell.wall_speedup, unit="x"),
+    "excess regret": lambda cell: fmt.difference(cell.excess_regret, 3),
+    "same text": lambda cell: fmt.NOTHING if cell.same_text is None else f"{cell.same_text} of {cell.documents}",
+}
+ROUNDS: CellColumns = {
+    "gamma": lambda cell: str(cell.gamma),
+    "plain step": lambda cell: _both(cell.decode_ms),
+    "drafting": lambda cell: _part_of_round(cell, lambda time: time.draft),
+    "verification": lambda cell: _part_of_round(cell, lambda time: time.verify),
+    "other": lambda cell: _part_of_round(cell, lambda time: time.other),
+    "round": lambda cell: _part_of_round(cell, lambda time: time.whole),
+}
+
+
+def _cells_table(title: str, cells: Sequence[Cell], columns: CellColumns) -> Table:
+    rows = ((cell.draft, text_name(cell, cells), *(write(cell) for write in columns.values())) for cell in cells)
+    return table_of_rows(title, ("draft", "domain", *columns), rows, left=("domain", "rule"), wrapped=("domain",))
+
+
+def _both(both: PredictedMeasured) -> str:
+    return f"{fmt.number(both.predicted)} | {fmt.number(both.measured)}"
+
+
+def _part_of_round(cell: Cell, part: Callable[[RoundTime], float]) -> str:
+    times = (cell.predicted_round_ms, cell.measured_round_ms)
+    return _both(PredictedMeasured(*(None if time is None else part(time) for time in times)))
+
+
+def _off_by(error: RelativeError | None) -> str:
+    if error is None:
+        return fmt.NOTHING
+    high = fmt.signed_percent(error.high) if math.isfinite(error.high) else "inf"
+    return f"{fmt.signed_percent(error.value)} [{fmt.signed_percent(error.low)}, {high}]"
 
 
 @dataclass(frozen=True)
@@ -182,7 +446,7 @@ def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError
     return ClockError(median, low, high, float(values[:, 0].max()), outcome)
 
 
-def together(outcomes: Sequence[Outcome]) -> Outcome:
+def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
     """What several clocks say: outside where all do, within where some do and none says outside."""
     if set(outcomes) == {"outside"}:
         return "outside"
@@ -198,9 +462,9 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     book = open_costs(run, manifest.config["costs"], context)
     times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
-        _cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
+        _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
         for draft in manifest.drafts
-        for way, group, pool in _measured(run, draft, documents, measured)
+        for way, group, pool in _ways_by_text(run, draft, documents, measured)
     ]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
     cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
@@ -218,14 +482,14 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         contexts=book.table.contexts(1) if book else (),
         mean_context=context,
         tolerance=tolerance,
-        outcome=together([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
+        outcome=of_all_clocks([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
     )
 
 
-def _measured(
+def _ways_by_text(
     run: Run, draft: str, table: pa.Table, measured: DecodingTimes
 ) -> Iterator[tuple[Decodings, TextGroup, DocumentTotals | None]]:
     """Yields the decodings with a draft by kind of text, with the totals of the rounds; None for a lossy rule, whose text is
@@ -243,7 +507,7 @@ def _measured(
                 yield from ((way, group, pool) for way in ways if way.rule == rule and group.rows[0] in way.rows)
 
 
-def _cell(
+def _compared_cell(
     group: TextGroup,
     pool: DocumentTotals | None,
     way: Decodings,
@@ -274,18 +538,18 @@ def _cell(
         timing_error=faster.timing_error if faster else None,
         wall_speedup=wall.speedup(),
         cpu_speedup=cpu.speedup() if cpu else None,
-        error=_error(wall, faster, counts, times),
-        cpu_error=_error(cpu, faster, counts, times),
+        error=_error_of_prediction(wall, faster, counts, times),
+        cpu_error=_error_of_prediction(cpu, faster, counts, times),
         same_text=None if by_chance else int(way.same_text.sum()),
         same_rounds=None if by_chance or pool is None else _same_rounds(way, pool),
         decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
         predicted_round_ms=_predicted_round(counts, times) if counts is not None and times else None,
         measured_round_ms=_measured_round(way) if rounds else None,
-        excess_regret=_excess(group, way, plain),
+        excess_regret=_excess_regret(group, way, plain),
     )
 
 
-def _excess(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
+def _excess_regret(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
     """Mean regret per token of a lossy rule's text less that of the target's own; None where it was not taken."""
     if way.regret is None or plain.regret is None:
         return None
@@ -295,7 +559,7 @@ def _excess(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | No
     return mean_difference((one, length), (two, other), CONFIDENCE)
 
 
-def _error(
+def _error_of_prediction(
     pair: TimedPair | None, predicted: Speedup | None, counts: RoundCounts | None, times: StepTimes | None
 ) -> RelativeError | None:
     if pair is None or predicted is None or counts is None or times is None:
