@@ -26,13 +26,13 @@ MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
 IN_ROOMS = ("commands/*/measure.py",)
 # One home per library: folders that may import it.
 HOMES = {
-    "torch": ("profiling/*", *IN_ROOMS),
+    "torch": ("profiling/*", *IN_ROOMS, "commands/doctor.py", "commands/dry_run.py"),
     "transformers": ("profiling/*", *IN_ROOMS),
     "datasets": ("profiling/texts/*",),
     "huggingface_hub": ("profiling/models/*",),
     "typer": ("cli/*",),
     "rich": ("render/*", "commands/*", "cli/*"),
-    "plotly": ("render/html/*", "commands/curve/figure.py"),
+    "plotly": ("render/html/*", "render/blocks.py", "commands/curve.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
     "pydantic": ("config/*", "log/training.py", "commands/importing/*", "costs/engine_table.py"),

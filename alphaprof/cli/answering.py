@@ -274,6 +274,6 @@ def rules() -> None:
 
 def doctor(output: Format = "terminal", out: OutFile = None) -> None:
     """Show versions, devices and their speed, threads, room, and what is missing: text to paste into a bug report."""
-    from alphaprof.commands.doctor.build import build_doctor
+    from alphaprof.commands.doctor import build_doctor
 
     show(build_doctor(), output, out)

@@ -68,7 +68,7 @@ def curve(
     ] = None,
 ) -> None:
     """What heads trained on more and more texts reach, and what more data would bring: a forecast with its backtest."""
-    from alphaprof.commands.curve.build import build_curve
+    from alphaprof.commands.curve import build_curve
     from alphaprof.config.heads import load_heads
 
     show(build_curve(*load_heads(heads), overrides or []), output, out)

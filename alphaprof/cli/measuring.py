@@ -124,7 +124,7 @@ def _share(
     overrides: list[str] | None,
 ) -> None:
     """Profile in several processes, with the options of this one."""
-    from alphaprof.commands.workers import work_together
+    from alphaprof.commands.runs import work_together
     from alphaprof.log.place import place_of
     from alphaprof.log.store import require_new
 
@@ -208,9 +208,9 @@ def _require_together(
 def _dry_run(options: ProfileOptions, out: str | None, output: str) -> NoReturn:
     """Prints the checks of a run before it runs, and ends the command."""
     with working(None) as progress:
-        from alphaprof.commands.preflight.measure import preflight
+        from alphaprof.commands.dry_run import dry_run
 
-        answer = preflight(options, out, progress)
+        answer = dry_run(options, out, progress)
     show(answer, output)
     raise Exit
 

@@ -63,8 +63,15 @@ class Figure:
     draw: Callable[[], PlotlyFigure]
 
 
+@dataclass(frozen=True)
+class Verbatim:
+    """Lines as they are, to copy: spaces are kept, and nothing is wrapped."""
+
+    lines: Sequence[str]
+
+
 # A str is a line: leading spaces indent it, an empty one sets apart, and a word of `OUTCOMES` at its beginning stands out.
-Block = Table | Small | Figure | str
+Block = Table | Small | Figure | Verbatim | str
 GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
 OUTCOMES = {
     "GO": GOOD,

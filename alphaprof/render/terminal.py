@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Small, Table, outcome_of
+from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Small, Table, Verbatim, outcome_of
 from alphaprof.render.first_screen import ALONE, WORDS, FirstScreen, first_screen
 from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.tables import named_table, plain, show
@@ -181,6 +181,9 @@ def draw(blocks: Iterable[Block], console: Console) -> None:
                 console.print()
         elif isinstance(block, Small):
             console.print(plain(block.text), style="dim")
+        elif isinstance(block, Verbatim):
+            for line in block.lines:
+                console.print(plain(line), soft_wrap=True)
         else:
             _line(block, console)
 
