@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.cli.exchange import ExportFormat
-from alphaprof.commands.export.build import depths_of, export, scope_of
+from alphaprof.commands.export.engines import depths_of, export, scope_of
 from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial

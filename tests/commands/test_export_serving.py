@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from alphaprof.commands.export.build import _schedule, export, scope_of
+from alphaprof.commands.export.engines import _schedule, export, scope_of
 from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times

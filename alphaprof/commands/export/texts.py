@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaprof.commands.export.build import Artefact
+from alphaprof.commands.export.engines import Artefact
 from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.place import LocalPlace
