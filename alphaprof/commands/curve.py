@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -70,6 +70,7 @@ ORDER = ("prompt_hash", "domain", "continuation", "document")
 TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only where it is the token that the target drew
 NOTABLE = 0.02  # share of tokens outside the vocabulary, and of speed that another gamma adds, that are worth a word
 STALLED = "heads of one size differ by more than the last step in size brought"
+Speedups = Callable[[Interval], Interval]  # of tokens per round
 BySize = Sequence[tuple[int, Sequence[Measured]]]
 
 
@@ -460,7 +461,7 @@ def _head(entry: HeadBeside, side: RunDraft, record: TrainingRecord | None, tota
 
 
 def _unlike(head: CurveHead, run: Run, documents: pa.Table, test: Array) -> Iterator[str]:
-    """Yields why a head says nothing on the documents that `test` marks."""
+    """Yield why a head says nothing on the documents that `test` marks."""
     tested = documents.filter(pa.array(test))
     units = set(map(unit_of, tested["cluster"].to_pylist(), tested["prompt_hash"].to_pylist()))
     if (record := head.record) is not None:
@@ -475,7 +476,7 @@ def _unlike(head: CurveHead, run: Run, documents: pa.Table, test: Array) -> Iter
 
 
 def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
-    """Yields what is not nested, in words."""
+    """Yield what is not nested, in words."""
     for head in chain(*sizes):
         if head.record is None and head.order is None:
             yield f"the list does not say that larger heads have seen what {head.draft} has (order:)"
@@ -537,6 +538,11 @@ class CurveInputs:
         """Of every interval."""
         return float(self.decision["confidence"])
 
+    @property
+    def min_speedup(self) -> float:
+        """The speedup that serving a head is worth."""
+        return float(self.decision["min_speedup"])
+
 
 def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveReport:
     """The answer about the heads of a list; `changes` to the decision and the costs of its run as in a report. Raises
@@ -551,14 +557,12 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     beside = tuple(
         _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
     )
-    parts = inputs.traffic.parts
-    outlook = outlook_of(heads, _curves(inputs), points, parts, _timing(inputs), inputs.gamma, inputs.decision)
-    tested = heads.part == TEST
+    outlook, tested = outlook_of(inputs, points), heads.part == TEST
     return CurveReport(
         alphaprof=__version__,
         run=str(run.path),
         confidence=inputs.confidence,
-        min_speedup=float(inputs.decision["min_speedup"]),
+        min_speedup=inputs.min_speedup,
         concurrency=int(inputs.decision["concurrency"]),
         gamma=inputs.gamma,
         gamma_from=inputs.gamma_from,
@@ -730,13 +734,9 @@ def _difference(
     return weighted_inverse_difference(one, two, units, weights, inputs.confidence, inputs.gamma)[2]
 
 
-def _curves(inputs: CurveInputs) -> tuple[list[tuple[int, list[Measured]]], list[tuple[int, list[Measured]]]]:
-    """Miss rates of every head by size: of tokens per round, and of first drafts."""
-    rounds, firsts = list[tuple[int, list[Measured]]](), list[tuple[int, list[Measured]]]()
-    for same in inputs.heads.sizes:
-        rounds.append((units_of(same), [_measured_rounds(inputs, head) for head in same]))
-        firsts.append((units_of(same), [_measured_firsts(inputs, head) for head in same]))
-    return rounds, firsts
+def _miss_rates(inputs: CurveInputs, of: Callable[[CurveInputs, CurveHead], Measured]) -> BySize:
+    """Return the miss rates of every head by size."""
+    return [(units_of(same), [of(inputs, head) for head in same]) for same in inputs.heads.sizes]
 
 
 def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
@@ -751,7 +751,7 @@ def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
 
 def _measured_firsts(inputs: CurveInputs, head: CurveHead) -> Measured:
     """The share of positions whose first draft is wrong."""
-    parts = list[tuple[Array, Array, Array, float]]()
+    parts = []
     for rows, weight in inputs.traffic.parts:
         cluster, starts = inputs.traffic.cluster[rows], head.totals["proposals"][rows]
         wrong, places = by_cluster(cluster, starts - head.totals["accepted"][rows], starts)
@@ -774,7 +774,7 @@ def _weighted_ratio(inputs: CurveInputs, parts: Sequence[tuple[Array, Array, Arr
 
 
 def _measured_ways(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]:
-    """Yields what helps beside more data, as far as it was measured: a head trained further, another gamma."""
+    """Yield what helps beside more data, as far as it was measured: a head trained further, another gamma."""
     for point in beside:
         if (more := point.difference) is not None and more.low > 0:
             yield f"the {point.label} head has {more.value:.2f} tokens per round more than the largest size"
@@ -789,7 +789,7 @@ def _measured_ways(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterato
 
 
 def _caveats(inputs: CurveInputs) -> Iterator[str]:
-    """Yields what to know before believing the numbers."""
+    """Yield what to know before believing the numbers."""
     heads = inputs.heads
     if inputs.gamma_from == "test":
         yield f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
@@ -820,54 +820,43 @@ class Outlook:
     notes: tuple[str, ...]
 
 
-def outlook_of(
-    heads: CurveHeads,
-    measured: tuple[BySize, BySize],
-    points: Sequence[CurvePoint],
-    parts: Sequence[tuple[Array, float]],
-    timing: float,
-    gamma: int,
-    decision: Mapping[str, Any],
-) -> Outlook:
-    """The forecast of tokens per round and of alpha, where there is one. `measured`: miss rates of both, by size; `parts`:
-    test rows of the traffic with their weights; `timing`: how far step times may be off, on the log scale.
-    """
-    confidence, least = float(decision["confidence"]), float(decision["min_speedup"])
+def outlook_of(inputs: CurveInputs, points: Sequence[CurvePoint]) -> Outlook:
+    """Forecast tokens per round and alpha, if the measured sizes allow it."""
+    heads, parts, gamma = inputs.heads, inputs.traffic.parts, inputs.gamma
+    rounds, firsts = _miss_rates(inputs, _measured_rounds), _miss_rates(inputs, _measured_firsts)
     floor = _vocabulary_floor(heads, parts)
-    share = max(floor or 0.0, uncertainty(heads, parts))
-    reason = _why_none(heads, measured[0])
-    notes = [] if floor is not None else ["draft vocabularies differ or are not known, so that no floor is assumed"]
+    notes = () if floor is not None else ("draft vocabularies differ or are not known, so that no floor is assumed",)
+    tested, reason = None, _why_none(heads, rounds)
+    if not reason:
+        share = max(floor or 0.0, uncertainty(heads, parts))
+        curve = LearningCurve.of(rounds, min(tokens_floor(share, gamma), rounds[-1][1][0].miss))
+        tested, reason = _backtested(curve, points, inputs)
+    last, least = points[-1], inputs.min_speedup
+    others = tuple(_other_ways(last, floor, least))
     if reason:
-        return _no_forecast(points, floor, reason, least, None, notes)
-    curve = LearningCurve.of(measured[0], min(tokens_floor(share, gamma), measured[0][-1][1][0].miss))
-    firsts = LearningCurve.of(measured[1], min(share, measured[1][-1][1][0].miss))
-    tested = backtest(curve, confidence)
-    predicted, seen = as_tokens(tested.predicted, gamma), tuple(point.label for point in points[:-1])
-    now = as_tokens(Scenarios(0.0, tested.measured, tested.measured, tested.measured), gamma).value
-    shown = CurveBacktest(seen, predicted, now, now / predicted.value - 1, tested.inside)
-    if not tested.inside:
+        instead = () if last.speedup is not None and last.speedup.low >= least else others
+        verdict = _verdict_as_measured(last.speedup, least, reason)
+        return Outlook(floor, f"NO FORECAST: {reason}", verdict, instead, tested, reason, (), notes)
+    curve_of_firsts = LearningCurve.of(firsts, min(share, firsts[-1][1][0].miss))
+    speed = _speedups(last, _timing(inputs))
+    rows = tuple(_forecast_rows(curve, curve_of_firsts, inputs, speed))
+    outcome, verdict = _verdict_ahead(rows, curve, inputs, speed)
+    return Outlook(floor, outcome, verdict, () if rows[0].reached == "every" else others, tested, "", rows, notes)
+
+
+def _backtested(curve: LearningCurve, points: Sequence[CurvePoint], inputs: CurveInputs) -> tuple[CurveBacktest, str]:
+    """Return how the smaller sizes predicted the largest, and why that rules out a forecast (empty if it does not)."""
+    found, reason = backtest(curve, inputs.confidence), ""
+    predicted = as_tokens(found.predicted, inputs.gamma)
+    now = as_tokens(Scenarios(0.0, found.measured, found.measured, found.measured), inputs.gamma).value
+    if not found.inside:
         reason = "the largest size fell outside what the smaller ones predict"
     elif curve.last_gain <= curve.spread:
         reason = STALLED
     elif not fits(curve):
         reason = "no curve 1 - alpha = e + A N^-b fits the measured sizes"
-    if reason:
-        return _no_forecast(points, floor, reason, least, shown, notes)
-    cost = _cost_of_a_round(points[-1])
-    rows = tuple(_forecast_rows(curve, firsts, gamma, (cost, timing), least, confidence))
-
-    def reaches(name: Reached) -> float | None:
-        """From how many units on some or all scenarios reach the least speedup."""
-        if cost is None:
-            return None
-        side = "low" if name == "every" else "high"
-        return first_size(
-            curve, lambda band: getattr(_speed_band(as_tokens(band, gamma), cost, timing), side) >= least, confidence
-        )
-
-    outcome, verdict = _words(rows, (reaches("every"), reaches("some")), least, curve.sizes[-1])
-    instead = () if rows[0].reached == "every" else tuple(_other_ways(points, floor, least))
-    return Outlook(floor, outcome, verdict, instead, shown, "", rows, tuple(notes))
+    seen = tuple(point.label for point in points[:-1])
+    return CurveBacktest(seen, predicted, now, now / predicted.value - 1, found.inside), reason
 
 
 def _why_none(heads: CurveHeads, measured: BySize) -> str:
@@ -917,71 +906,90 @@ def _unweighted(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> bool
     return len(parts[0][0]) == int((heads.part == TEST).sum())
 
 
-def _cost_of_a_round(point: CurvePoint) -> float | None:
-    """What a round costs in decode steps, as predicted for the largest size; None without step times."""
+def _speedups(point: CurvePoint, timing: float) -> Speedups | None:
+    """Return what makes speedups of tokens per round, at the cost of a round that was predicted for the largest size; None
+    without step times. Distances by tokens per round and by step times (`timing`) add up as squares, on the log scale.
+    """
     if point.speedup is None or point.tokens_per_round is None:
         return None
-    return point.tokens_per_round.value / point.speedup.value
+    cost = point.tokens_per_round.value / point.speedup.value
+
+    def speedup_of(tokens: Interval) -> Interval:
+        value, ratios = tokens.value / cost, (tokens.value / tokens.low, tokens.high / tokens.value)
+        below, above = (math.hypot(math.log(ratio), timing) for ratio in ratios)
+        return Interval(value, value * math.exp(-below), value * math.exp(above) if above < LARGEST else math.inf)
+
+    return speedup_of
 
 
 def _forecast_rows(
-    curve: LearningCurve,
-    firsts: LearningCurve,
-    gamma: int,
-    costs: tuple[float | None, float],
-    least: float,
-    confidence: float,
+    curve: LearningCurve, firsts: LearningCurve, inputs: CurveInputs, speed: Speedups | None
 ) -> Iterator[ForecastRow]:
-    """Yields what the measured largest size and its multiples would reach. `costs`: of a round, and how far step times may
-    be off.
-    """
-    cost, timing = costs
+    """Yield what the measured largest size and its multiples would reach."""
+    least, confidence = inputs.min_speedup, inputs.confidence
     for factor in (1, *FACTORS):
         size = factor * float(curve.sizes[-1])
-        tokens, first = as_tokens(scenarios(curve, size, confidence), gamma), scenarios(firsts, size, confidence)
+        tokens, first = as_tokens(scenarios(curve, size, confidence), inputs.gamma), scenarios(firsts, size, confidence)
         alpha = Interval(1 - first.value, 1 - first.high, 1 - first.low)
-        speed = _speed_band(tokens, cost, timing) if cost else None
-        reached: Reached | None = None
-        if speed is not None:
-            reached = "every" if speed.low >= least else "some" if speed.high >= least else "none"
-        yield ForecastRow(factor, round(size), tokens, alpha, speed, reached)
+        faster = speed(tokens) if speed else None
+        reached = _reached_in(faster, least) if faster else None
+        yield ForecastRow(factor, round(size), tokens, alpha, faster, reached)
 
 
-def _speed_band(tokens: Interval, cost: float, timing: float) -> Interval:
-    """The speedup of scenarios: distances by tokens per round and by step times add up as squares, on the log scale."""
-    value = tokens.value / cost
-    below, above = (math.hypot(math.log(far), timing) for far in (tokens.value / tokens.low, tokens.high / tokens.value))
-    return Interval(value, value * math.exp(-below), value * math.exp(above) if above < LARGEST else math.inf)
+def _reached_in(speedup: Interval, least: float) -> Reached:
+    return "every" if speedup.low >= least else "some" if speedup.high >= least else "none"
 
 
-def _words(
-    rows: Sequence[ForecastRow], sizes: tuple[float | None, float | None], least: float, largest: float
+def _verdict_ahead(
+    rows: Sequence[ForecastRow],
+    curve: LearningCurve,
+    inputs: CurveInputs,
+    speed: Speedups | None,
 ) -> tuple[str, str]:
-    """The outcome in a few words, and the verdict. `sizes`: units from which on every and some scenarios reach `least`."""
-    every, some = sizes
-    goal, most = f"{least:g}x", f"{FACTORS[-1]} times the data"
-    if rows[0].reached is None:
+    """Return the outcome of a forecast in a few words, and the verdict."""
+    largest, goal = curve.sizes[-1], f"{inputs.min_speedup:g}x"
+    most = f"{FACTORS[-1]} times the data"
+    if speed is None:
         band = rows[-1].tokens_per_round
         gain = f"{fmt.number(band.low)} to {fmt.number(band.high)} tokens per round with {most}"
         return f"FORECAST: {gain}", "step times say whether that pays; there are none"
     if rows[0].reached == "every":
-        return (
-            f"REACHED: {goal} in every scenario with the data there is",
-            "serve the largest head; more data is not needed for it",
-        )
-    if every is not None:
+        outcome = f"REACHED: {goal} in every scenario with the data there is"
+        return outcome, "serve the largest head; more data is not needed for it"
+
+    if (every := _first_size_at(curve, inputs, speed, "every")) is not None:
         units = f"about {_rough(every)} training units ({every / largest:.1f} times)"
         return f"MORE DATA: {units} reach {goal} in every scenario", f"collect {units}, and train again"
-    if some is not None:
-        units = (
-            f"about {_rough(some)} training units ({some / largest:.1f} times)" if some > largest else "the data there is"
-        )
+    if (some := _first_size_at(curve, inputs, speed, "every", "some")) is not None:
+        units = "the data there is"
+        if some > largest:
+            units = f"about {_rough(some)} training units ({some / largest:.1f} times)"
         maybe = f"{goal} in some scenarios from {units} on, in every scenario with no amount up to {most}"
-        return (
-            f"OPEN: {maybe}",
-            "collect twice the data and look again: a band narrows with every size, or do what helps more",
-        )
+        advice = "collect twice the data and look again: a band narrows with every size, or do what helps more"
+        return f"OPEN: {maybe}", advice
     return f"NOT BY DATA: {goal} in no scenario up to {most}", "do not collect for this"
+
+
+def _first_size_at(curve: LearningCurve, inputs: CurveInputs, speed: Speedups, *enough: Reached) -> float | None:
+    """Return from how many units on the least speedup is reached in some or all scenarios."""
+
+    def reaches(band: Scenarios) -> bool:
+        return _reached_in(speed(as_tokens(band, inputs.gamma)), inputs.min_speedup) in enough
+
+    return first_size(curve, reaches, inputs.confidence)
+
+
+def _verdict_as_measured(speed: Interval | None, least: float, reason: str) -> str:
+    """Return the verdict without a forecast: what was measured stands."""
+    if speed is None:
+        verdict = "the measured curve alone tells, without step times in tokens per round"
+    elif speed.low >= least:
+        verdict = f"the largest size reaches {least:g}x as it was measured"
+    elif speed.high < least:
+        verdict = f"the largest size does not reach {least:g}x as it was measured"
+    else:
+        verdict = f"the largest size is not told apart from {least:g}x: test on more units"
+    return f"{verdict}; more data was not seen to help" if reason == STALLED else verdict
 
 
 def _rough(units: float) -> str:
@@ -990,32 +998,8 @@ def _rough(units: float) -> str:
     return fmt.count(math.ceil(units / step) * step)
 
 
-def _no_forecast(
-    points: Sequence[CurvePoint],
-    floor: float | None,
-    reason: str,
-    least: float,
-    tested: CurveBacktest | None,
-    notes: Sequence[str],
-) -> Outlook:
-    """The same where there is no forecast: what was measured stands."""
-    speed, goal, instead = points[-1].speedup, f"{least:g}x", tuple(_other_ways(points, floor, least))
-    if speed is None:
-        verdict = "the measured curve alone tells, without step times in tokens per round"
-    elif speed.low >= least:
-        verdict, instead = f"the largest size reaches {goal} as it was measured", ()
-    elif speed.high < least:
-        verdict = f"the largest size does not reach {goal} as it was measured"
-    else:
-        verdict = f"the largest size is not told apart from {goal}: test on more units"
-    if reason == STALLED:
-        verdict += "; more data was not seen to help"
-    return Outlook(floor, f"NO FORECAST: {reason}", verdict, instead, tested, reason, (), tuple(notes))
-
-
-def _other_ways(points: Sequence[CurvePoint], floor: float | None, least: float) -> Iterator[str]:
-    """Yields what would help beside data, as far as it was measured."""
-    last = points[-1]
+def _other_ways(last: CurvePoint, floor: float | None, least: float) -> Iterator[str]:
+    """Yield what would help beside data, as far as it was measured on the largest size."""
     fast = [domain for domain in last.domains if domain.speedup is not None and domain.speedup.low >= least]
     if fast and len(last.domains) > 1:
         yield f"other traffic: {', '.join(fmt.short(domain.domain) for domain in fast[:3])} alone reaches {least:g}x"
