@@ -84,6 +84,7 @@ class DryRun:
     def blocks(self) -> Iterator[Block]:
         """Yield what follows from the checks, and every check with its cause and remedy."""
         yield self.conclusion
+        yield ""
         rows, before = [], ""
         for check in self.checks:
             found = check.cause if check.remedy is None else f"{check.cause}\n-> {check.remedy}"
