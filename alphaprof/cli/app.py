@@ -52,14 +52,14 @@ def main() -> None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the program ends)
     escape_characters()
     try:
-        _run()
+        _run_command()
     except AlphaprofError as error:
         print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
         print_notes(error)
         sys.exit(error.exit_code)
 
 
-def _run() -> None:
+def _run_command() -> None:
     """Run the command, and write what it left in the buffer of the standard output. Raises errors of disks as `DiskFull`."""
     try:
         try:

@@ -148,7 +148,7 @@ def _unwritable(path: Path, reason: str | None) -> DiskFull:
     return DiskFull(f"cannot write {cut(str(path))}: {reason}", "choose another --out, in a directory that you may write")
 
 
-def _place(path: Path | None) -> Path | None:
+def _out_place(path: Path | None) -> Path | None:
     """Return where `print_text` writes; None for -. Raises `DiskFull` if it cannot: better known before hours of work."""
     if path is None or str(path) == "-":
         return None
@@ -189,7 +189,7 @@ Undecided = Literal["pass", "fail"]
 SplitWay = Literal["random", "time"]
 SPLIT = how("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")
 OutFile = Annotated[
-    Path | None, output(callback=_place, readable=False, help="Write to this file instead of the standard output (-).")
+    Path | None, output(callback=_out_place, readable=False, help="Write to this file instead of the standard output (-).")
 ]
 Resume = Annotated[bool, how("--resume", help="Continue what was interrupted in --out, or start it.")]
 

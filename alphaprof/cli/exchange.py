@@ -72,14 +72,14 @@ def export(
         print_text(artefact.text, None)
     else:
         chosen = known_rules([rule], "--rule")[0] if rule else None
-        artefact = exported(_asked(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
+        artefact = exported(_named_draft(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
         print_text(artefact.text, out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-def _asked(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
+def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
     """The draft that RUN[:DRAFT] names, with what --set changes of the question. Raises `OptionInvalid` for a `split`."""
     if split is not None:
         raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")

@@ -79,13 +79,13 @@ def profile(
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
     require_references(options, data=not _is_staged(out, part))
     if workers is not None:
-        _share(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
+        _profile_in_workers(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
     else:
-        _measure(options, out, resume, reuse, until_decided, part)
+        _profile_here(options, out, resume, reuse, until_decided, part)
     _say_done(out)
 
 
-def _measure(
+def _profile_here(
     options: ProfileOptions, out: str, resume: bool, reuse: Path | None, until_decided: bool, part: str | None
 ) -> None:
     """Profile in this process: the whole run, or a part of its shards."""
@@ -115,7 +115,7 @@ def _say_done(out: str) -> None:
     print(f"{done}. Next: alphaprof report {out}" if complete else f"{done} so far. See: alphaprof runs status {out}")
 
 
-def _share(
+def _profile_in_workers(
     profile_file: Path,
     out: str,
     workers: int,

@@ -194,7 +194,7 @@ class CurveReport:
             title = "what that takes beyond what there is, as measured for the largest size"
             yield table_by_columns(title, list(map(_cost_row, self.costs)), named="data")
         yield from (f"note: {note}" for note in self.notes)
-        yield from map(Small, _definitions(self))
+        yield from map(Small, _footnotes(self))
 
 
 def answer_lines(report: CurveReport) -> list[str]:
@@ -222,7 +222,7 @@ def _forecast_line(report: CurveReport) -> str:
     parts = []
     for each in report.forecast[1:]:
         band = each.tokens_per_round
-        speed = f" ({_band(each.speedup, 'x')})" if each.speedup is not None else ""
+        speed = f" ({_band_text(each.speedup, 'x')})" if each.speedup is not None else ""
         parts.append(f"{fmt.number(band.low)} to {fmt.number(band.high)}{speed} with {each.factor:g} times the data")
     return f"forecast: tokens per round {', '.join(parts)}"
 
@@ -267,9 +267,9 @@ def _domain_row(point: CurvePoint, place: int) -> Row:
 def _forecast_row(row: ForecastRow, least: float) -> Row:
     return f"x {row.factor:g}", {
         "units": fmt.count(row.units),
-        "accept@1": _band(row.alpha),
-        "tokens/round": _band(row.tokens_per_round),
-        "speedup": _band(row.speedup, "x"),
+        "accept@1": _band_text(row.alpha),
+        "tokens/round": _band_text(row.tokens_per_round),
+        "speedup": _band_text(row.speedup, "x"),
         f"reaches {least:g}x": REACHED[row.reached] if row.reached else fmt.NOTHING,
     }
 
@@ -283,11 +283,11 @@ def _cost_row(cost: CurveCost) -> Row:
     }
 
 
-def _band(value: Interval | None, unit: str = "") -> str:
+def _band_text(value: Interval | None, unit: str = "") -> str:
     return fmt.NOTHING if value is None else f"{fmt.number(value.low)} to {fmt.number(value.high, 2, unit)}"
 
 
-def _definitions(report: CurveReport) -> Iterator[str]:
+def _footnotes(report: CurveReport) -> Iterator[str]:
     """Yield what columns mean, and what is not promised."""
     yield (
         f"Brackets: {fmt.level(report.confidence)} intervals over test units. accept@1: share of positions whose first "
@@ -409,11 +409,11 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
         side = side_of(name)
         own, _ = _held_out(side.run, known)
         totals, rules = decoded_totals(side.run, side.draft, own, run.manifest.config)
-        heads.append(head := _head(each, side, record, totals))
+        heads.append(head := _curve_head(each, side, record, totals))
         same = side.run.manifest.target.fingerprint == run.manifest.target.fingerprint
         if not same or not documents.select(SAME).equals(own.select(SAME)):
             raise NotComparable(f"{name} was tested on other documents than {run.path}", ONE_SPLIT)
-        if problem := next(_unlike(head, run, documents, part == TEST), ""):
+        if problem := next(_why_not_testable(head, run, documents, part == TEST), ""):
             raise NotComparable(f"{side.draft} was {problem}", ONE_SPLIT)
     by_size: dict[tuple[str, str], list[CurveHead]] = {}
     for head in heads[: len(entries)]:
@@ -451,16 +451,17 @@ def _size_key(head: CurveHead) -> tuple[str, str]:
     return (head.record.run.digest, head.record.size.fraction) if head.record else ("", str(head.units))
 
 
-def _head(entry: HeadBeside, side: RunDraft, record: TrainingRecord | None, totals: DocumentTotals) -> CurveHead:
+def _curve_head(entry: HeadBeside, side: RunDraft, record: TrainingRecord | None, totals: DocumentTotals) -> CurveHead:
     depths = side.run.manifest.drafts[side.draft].depths or max(side.run.gammas)
     if record is None:
-        units, tokens, order = (getattr(entry, name, None) for name in ("units", "tokens", "order"))
-        return CurveHead(side.draft, None, totals, depths, units or 0, tokens, order)
+        if not isinstance(entry, HeadEntry):
+            return CurveHead(side.draft, None, totals, depths, 0, None, None)
+        return CurveHead(side.draft, None, totals, depths, entry.units or 0, entry.tokens, entry.order)
     size = record.size
     return CurveHead(side.draft, record, totals, depths, size.units, size.tokens, size.order)
 
 
-def _unlike(head: CurveHead, run: Run, documents: pa.Table, test: Array) -> Iterator[str]:
+def _why_not_testable(head: CurveHead, run: Run, documents: pa.Table, test: Array) -> Iterator[str]:
     """Yield why a head says nothing on the documents that `test` marks."""
     tested = documents.filter(pa.array(test))
     units = set(map(unit_of, tested["cluster"].to_pylist(), tested["prompt_hash"].to_pylist()))
@@ -551,7 +552,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     run = Run.open(options.run)
     config = changed_question(run.manifest.config, changes) if changes else run.manifest.config
     heads = collected(options, file, run.view(dataclasses.replace(run.manifest, config=config)))
-    inputs = _inputs(heads, config)
+    inputs = _curve_inputs(heads, config)
     before = (None, *heads.sizes[:-1])
     points = tuple(_point(inputs, label_of(same), same, one) for same, one in zip(heads.sizes, before, strict=True))
     beside = tuple(
@@ -577,7 +578,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     )
 
 
-def _inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
+def _curve_inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
     """What was asked, with gamma chosen where the decision leaves it open."""
     decision, run = config["decision"], heads.run
     shallow = min((*heads.every, *heads.beside.values()), key=lambda head: head.depths)
@@ -625,11 +626,11 @@ def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, 
 def _mean_speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, times: StepTimes | None) -> float:
     """The speedup of a size, or its tokens per round without step times."""
     rows = [traffic.rows[domain] for domain in traffic.mix.domains]
-    decoded = [(_counts(heads, each, gamma), times or free_draft(gamma)) for each in rows]
+    decoded = [(_mean_rounds(heads, each, gamma), times or free_draft(gamma)) for each in rows]
     return traffic.mix.value(decoded) or 0.0
 
 
-def _counts(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCounts:
+def _mean_rounds(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCounts:
     """Rounds of some documents, the mean of some heads."""
     counts = [head.totals.counts(gamma).rows(rows) for head in heads]
     means = {name: np.mean([getattr(each, name) for each in counts], axis=0) for name in vars(counts[0])}
@@ -660,23 +661,24 @@ def _point(
         accepted=_accepted(inputs, heads, traffic),
         spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
         domains=tuple(
-            CurveDomain(domain=domain, **_reached(inputs, heads, before, traffic.alone(domain))) for domain in traffic.rows
+            CurveDomain(domain=domain, **_reached_on(inputs, heads, before, traffic.alone(domain)))
+            for domain in traffic.rows
         ),
-        **_reached(inputs, heads, before, traffic),
+        **_reached_on(inputs, heads, before, traffic),
     )
 
 
-def _reached(
+def _reached_on(
     inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, traffic: TestTraffic
 ) -> dict[str, Any]:
     """What heads of one size reach on a traffic, all of it or one domain."""
-    counts = [_counts(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
+    counts = [_mean_rounds(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
     free, times, confidence = free_draft(inputs.gamma), inputs.times, inputs.confidence
     return {
         "alpha": _alpha(heads, traffic),
         "tokens_per_round": tokens_interval(_traffic_speedup(traffic, counts, free), inputs.gamma, confidence),
         "speedup": speedup_interval(_traffic_speedup(traffic, counts, times), confidence) if times else None,
-        "difference": _difference(inputs, before, heads, traffic) if before else None,
+        "difference": _paired_difference(inputs, before, heads, traffic) if before else None,
     }
 
 
@@ -692,7 +694,7 @@ def _alpha(heads: Sequence[CurveHead], traffic: TestTraffic) -> float:
 def _accepted(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> tuple[float, ...]:
     """The share of rounds at the largest gamma that accepted at least 1, 2, ... drafts; parts count by their tokens."""
     gamma = max(inputs.gammas)
-    counts = [(_counts(heads, rows, gamma), weight) for rows, weight in traffic.parts]
+    counts = [(_mean_rounds(heads, rows, gamma), weight) for rows, weight in traffic.parts]
     counts = [(each, weight / max(each.tokens.sum(), 1.0)) for each, weight in counts]
     reached = sum(each.accepted.sum(0) * weight for each, weight in counts)
     rounds = sum(float(each.rounds.sum()) * weight for each, weight in counts)
@@ -710,7 +712,7 @@ def _timing(inputs: CurveInputs) -> float:
     if inputs.times is None:
         return 0.0
     rows = inputs.traffic.rows.values()
-    counts = [_counts(inputs.heads.sizes[-1], each, inputs.gamma) for each in rows]
+    counts = [_mean_rounds(inputs.heads.sizes[-1], each, inputs.gamma) for each in rows]
     found = _traffic_speedup(inputs.traffic, counts, inputs.times)
     return quantile((1 + inputs.confidence) / 2, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
 
@@ -721,12 +723,12 @@ def _traffic_speedup(traffic: TestTraffic, counts: Sequence[RoundCounts], times:
     return traffic.mix.speedup([counts[places.index(domain)] for domain in traffic.mix.domains], times)
 
 
-def _difference(
+def _paired_difference(
     inputs: CurveInputs, first: Sequence[CurveHead] | None, second: Sequence[CurveHead], traffic: TestTraffic
 ) -> Interval | None:
     """Tokens per round of the second heads less those of the first, paired by unit."""
     free, weights = free_draft(inputs.gamma), [weight for _, weight in traffic.parts]
-    counts = [[_counts(heads, rows, inputs.gamma) for rows, _ in traffic.parts] for heads in (first or (), second)]
+    counts = [[_mean_rounds(heads, rows, inputs.gamma) for rows, _ in traffic.parts] for heads in (first or (), second)]
     if any(part.tokens.sum() == 0 for part in counts[1]):
         return None
     one, two = ([spent_and_base(part, free) for part in side] for side in counts)
@@ -742,7 +744,7 @@ def _miss_rates(inputs: CurveInputs, of: Callable[[CurveInputs, CurveHead], Meas
 def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
     """Tokens per round of a head on the traffic, as a miss rate."""
     gamma, free = inputs.gamma, free_draft(inputs.gamma)
-    parts = [(_counts([head], rows, gamma), weight) for rows, weight in inputs.traffic.parts]
+    parts = [(_mean_rounds([head], rows, gamma), weight) for rows, weight in inputs.traffic.parts]
     share, errors = _weighted_ratio(
         inputs, [(*spent_and_base(counts, free), counts.cluster, weight) for counts, weight in parts]
     )
@@ -838,7 +840,7 @@ def outlook_of(inputs: CurveInputs, points: Sequence[CurvePoint]) -> Outlook:
         verdict = _verdict_as_measured(last.speedup, least, reason)
         return Outlook(floor, f"NO FORECAST: {reason}", verdict, instead, tested, reason, (), notes)
     curve_of_firsts = LearningCurve.of(firsts, min(share, firsts[-1][1][0].miss))
-    speed = _speedups(last, _timing(inputs))
+    speed = _speedups_at_cost(last, _timing(inputs))
     rows = tuple(_forecast_rows(curve, curve_of_firsts, inputs, speed))
     outcome, verdict = _verdict_ahead(rows, curve, inputs, speed)
     return Outlook(floor, outcome, verdict, () if rows[0].reached == "every" else others, tested, "", rows, notes)
@@ -906,7 +908,7 @@ def _unweighted(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> bool
     return len(parts[0][0]) == int((heads.part == TEST).sum())
 
 
-def _speedups(point: CurvePoint, timing: float) -> Speedups | None:
+def _speedups_at_cost(point: CurvePoint, timing: float) -> Speedups | None:
     """Return what makes speedups of tokens per round, at the cost of a round that was predicted for the largest size; None
     without step times. Distances by tokens per round and by step times (`timing`) add up as squares, on the log scale.
     """

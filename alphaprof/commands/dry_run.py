@@ -112,11 +112,11 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
         seen = list(itertools.islice(corpus, FIRST))
         estimate = _estimate(options, plan, seen, corpus.skipped.total())
         checks = (
-            *_models(plan, seen),
-            *_warned(plan),
-            *_texts(plan, seen),
-            *_data(corpus, seen),
-            *_needs(plan, estimate, out),
+            *_model_checks(plan, seen),
+            *_run_checks(plan),
+            *_prompt_checks(plan, seen),
+            *_data_checks(corpus, seen),
+            *_need_checks(plan, estimate, out),
         )
     order = {name: place for place, name in enumerate(ORDER)}
     return DryRun.of(tuple(sorted(checks, key=lambda check: order.get(check.name, len(ORDER)))), estimate)
@@ -133,7 +133,7 @@ def _in_small(options: ProfileOptions) -> ProfileOptions:
     return options.model_copy(update={"data": kept, "shard_documents": max(TRIED, len(kept))})
 
 
-def _models(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
+def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     """Yield the checks of target and drafts."""
     target, width = plan.run.manifest.target, plan.scorer.width
     if plan.target.choice is not None and all(warning["code"] != "other_dtype" for warning in plan.run.manifest.warnings):
@@ -168,13 +168,13 @@ def _models(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding("context", name, "problem" if silent == len(seen) else "note", cause, remedy)
 
 
-def _warned(plan: Plan) -> Iterator[Finding]:
+def _run_checks(plan: Plan) -> Iterator[Finding]:
     """Yield what the run itself notes."""
     for warning in plan.run.manifest.warnings:
         yield Finding.of(check_of(warning["code"]), "run", warning["message"], warning["remedy"])
 
 
-def _texts(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
+def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     """Yield the checks of how prompts are encoded."""
     template = plan.tokenizer.chat_template is not None
     used = sum(bool(source.chat or source.messages is not None) for source in plan.options.data)
@@ -198,7 +198,7 @@ def _texts(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding.of("bos", "run", cause)
 
 
-def _data(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
+def _data_checks(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
     """Yield the checks of the first documents."""
     for domain in dict.fromkeys(document.domain for document in seen):
         lengths = [len(document.prompt) for document in seen if document.domain == domain]
@@ -231,7 +231,7 @@ def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], ski
     return Needs(documents, positions, seconds * positions, round(size * positions))
 
 
-def _needs(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
+def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
     """Yield the checks of what the run takes."""
     costs, timed = plan.options.costs, plan.run.latency() is not None
     if timed and isinstance(costs, MeasuredCosts):

@@ -103,7 +103,7 @@ def _cost_lines(latency: Latency) -> Iterator[str]:
     if verify is not None:
         costs.append((f"verifying {verify['tokens']} tokens", verify))
     for name, row in costs:
-        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_error(row, decode, r)} of that"
+        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_cost_error(row, decode, r)} of that"
         yield f"{name} costs {cost} ({fmt.number(row['median_ms'])} ms)"
     if decode["repeats"] < GO_ROUNDS:
         yield f"not enough for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
@@ -120,7 +120,7 @@ def _step_table(title: str, steps: Rows) -> Table:
         cells = {"step": row["step"] + context, "tokens": str(row["tokens"])}
         cells |= {name: fmt.number(row[f"{column}_ms"], 3) for name, column in TIMES.items()}
         cells["cost"] = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING
-        rows.append((row["model"], cells | {"±": _error(row, decode, r), "rounds": str(row["repeats"])}))
+        rows.append((row["model"], cells | {"±": _cost_error(row, decode, r), "rounds": str(row["repeats"])}))
     return table_by_columns(title, rows, named="model", left=("step",))
 
 
@@ -128,7 +128,7 @@ def _autocorrelation(rows: Rows) -> float:
     return autocorrelation((row["step"], row["rounds_ms"]) for row in rows if row["step"] != "prefill")
 
 
-def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
+def _cost_error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
     """How far the 95 % interval of a step's cost goes, as a share of it."""
     if decode is None or row is decode or not row["median_ms"]:
         return fmt.NOTHING

@@ -71,10 +71,10 @@ def build_prediction(
     """Predictions for an alpha, or for the one that gives an engine's rate. Raises `OptionInvalid` for impossible values."""
     gammas = tuple(gammas)
     for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
-        _between(option, value, 0, math.inf)
-    _between("--verify", cost.verify, LEAST_COST, math.inf)
+        _require_between(option, value, 0, math.inf)
+    _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     for gamma in gammas:
-        _between("--gamma", gamma, 1, LONGEST)
+        _require_between("--gamma", gamma, 1, LONGEST)
     alpha = _alpha_of(acceptance, burstiness)
     predictions = tuple(_of_gamma(alpha, burstiness, gamma, cost) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
@@ -106,20 +106,20 @@ def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> G
 
 
 def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
-    _between("--burstiness", burstiness, -1, 1)
+    _require_between("--burstiness", burstiness, -1, 1)
     try:
         if isinstance(acceptance, EngineRate):
-            _between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
-            _between("--at-gamma", acceptance.gamma, 1, LONGEST)
+            _require_between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
+            _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
             return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma, burstiness)
-        _between("--alpha", acceptance, 0, 1)
+        _require_between("--alpha", acceptance, 0, 1)
         formulas.check_chain(acceptance, burstiness)
     except ValueError as error:
         raise OptionInvalid(str(error), "correct the values; --burstiness 0 means independence") from None
     return acceptance
 
 
-def _between(option: str, value: float, low: float, high: float) -> None:
+def _require_between(option: str, value: float, low: float, high: float) -> None:
     if not (low <= value <= high and math.isfinite(value)):
         limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
         raise OptionInvalid(f"{option} is {value:g}; it must be {limits}", "correct the value; --help says what it means")

@@ -198,7 +198,10 @@ def work_together(arguments: Sequence[str], count: int, place: Place, say: Calla
     of the first one that failed.
     """
     gpus, failed = visible_gpus(), dict[int, int]()
-    workers = [_Worker(number, _command(arguments, number, count), _environment(number, gpus)) for number in range(count)]
+    workers = [
+        _Worker(number, _worker_command(arguments, number, count), _worker_environment(number, gpus))
+        for number in range(count)
+    ]
     with _ending(workers):
         for worker in workers:
             worker.start()
@@ -262,11 +265,11 @@ def visible_gpus() -> list[str]:
     return []
 
 
-def _command(arguments: Sequence[str], number: int, count: int) -> list[str]:
+def _worker_command(arguments: Sequence[str], number: int, count: int) -> list[str]:
     return [sys.executable, "-m", "alphaprof", "profile", *arguments, "--part", f"{number}/{count}"]
 
 
-def _environment(number: int, gpus: Sequence[str]) -> dict[str, str]:
+def _worker_environment(number: int, gpus: Sequence[str]) -> dict[str, str]:
     return dict(os.environ) | ({VISIBLE: gpus[number % len(gpus)]} if gpus else {})
 
 

@@ -80,11 +80,11 @@ def test_an_unknown_number_of_documents_and_a_full_disk_are_said(tmp_path: Path,
     plan: Any = SimpleNamespace(
         options=SimpleNamespace(costs=None), run=run, target=SimpleNamespace(device=torch.device("cpu"))
     )
-    stream = list(dry_run._needs(plan, dry_run.Needs(None, None, None, None), None))
+    stream = list(dry_run._need_checks(plan, dry_run.Needs(None, None, None, None), None))
     assert (stream[0].level, stream[0].remedy) == ("note", "give the source a limit, or use --limit")
     monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
     needs = dry_run.Needs(documents=4, positions=40, seconds=1.0, disk=10**7)
-    disk = next(each for each in dry_run._needs(plan, needs, str(tmp_path / "a" / "b")) if each.name == "disk")
+    disk = next(each for each in dry_run._need_checks(plan, needs, str(tmp_path / "a" / "b")) if each.name == "disk")
     assert (disk.level, disk.cause) == ("problem", "at most about 10 MB; 1 MB are free")
 
 
@@ -98,7 +98,7 @@ def test_bos_is_found_missing_or_twice(begins: int, words: str, level: str) -> N
     fast.backend_tokenizer.post_processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", BOS)])
     plan: Any = SimpleNamespace(tokenizer=fast, options=SimpleNamespace(data=[]))
     seen: Any = [SimpleNamespace(prompt=np.array([BOS] * begins + [5, 6]))] * 3
-    (finding,) = [each for each in dry_run._texts(plan, seen) if each.name == "bos"]
+    (finding,) = [each for each in dry_run._prompt_checks(plan, seen) if each.name == "bos"]
     assert finding.level == level
     assert words in finding.cause
 

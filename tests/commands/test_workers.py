@@ -43,7 +43,7 @@ def worked(monkeypatch: pytest.MonkeyPatch, out: Path, *scripts: str) -> list[st
     """What is said of workers that run these scripts."""
     said: list[str] = []
     commands = [[sys.executable, "-c", script.format(mark=str(out) + ".mark")] for script in scripts]
-    monkeypatch.setattr(runs, "_command", lambda _, number, count: commands[number])
+    monkeypatch.setattr(runs, "_worker_command", lambda _, number, count: commands[number])
     monkeypatch.setattr(runs, "visible_gpus", list)
     monkeypatch.setattr(runs, "LOOK", 0.01)
     try:
@@ -88,7 +88,7 @@ def test_workers_are_told_to_resume(resume: bool, monkeypatch: pytest.MonkeyPatc
     """Or each would compare only what earlier workers of the same number wrote, and miss damaged shards."""
     told: list[str] = []
     monkeypatch.setattr(runs, "work_together", lambda arguments, *_: told.extend(arguments))
-    measuring._share(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, False, None)
+    measuring._profile_in_workers(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, False, None)
     assert ("--resume" in told) == resume
 
 

@@ -41,7 +41,7 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     train, starts = _in_order(texts, parts)
     rows = {part: train if part == TRAIN else parts.of(texts, part) for part in FILES}
     for part, name in FILES.items():
-        place.put(name, "".join(map(_line, rows[part])).encode())
+        place.put(name, "".join(map(_trainer_line, rows[part])).encode())
     written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
     model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
     longest = max(len(text.tokens) for text in texts)
@@ -56,7 +56,7 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     return Artefact(written, notes, tuple(_doubts(run, every, texts)))
 
 
-def _line(text: RunText) -> str:
+def _trainer_line(text: RunText) -> str:
     """A document as both trainers read it: ids, and where to learn. `document` leads back to the tables of the run."""
     ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
     return json.dumps({"document": text.document, "input_ids": ids, "loss_mask": mask}, separators=(",", ":")) + "\n"

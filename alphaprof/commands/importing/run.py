@@ -99,11 +99,11 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             most = max(read.left_out, key=read.left_out.__getitem__, default="")
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics out of {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
-        manifest, imported = _manifest(asked, read)
+        manifest, imported = _imported_manifest(asked, read)
         run = Run(place, manifest)
         with run.beginning():
-            run.write_totals([totals_table(read.requests, imported)], (0, 0), asked.draft)
-            run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
+            run.write_totals([_totals_table(read.requests, imported)], (0, 0), asked.draft)
+            run.write_documents(_documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
             if not run.begin():
                 raise RunExists(f"{out} holds a run already", "choose another --out")
         remove_unnamed(place, run.manifest.files)  # what killed imports left, of files as they were then
@@ -214,7 +214,7 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
     return changed_question(config, list(asked.overrides))
 
 
-def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
+def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
     requests, gamma = read.requests, read.requests[0].rounds.gamma
     imported = Imported(
         engine=asked.engine,
@@ -229,25 +229,25 @@ def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
         beyond_the_end=sum(request.rounds.beyond for request in requests),
         drafting=asked.drafting,
     )
-    target = served_model(asked.target or str(requests[0].model))
+    target = _served_model(asked.target or str(requests[0].model))
     manifest = Manifest(
         status="complete",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
-        drafts={asked.draft: served_draft(asked.draft, asked.verification)},
+        drafts={asked.draft: _served_draft(asked.draft, asked.verification)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),
         skipped=dict(read.left_out),
-        warnings=tuple(notes(requests, imported)),
+        warnings=tuple(_import_notes(requests, imported)),
         imported=imported,
     )
     return manifest, imported
 
 
-def documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
+def _documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
     """Rows of documents; what they do not name is null. Without anything to know prompts by, each is one of its own:
     a line of the files that have this `digest`.
     """
@@ -272,7 +272,7 @@ def documents_table(requests: Sequence[EngineRequest], imported: Imported, diges
     return pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS))
 
 
-def totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Table:
+def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Table:
     """Rows of the totals; what they do not name is null. A round without a draft is one that the tokens ask for and the
     metrics do not count. What rounds drafted and accepted at each depth is known of chains only.
     """
@@ -296,7 +296,7 @@ def totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Ta
     return pa.Table.from_pylist(rows, schema=arrow_schema(imported_totals_columns([gamma])))
 
 
-def served_model(name: str) -> ModelFacts:
+def _served_model(name: str) -> ModelFacts:
     """What is known of a model that another engine ran: what it is called."""
     digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(
@@ -314,15 +314,15 @@ def served_model(name: str) -> ModelFacts:
     )
 
 
-def served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
+def _served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
     """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known. Its
     settings say where the engine verifies several drafts at a time, by `verification` other than ONE_BY_ONE.
     """
     settings: dict[str, int | float | str] = {} if verification == ONE_BY_ONE else {"verification": verification}
-    return DraftFacts(**vars(served_model(name)), has_distribution=False, has_steps=True, settings=settings)
+    return DraftFacts(**vars(_served_model(name)), has_distribution=False, has_steps=True, settings=settings)
 
 
-def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
+def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
     """What a reader of the report has to know."""
     yield note("imported")
     yield from _about_drafting(requests, imported)
