@@ -147,7 +147,7 @@ def check(
         bool,
         how("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
     ] = False,
-    undecided: Annotated[Undecided, how(help="Whether an undecided check passes (exit code 0) or fails (11).")] = "pass",
+    undecided: Undecided = "pass",
     form: CheckFormat = "terminal",
     out: OutFile = None,
 ) -> None:

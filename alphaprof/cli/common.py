@@ -185,7 +185,9 @@ QuestionChanges = Annotated[
 ]
 DecisiveRule = Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")]
 Format = Annotated[Literal["terminal", "json", "md", "html"], output("--format", help="terminal, json, md or html.")]
-Undecided = Literal["pass", "fail"]
+Undecided = Annotated[
+    Literal["pass", "fail"], how(help="Whether undecided, or too noisy to tell, passes (exit code 0) or fails (11).")
+]
 SplitWay = Literal["random", "time"]
 SPLIT = how("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")
 OutFile = Annotated[

@@ -72,9 +72,7 @@ def validate(
     ] = None,
     repeats: Annotated[int, how(min=1, help="How often each text is decoded with and without each draft.")] = 3,
     tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
-    undecided: Annotated[
-        Undecided, how(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
-    ] = "pass",
+    undecided: Undecided = "pass",
     out: Annotated[Path | None, output(readable=False, help="Keep the run of the prediction in this new directory.")] = None,
     overrides: ProfileChanges = None,
     form: Format = "terminal",

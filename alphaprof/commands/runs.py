@@ -127,7 +127,7 @@ def _worker_cells(worker: WorkerStatus) -> dict[str, str]:
 
 
 def _workers(run: Run, commits: dict[int, Commit]) -> Iterator[WorkerStatus]:
-    """Yields those who have registered, in the order in which they came."""
+    """Yield those who have registered, in the order in which they came."""
     for name, worker in sorted(run.workers().items(), key=lambda item: item[1].since):
         mine = [commit for commit in commits.values() if commit.worker == name]
         yield WorkerStatus(
@@ -144,7 +144,7 @@ def _workers(run: Run, commits: dict[int, Commit]) -> Iterator[WorkerStatus]:
 
 
 def _rates(workers: Sequence[WorkerStatus], commits: dict[int, Commit], now: datetime.datetime) -> Iterator[float]:
-    """Yields documents per second of each worker that has committed a shard lately."""
+    """Yield documents per second of each worker that has committed a shard lately."""
     for worker in workers:
         mine = [commit for commit in commits.values() if commit.worker == worker.worker]
         if mine and worker.seconds > 0:
@@ -275,7 +275,7 @@ def _worker_environment(number: int, gpus: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _ending(workers: Sequence[_Worker]) -> Iterator[None]:
-    """Ends what still runs when the block ends with an error; each writes first what it has measured."""
+    """End what still runs when the block ends with an error; each writes first what it has measured."""
     try:
         yield
     except BaseException:

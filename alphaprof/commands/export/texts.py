@@ -22,7 +22,7 @@ SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is th
 
 
 def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:
-    """Writes the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
+    """Write the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
     what was written, in words.
 
     The texts are those that `alphaprof train` would use; of a run that has none, all. `narrowed`: an option was given that
