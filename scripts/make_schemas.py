@@ -27,12 +27,12 @@ import pyarrow as pa
 
 from alphaprof.commands.check import Check
 from alphaprof.commands.compare import Comparison
-from alphaprof.commands.curve.answer import CurveReport
-from alphaprof.commands.doctor.build import Doctor
+from alphaprof.commands.curve import CurveReport
+from alphaprof.commands.doctor import Doctor
+from alphaprof.commands.dry_run import DryRun
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
-from alphaprof.commands.preflight.answer import Preflight
 from alphaprof.commands.runs import RunStatus
 from alphaprof.commands.trees import TreesReport
 from alphaprof.commands.validate.validation import Validation
@@ -42,7 +42,7 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, CurveReport, Prediction, Validation, Latency, Preflight),
+    *(Report, Check, Comparison, TreesReport, CurveReport, Prediction, Validation, Latency, DryRun),
     *(Counters, Doctor, RunStatus),
 )
 NUMBER = {"$ref": "#/$defs/Number"}

@@ -16,7 +16,7 @@ import pytest
 from typer.models import CommandInfo
 
 from alphaprof.cli.app import app
-from alphaprof.cli.exchange import import_app
+from alphaprof.cli.exchange import import_group
 from tests.loops import each
 
 ROOT = Path(__file__).parent.parent
@@ -26,13 +26,13 @@ MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
 IN_ROOMS = ("commands/*/measure.py",)
 # One home per library: folders that may import it.
 HOMES = {
-    "torch": ("profiling/*", *IN_ROOMS),
+    "torch": ("profiling/*", *IN_ROOMS, "commands/doctor.py", "commands/dry_run.py"),
     "transformers": ("profiling/*", *IN_ROOMS),
     "datasets": ("profiling/texts/*",),
     "huggingface_hub": ("profiling/models/*",),
     "typer": ("cli/*",),
     "rich": ("render/*", "commands/*", "cli/*"),
-    "plotly": ("render/html/*", "commands/curve/figure.py"),
+    "plotly": ("render/html/*", "render/blocks.py", "commands/curve.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
     "pydantic": ("config/*", "log/training.py", "commands/importing/*", "costs/engine_table.py"),
@@ -162,7 +162,7 @@ def test_every_function_can_be_read_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [*app.registered_commands, *import_app.registered_commands], ids=lambda command: command.callback.__name__
+    "command", [*app.registered_commands, *import_group.registered_commands], ids=lambda command: command.callback.__name__
 )
 def test_every_command_parses_calls_and_shows(command: CommandInfo) -> None:
     """At most 15 lines, wrapping aside: what a command computes stands in `commands`, where Python can call it too."""

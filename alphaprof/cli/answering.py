@@ -1,4 +1,4 @@
-"""The commands that answer from a run, from numbers or from declarations, without models. Heavy imports stay inside them."""
+"""The commands that answer from a run, without models. Heavy imports stay inside them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,45 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
+    DecisiveRule,
     Format,
     OutFile,
+    QuestionChanges,
     RunFolder,
     RunOfDraft,
     Undecided,
+    command,
+    how,
     one_line,
-    print_text,
+    output,
     show,
     without_pandas,
 )
 from alphaprof.errors import OptionInvalid
 
+group = Typer()
+MARGIN = "By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower."
+Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
+ReportFormat = Annotated[
+    Literal["terminal", "json", "md", "html", "csv"], output("--format", help="terminal, json, md, html or csv.")
+]
 CheckFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "junit"], Option("--format", help="terminal, json, md, html or junit.")
+    Literal["terminal", "json", "md", "html", "junit"], output("--format", help="terminal, json, md, html or junit.")
 ]
 
 
 def _completed(incomplete: str) -> list[str]:
-    """Returns the sections whose names begin with what was typed, for the completion of shells."""
+    """Return the sections whose names begin with what was typed, for the completion of shells."""
     from alphaprof.render.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
 
 
 def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[str, ...]:
-    """Returns the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot have them or
+    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot have them or
     does not fit a terminal.
     """
     from alphaprof.render.sections import known_sections
@@ -53,7 +63,7 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
 
 Sections = Annotated[
     list[str] | None,
-    Option(
+    output(
         "--show",
         metavar="SECTION",
         help="Print this section: drafts, gammas, causes, load, notes, legend... or all (repeatable).",
@@ -62,42 +72,37 @@ Sections = Annotated[
 ]
 
 
+@command(
+    group,
+    "alphaprof report runs/my",
+    "alphaprof report runs/my --show causes --show load",
+    "alphaprof report runs/my --format html --out report.html",
+)
 def report(
     run: RunFolder,
     sections: Sections = None,
-    output: Annotated[
-        Literal["terminal", "json", "md", "html", "csv"], Option("--format", help="terminal, json, md, html or csv.")
-    ] = "terminal",
+    form: ReportFormat = "terminal",
     out: OutFile = None,
-    overrides: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change the question, decision.min_speedup=1.2, or the step times, costs.source=roofline (repeatable).",
-        ),
-    ] = None,
+    overrides: QuestionChanges = None,
     rules: Annotated[
         list[str] | None,
         Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable); --show rules."),
     ] = None,
     replay: Annotated[
         Literal["engine", "llamacpp"],
-        Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
+        how(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
     ] = "engine",
     whole_log: Annotated[
-        bool, Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+        bool, how("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
     ] = False,
-    verify: Annotated[
-        bool, Option("--verify", help="First check every byte of the run's files against the manifest.")
-    ] = False,
+    verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, the route, and what to use for each domain."""
     from alphaprof.log.store import Run
     from alphaprof.render.report import ReportAnswer
     from alphaprof.report.build import build_report
 
-    shown = _sections(sections, output, out)
+    shown = _sections(sections, form, out)
     opened = Run.open(run)
     if verify:
         opened.verify()
@@ -108,14 +113,21 @@ def report(
         config = changed_question(opened.manifest.config, overrides) if overrides else None
         ids = known_rules(rules) if rules else None
     with without_pandas():
-        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), output, out)
+        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), form, out)
 
 
+@command(
+    group,
+    "alphaprof check runs/my --draft small --min-alpha code=0.5",
+    "alphaprof check runs/new --draft small --baseline runs/old",
+)
 def check(
     run: RunFolder,
     draft: Annotated[str | None, Option(help="The draft to check; default: the decision's.")] = None,
-    rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
-    gamma: Annotated[int | None, Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")] = None,
+    rule: DecisiveRule = None,
+    gamma: Annotated[
+        int | None, Option(metavar="N", min=1, help="Drafted tokens per round; default: the gamma of the decision.")
+    ] = None,
     min_alpha: Annotated[
         list[str] | None,
         Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
@@ -130,16 +142,13 @@ def check(
     baseline: Annotated[
         str | None, Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
     ] = None,
-    margin: Annotated[
-        float,
-        Option(min=0, max=1, help="By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower."),
-    ] = 0.02,
+    margin: Margin = 0.02,
     target_change: Annotated[
         bool,
-        Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
+        how("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
     ] = False,
-    undecided: Annotated[Undecided, Option(help="Whether an undecided check passes (exit code 0) or fails (11).")] = "pass",
-    output: CheckFormat = "terminal",
+    undecided: Undecided = "pass",
+    form: CheckFormat = "terminal",
     out: OutFile = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
@@ -152,20 +161,23 @@ def check(
     named = known_rules([rule], "--rule")[0] if rule else None
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
     answer = checked(run, draft, named, gamma, least, baseline, margin, target_change)
-    show(answer, output, out)
+    show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
     require_passed(answer, undecided_fails=undecided == "fail")
 
 
+@command(group, "alphaprof compare runs/my:small runs/my:ngram", "alphaprof compare runs/new:small runs/old:small")
 def compare(
     first: RunOfDraft,
     second: Annotated[str, Argument(metavar="RUN[:DRAFT]", help="The other one.")],
     rules: Annotated[
         list[str] | None, Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
     ] = None,
-    gamma: Annotated[int | None, Option(min=1, help="Compare tokens per round at this gamma only; default: all.")] = None,
-    output: Format = "terminal",
+    gamma: Annotated[
+        int | None, Option(metavar="N", min=1, help="Compare tokens per round at this gamma only; default: all.")
+    ] = None,
+    form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
@@ -176,24 +188,31 @@ def compare(
     from alphaprof.config.load import known_rules
     from alphaprof.log.run_draft import side_of
 
-    show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), output, out)
+    show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), form, out)
 
 
+@command(group, "alphaprof trees runs/my:small --nodes 8 --nodes 16")
 def trees(
     run: RunOfDraft,
     nodes: Annotated[
         list[int] | None,
-        Option(min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."),
+        Option(
+            metavar="N",
+            min=0,
+            max=512,
+            help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64.",
+        ),
     ] = None,
     depth: Annotated[
-        int | None, Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
+        int | None,
+        Option(metavar="N", min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma."),
     ] = None,
     files: Annotated[
         list[Path] | None,
         Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
-    top: Annotated[int, Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
-    output: Format = "terminal",
+    top: Annotated[int, how(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
+    form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
@@ -201,79 +220,4 @@ def trees(
     from alphaprof.log.run_draft import side_of
 
     given = read_trees(files or [], top)
-    show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), output, out)
-
-
-def predict(
-    cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
-    alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
-    rate: Annotated[
-        float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
-    ] = None,
-    at_gamma: Annotated[int | None, Option(help="The gamma at which the engine showed that rate.")] = None,
-    gamma: Annotated[int | None, Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
-    verify: Annotated[float, Option(help="Verifying a round, in decode steps (v).")] = 1.0,
-    verify_slope: Annotated[float, Option(help="Added to --verify for every drafted token.")] = 0.0,
-    overhead: Annotated[float, Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
-    burstiness: Annotated[
-        float, Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
-    ] = 0.0,
-    output: Format = "terminal",
-    out: OutFile = None,
-) -> None:
-    """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
-    from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
-    from alphaprof.stats.formulas import RoundCost
-
-    costs = RoundCost(cost, verify, verify_slope, overhead)
-    gammas = GAMMAS if gamma is None else (gamma,)
-    show(build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas), output, out)
-
-
-def schema(
-    of: Annotated[
-        str | None,
-        Option(
-            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
-        ),
-    ] = None,
-) -> None:
-    """List the columns of the position log: name, type, unit and meaning. With --of: print the JSON Schema of an answer."""
-    if of is not None:
-        from alphaprof.render.json import json_schema
-
-        print_text(json_schema(of), None)
-        return
-    from alphaprof.log.schema import HEAD_COLUMNS, LogRules
-
-    beside = "of a draft head, beside these (depth 2; there is one for each depth, and each rule that draws drafts):"
-    for heading, columns in (("", LogRules(("RULE",), ("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
-        if heading:
-            print(f"\n{heading}")
-        for column in columns:
-            unit = f" [{column.unit}]" if column.unit else ""
-            print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
-
-
-def rules() -> None:
-    """List the acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
-    from alphaprof.rules import NOT_MODELLED, RULES, spelling
-
-    for name, rule in RULES.items():
-        text = " and ".join(rule.policies) + " text"
-        print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
-        if rule.used_by:
-            print(f"    used by {rule.used_by}")
-        for parameter in rule.parameters:
-            more = "larger" if parameter.relaxes > 0 else "smaller"
-            print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")
-    print("\nnot modelled:")
-    for name, about in NOT_MODELLED.items():
-        print(f"{name:28} {about}")
-
-
-def doctor(output: Format = "terminal", out: OutFile = None) -> None:
-    """Show versions, devices and their speed, threads, room, and what is missing: text to paste into a bug report."""
-    from alphaprof.commands.doctor.build import build_doctor
-
-    show(build_doctor(), output, out)
+    show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), form, out)

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import sys
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer
 
-from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
-from alphaprof.cli.common import discard_output, disk_failure, escape_characters, one_line, print_notes
-from alphaprof.cli.exchange import export, import_app
-from alphaprof.cli.heads import curve, train
-from alphaprof.cli.help import Command
-from alphaprof.cli.measuring import latency, profile, validate
-from alphaprof.cli.runs import runs_app
-from alphaprof.errors import AlphaprofError
+from alphaprof.cli import answering, exchange, heads, measuring, runs, tools
+from alphaprof.cli.common import one_line, print_notes
+from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.version import __version__
 
-app = typer.Typer(
+# What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
+DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
+DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
+
+app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is "
     "the answer?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(profile, report, check, compare, trees, train, curve, export),
-    *(latency, validate, predict, schema, rules, doctor),
-):
-    app.command(cls=Command)(command)
-app.add_typer(import_app, name="import")
-app.add_typer(runs_app, name="runs")
+for module in (measuring, answering, heads, exchange, tools):  # in the order of `--help`
+    app.registered_commands += module.group.registered_commands
+app.add_typer(exchange.import_group, name="import")
+app.add_typer(runs.group, name="runs")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"alphaprof {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     pass
 
@@ -53,14 +52,14 @@ def main() -> None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the program ends)
     escape_characters()
     try:
-        _run()
+        _run_command()
     except AlphaprofError as error:
         print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
         print_notes(error)
         sys.exit(error.exit_code)
 
 
-def _run() -> None:
+def _run_command() -> None:
     """Run the command, and write what it left in the buffer of the standard output. Raises errors of disks as `DiskFull`."""
     try:
         try:
@@ -73,3 +72,26 @@ def _run() -> None:
     except OSError as error:
         discard_output()
         raise disk_failure(error) from error
+
+
+def escape_characters() -> None:
+    """Have the standard streams write characters that their encoding lacks as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Drop what is still in the buffer of the standard output, which cannot be written, so that Python's end is quiet."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def disk_failure(error: OSError) -> DiskFull:
+    """What a disk or its permissions did, in words. Raises `error` where it is something else, which is a bug."""
+    if error.errno not in DISK:
+        raise error
+    return DiskFull(
+        f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
+        "check the disk and its permissions, free space, or use another folder",
+    )

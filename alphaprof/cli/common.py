@@ -1,29 +1,55 @@
-"""What commands share: formats and how an answer is shown, standard streams, what a missing package or Ctrl-C says."""
+"""What commands share: how one is declared, options of several, how an answer is shown, what Ctrl-C says."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from typer import Argument, Exit, Option
+from typer import Argument, Exit, Option, Typer
+from typer.core import TyperCommand, TyperOption
 
 from alphaprof.errors import DiskFull, cut
 
 if TYPE_CHECKING:
     from alphaprof.render.answer import Answer
 
-
-# What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
-DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
-DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
+Function = TypeVar("Function", bound=Callable[..., Any])
 INTERRUPTED, TERMINATED = 130, 143  # what shells say of SIGINT and SIGTERM
+ASKED, HOW, OUTPUT, SERVED = "What is asked", "How", "Output", "How it was served"
+PANELS = (SERVED, ASKED, HOW, OUTPUT)  # of options in `--help`, from top to bottom; an option is ASKED unless it says so
+how, output, served = (partial(Option, rich_help_panel=panel) for panel in (HOW, OUTPUT, SERVED))
+
+
+class Command(TyperCommand):
+    """A command whose `--help` groups its options in panels."""
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        super().__init__(name, **arguments)
+        for option in self.params:
+            if isinstance(option, TyperOption):
+                option.rich_help_panel = option.rich_help_panel or ASKED
+                option.metavar = "" if option.is_flag else option.metavar
+        self.params.sort(key=lambda param: PANELS.index(getattr(param, "rich_help_panel", None) or ASKED))
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help`, which stands in the last panel."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel, option.metavar = OUTPUT, ""
+        return option
+
+
+def command(group: Typer, *examples: str, name: str | None = None) -> Callable[[Function], Function]:
+    """Add a function to a group as a command, whose `--help` ends with examples."""
+    heading = "Examples:" if len(examples) > 1 else "Example:"
+    return group.command(name, cls=Command, epilog="\n\n".join((heading, *examples)))
 
 
 class _NoPandas:
@@ -43,29 +69,6 @@ def without_pandas() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(_NoPandas)
-
-
-def escape_characters() -> None:
-    """Have the standard streams write characters that their encoding lacks as escapes."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def discard_output() -> None:
-    """Drop what is still in the buffer of the standard output, which cannot be written, so that Python's end is quiet."""
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def disk_failure(error: OSError) -> DiskFull:
-    """What a disk or its permissions did, in words. Raises `error` where it is something else, which is a bug."""
-    if error.errno not in DISK:
-        raise error
-    return DiskFull(
-        f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
-        "check the disk and its permissions, free space, or use another folder",
-    )
 
 
 class _Terminated(KeyboardInterrupt):
@@ -118,7 +121,7 @@ def print_notes(error: BaseException) -> None:
 
 
 def show(answer: Answer, output: str, out: Path | None = None) -> None:
-    """Prints an answer in the format `output`, or writes it to the file `out`. Raises `DiskFull`."""
+    """Print an answer in the format `output`, or writes it to the file `out`. Raises `DiskFull`."""
     from alphaprof.render.answer import answer_text
 
     print_text(answer_text(answer, output, to_file=out is not None), out)
@@ -145,7 +148,7 @@ def _unwritable(path: Path, reason: str | None) -> DiskFull:
     return DiskFull(f"cannot write {cut(str(path))}: {reason}", "choose another --out, in a directory that you may write")
 
 
-def _place(path: Path | None) -> Path | None:
+def _out_place(path: Path | None) -> Path | None:
     """Return where `print_text` writes; None for -. Raises `DiskFull` if it cannot: better known before hours of work."""
     if path is None or str(path) == "-":
         return None
@@ -169,15 +172,28 @@ RunFolder = Annotated[Path, Argument(metavar="RUN", readable=False, help="Direct
 RunOfDraft = Annotated[str, Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")]
 ProfileFile = Annotated[Path, Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
 ProfileChanges = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32, costs.concurrency=[1,8]."),
 ]
-Format = Annotated[Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")]
-Undecided = Literal["pass", "fail"]
+QuestionChanges = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change the question, decision.min_speedup=1.2, or the step times, costs.source=roofline (repeatable).",
+    ),
+]
+DecisiveRule = Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")]
+Format = Annotated[Literal["terminal", "json", "md", "html"], output("--format", help="terminal, json, md or html.")]
+Undecided = Annotated[
+    Literal["pass", "fail"], how(help="Whether undecided, or too noisy to tell, passes (exit code 0) or fails (11).")
+]
 SplitWay = Literal["random", "time"]
-SPLIT = Option("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")
+SPLIT = how("--split", help="random, or time: what is held out is what was asked last (data.time of the profile).")
 OutFile = Annotated[
-    Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output (-).")
+    Path | None, output(callback=_out_place, readable=False, help="Write to this file instead of the standard output (-).")
 ]
+Resume = Annotated[bool, how("--resume", help="Continue what was interrupted in --out, or start it.")]
 
 
 def one_line(text: str) -> str:

@@ -9,38 +9,60 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, Typer
 
-from alphaprof.cli.common import SPLIT, Format, OutFile, RunOfDraft, SplitWay, interruptible, one_line, print_text, show
-from alphaprof.cli.help import ImportCommand
+from alphaprof.cli.common import (
+    SPLIT,
+    DecisiveRule,
+    Format,
+    OutFile,
+    QuestionChanges,
+    RunOfDraft,
+    SplitWay,
+    command,
+    how,
+    interruptible,
+    one_line,
+    output,
+    print_text,
+    served,
+    show,
+)
 from alphaprof.commands.export.formats import ABOUT, TEXTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
-    from alphaprof.commands.importing.build import ImportRequest
+    from alphaprof.commands.importing.run import ImportRequest
     from alphaprof.log.run_draft import RunDraft
 
+group = Typer()
+import_group = Typer(
+    help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
+)
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 
+@command(
+    group,
+    "alphaprof export runs/my:small --to vllm-config",
+    "alphaprof export runs/my:small --to dynamo --domain code",
+    "alphaprof export runs/my --to texts --out data",
+)
 def export(
     run: RunOfDraft,
     to: Annotated[ExportFormat, Option(help="; ".join(f"{name}: {about}" for name, about in ABOUT.items()) + ".")],
-    rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    rule: DecisiveRule = None,
     gamma: Annotated[
         int | None,
-        Option(min=1, help="Drafted tokens per round; default: the decision's, or the best."),
+        Option(metavar="N", min=1, help="Drafted tokens per round; default: the decision's, or the best."),
     ] = None,
     domain: Annotated[
         str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
     split: Annotated[SplitWay | None, SPLIT] = None,
-    overrides: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
-    ] = None,
+    overrides: QuestionChanges = None,
     out: OutFile = None,
 ) -> None:
     """Export acceptance as engines and simulators read it, or texts for trainers of heads. Assumptions go to stderr."""
-    from alphaprof.commands.export.build import export as exported
+    from alphaprof.commands.export.engines import export as exported
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
@@ -50,14 +72,14 @@ def export(
         print_text(artefact.text, None)
     else:
         chosen = known_rules([rule], "--rule")[0] if rule else None
-        artefact = exported(_asked(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
+        artefact = exported(_named_draft(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
         print_text(artefact.text, out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-def _asked(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
+def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
     """The draft that RUN[:DRAFT] names, with what --set changes of the question. Raises `OptionInvalid` for a `split`."""
     if split is not None:
         raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")
@@ -68,25 +90,23 @@ def _asked(run: str, overrides: list[str] | None, split: SplitWay | None) -> Run
     return side.asked(changed_question(side.run.manifest.config, overrides)) if overrides else side
 
 
-import_app = Typer(
-    help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
-)
-
-NewRun = Annotated[Path, Option(readable=False, help="New directory for the run.")]
+NewRun = Annotated[Path, output(readable=False, help="New directory for the run.")]
 Rule = Annotated[
     Literal["strict", "one_hot", "lossless"],
-    Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless."),
+    served(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless."),
 ]
-Temperature = Annotated[float | None, Option(min=0, help="Temperature of the requests; needed unless the rule is strict.")]
-TopK = Annotated[int, Option(min=0, help="top_k of the requests; 0: all tokens.")]
-TopP = Annotated[float, Option(min=0, max=1, help="top_p of the requests; 1: all tokens.")]
+Temperature = Annotated[
+    float | None, served(metavar="X", min=0, help="Temperature of the requests; needed unless the rule is strict.")
+]
+TopK = Annotated[int, served(metavar="N", min=0, help="top_k of the requests; 0: all tokens.")]
+TopP = Annotated[float, served(metavar="X", min=0, max=1, help="top_p of the requests; 1: all tokens.")]
 DraftName = Annotated[str, Option(help="Name of the draft in reports.")]
 TargetName = Annotated[str | None, Option(help="Name of the target in reports; default: the model of the responses.")]
 Domains = Annotated[list[str] | None, Option(help="The domain of all files; or one for each, in their order (repeatable).")]
 DomainKey = Annotated[str | None, Option(help="The field that holds the domain: domain, or metadata.domain.")]
 ClusterKey = Annotated[str | None, Option(help="The field that groups dependent requests: conversation_id.")]
 LeaveOut = Annotated[
-    bool, Option("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
+    bool, how("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -94,7 +114,7 @@ Overrides = Annotated[
 ]
 
 
-@import_app.command("vllm", cls=ImportCommand)
+@command(import_group, "alphaprof import vllm requests.jsonl --rule strict --out runs/served", name="vllm")
 def import_vllm(
     requests: Annotated[
         list[Path], Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
@@ -107,7 +127,7 @@ def import_vllm(
     draft: DraftName = "engine",
     target: TargetName = None,
     gamma: Annotated[
-        int | None, Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
+        int | None, served(metavar="N", min=1, help="Speculative tokens that were served; default: what the metrics say.")
     ] = None,
     domain: Domains = None,
     domain_key: DomainKey = None,
@@ -115,12 +135,12 @@ def import_vllm(
     leave_out: LeaveOut = False,
     verification: Annotated[
         Literal["token", "block"],
-        Option(help="How lossless verifies: token by token, or block (rejection_sample_method: block), which accepts more."),
+        served(help="How lossless verifies: token by token, or block (rejection_sample_method: block), which accepts more."),
     ] = "token",
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import ImportRequest
+    from alphaprof.commands.importing.run import ImportRequest
 
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
     if verification == "block" and rule != "lossless":
@@ -133,7 +153,7 @@ def import_vllm(
     _import(request, out)
 
 
-@import_app.command("sglang", cls=ImportCommand)
+@command(import_group, "alphaprof import sglang log.jsonl --rule strict --drafting chain --out runs/sg", name="sglang")
 def import_sglang(
     requests: Annotated[
         list[Path],
@@ -143,7 +163,7 @@ def import_sglang(
     rule: Rule,
     drafting: Annotated[
         Literal["chain", "tree", "adaptive"],
-        Option(
+        served(
             help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
             "steps (--speculative-adaptive). Of the last two, only tokens per round are known."
         ),
@@ -155,8 +175,11 @@ def import_sglang(
     target: TargetName = None,
     gamma: Annotated[
         int | None,
-        Option(
-            min=1, max=64, help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say."
+        served(
+            metavar="N",
+            min=1,
+            max=64,
+            help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say.",
         ),
     ] = None,
     domain: Domains = None,
@@ -166,7 +189,7 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import ImportRequest
+    from alphaprof.commands.importing.run import ImportRequest
 
     if drafting != "chain" and gamma is None:
         raise OptionInvalid(
@@ -177,22 +200,22 @@ def import_sglang(
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
-@import_app.command("prometheus", cls=ImportCommand)
+@command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
 def import_prometheus(
     before: Annotated[Path, Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
     after: Annotated[Path, Argument(metavar="AFTER.txt", help="The page after the traffic.")],
-    output: Format = "terminal",
+    form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Take a first look at vLLM's counters between two readings: acceptance without interval, verdict or run."""
     from alphaprof.commands.importing.counters import build_counters
 
-    show(build_counters(before, after), output, out)
+    show(build_counters(before, after), form, out)
 
 
 def _import(asked: ImportRequest, out: Path) -> None:
-    """Writes the run. Prints what was imported on stdout, and what to know about it on stderr."""
-    from alphaprof.commands.importing.build import import_requests
+    """Write the run. Print what was imported on stdout, and what to know about it on stderr."""
+    from alphaprof.commands.importing.run import import_requests
 
     with interruptible(None):
         run = import_requests(asked, out)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
-import typer
+from typer import Argument, Typer
 
-from alphaprof.cli.common import Format, show
-from alphaprof.cli.help import Command
+from alphaprof.cli.common import Format, OutFile, command, show
 from alphaprof.errors import RunMismatch
 
-RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
-runs_app = typer.Typer(help="How far a run is that one or several processes work on, and its end.", no_args_is_help=True)
+RunPlace = Annotated[str, Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
+group = Typer(help="How far a run is that one or several processes work on, and its end.", no_args_is_help=True)
 
 
-@runs_app.command(cls=Command)
-def status(run: RunPlace, output: Format = "terminal") -> None:
+@command(group, "alphaprof runs status runs/my")
+def status(run: RunPlace, form: Format = "terminal", out: OutFile = None) -> None:
     """Say what is measured, by whom, and how long the rest takes."""
     from alphaprof.commands.runs import RunStatus
     from alphaprof.log.store import Run
 
-    show(RunStatus.of(Run.open(run)), output)
+    show(RunStatus.of(Run.open(run)), form, out)
 
 
-@runs_app.command(cls=Command)
+@command(group, "alphaprof runs finish runs/my")
 def finish(run: RunPlace) -> None:
     """Make a run complete whose shards are all measured. Whoever measures the last one does this by itself."""
     from alphaprof.log.store import Run
@@ -35,10 +33,10 @@ def finish(run: RunPlace) -> None:
         hint = "finish it with alphaprof profile --until-decided --resume, or go on to its last document without"
         raise RunMismatch(f"{run} stops when its verdict is sure, which only its profile can tell", hint)
     finish_run(opened)
-    print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions", file=sys.stdout)
+    print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions")
 
 
-@runs_app.command(cls=Command)
+@command(group, "alphaprof runs clean runs/my")
 def clean(run: RunPlace) -> None:
     """Remove files that killed processes left. Only where no process works on the run."""
     from alphaprof.log.store import Run, remove_unnamed
@@ -53,4 +51,4 @@ def clean(run: RunPlace) -> None:
     named = {name for commit in opened.commits().values() for name in commit.files}
     remove_unnamed(opened.place, {*opened.manifest.files, *named})
     opened.place.remove_temporary()  # a living process would miss its own
-    print(f"{run}: {before - len(opened.place.names(''))} files removed", file=sys.stdout)
+    print(f"{run}: {before - len(opened.place.names(''))} files removed")

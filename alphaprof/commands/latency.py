@@ -1,4 +1,4 @@
-"""`alphaprof latency`: step times that were measured on this machine, as tables (rich) and as the CSV of `costs.path`."""
+"""`alphaprof latency`: step times that were measured on this machine, and the CSV of `costs.path`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
 
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
 from alphaprof.log.store import Run
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.blocks import Block, Small, Table, table_by_columns
 from alphaprof.report import format as fmt
 
 Rows = Sequence[Mapping[str, Any]]
+TIMES = {"ms": "median", "p10": "p10", "p90": "p90"}  # headings of what stands in a run's step times
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Latency:
 
     @classmethod
     def of(cls, run: Run) -> Latency:
-        """Returns the step times of a run."""
+        """Return the step times of a run."""
         manifest, table = run.manifest, run.latency()
         environment, target = manifest.environment, manifest.target
         return cls(
@@ -58,7 +57,7 @@ class Latency:
         )
 
     def csv(self) -> str:
-        """Returns the table that a profile on another machine can name under `costs.path`."""
+        """Return the table that a profile on another machine can name under `costs.path`."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -67,35 +66,30 @@ class Latency:
             writer.writerow(dict(row) | {"ms": row["median_ms"], "rounds": rounds, "waiting": self.waiting or 0.0})
         return text.getvalue()
 
-    def terminal(self, console: Console) -> None:
-        """Prints what drafting and verifying cost, a table for every batch size and context, and one of prefills."""
-        for line in _answer(self):
-            console.print(plain(line), highlight=False)
-        console.print()
+    def blocks(self) -> Iterator[Block]:
+        """Yield what drafting and verifying cost, a table for every batch size and context, and one of prefills."""
+        yield from _cost_lines(self)
+        yield ""
         threads = f", {self.threads} threads" if self.threads else ""
-        console.print(plain(f"{self.target} in {self.dtype} on {self.device}{threads}, {self.engine}"))
-        console.print()
+        yield f"{self.target} in {self.dtype} on {self.device}{threads}, {self.engine}"
+        yield ""
         steps = [row for row in self.steps if row["step"] != "prefill"]
-        for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in steps if row["model"] == "target"):
+        for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in steps if row["model"] == TARGET):
             # A draft whose own context is shorter was timed at what fits into it.
             mine = [row for row in steps if row["batch"] == batch and row["context"] <= context]
             mine = list({(row["model"], row["step"], row["tokens"]): row for row in mine}.values())
-            _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode']})", console)
-        prefills = [row for row in self.steps if row["step"] == "prefill"]
-        if prefills:
-            _cell(prefills, "prefill of one prompt into an empty cache", console)
-        first = "draft_first: a head's first step of a round, over the tokens that the target has just verified."
-        for line in (
-            "cost: in plain decode steps of the target at the same batch and context; the median over all rounds counts.",
-            "±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.",
-            "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
-            *([first] if any(row["step"] == "draft_first" for row in steps) else []),
-        ):
-            console.print(line, style="dim", highlight=False)
+            yield _step_table(f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode']})", mine)
+        if prefills := [row for row in self.steps if row["step"] == "prefill"]:
+            yield _step_table("prefill of one prompt into an empty cache", prefills)
+        yield Small("cost: in plain decode steps of the target at the same batch and context; the median over all rounds.")
+        yield Small("±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.")
+        yield Small("draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens removed.")
+        if any(row["step"] == "draft_first" for row in steps):
+            yield Small("draft_first: a head's first step of a round, over the tokens that the target has just verified.")
 
 
-def _answer(latency: Latency) -> Iterator[str]:
-    """Yields what a step of every draft and verification cost, at the smallest batch and context, and what to do with it."""
+def _cost_lines(latency: Latency) -> Iterator[str]:
+    """Yield what a step of every draft and verification cost, at the smallest batch and context, and what to do with it."""
     decode = next(row for row in latency.steps if row["model"] == TARGET and row["step"] == "decode")
     first = [row for row in latency.steps if all(row[name] == decode[name] for name in ("batch", "context"))]
     yield (
@@ -109,7 +103,7 @@ def _answer(latency: Latency) -> Iterator[str]:
     if verify is not None:
         costs.append((f"verifying {verify['tokens']} tokens", verify))
     for name, row in costs:
-        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_error(row, decode, r)} of that"
+        cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_cost_error(row, decode, r)} of that"
         yield f"{name} costs {cost} ({fmt.number(row['median_ms'])} ms)"
     if decode["repeats"] < GO_ROUNDS:
         yield f"not enough for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
@@ -118,26 +112,23 @@ def _answer(latency: Latency) -> Iterator[str]:
     yield "next: --format csv writes the file that costs.path of a profile reads; predict takes these costs"
 
 
-def _cell(rows: Rows, title: str, console: Console) -> None:
-    table = named_table("model", "step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds", left=("step",))
-    decode, r = next((row for row in rows if row["step"] == "decode"), None), _autocorrelation(rows)
-    for row in rows:
-        cost = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING
-        times = (fmt.number(row[name], 3) for name in ("median_ms", "p10_ms", "p90_ms"))
-        context = f" (at {fmt.count(row['context'])} tokens)" if row["context"] != rows[0]["context"] else ""
-        step = Text(row["step"] + context)
-        table.add_row(
-            plain(row["model"]), step, str(row["tokens"]), *times, cost, _error(row, decode, r), str(row["repeats"])
-        )
-    show(table, title, console)
-    console.print()
+def _step_table(title: str, steps: Rows) -> Table:
+    decode, r = next((row for row in steps if row["step"] == "decode"), None), _autocorrelation(steps)
+    rows = []
+    for row in steps:
+        context = f" (at {fmt.count(row['context'])} tokens)" if row["context"] != steps[0]["context"] else ""
+        cells = {"step": row["step"] + context, "tokens": str(row["tokens"])}
+        cells |= {name: fmt.number(row[f"{column}_ms"], 3) for name, column in TIMES.items()}
+        cells["cost"] = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING
+        rows.append((row["model"], cells | {"±": _cost_error(row, decode, r), "rounds": str(row["repeats"])}))
+    return table_by_columns(title, rows, named="model", left=("step",))
 
 
 def _autocorrelation(rows: Rows) -> float:
     return autocorrelation((row["step"], row["rounds_ms"]) for row in rows if row["step"] != "prefill")
 
 
-def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
+def _cost_error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
     """How far the 95 % interval of a step's cost goes, as a share of it."""
     if decode is None or row is decode or not row["median_ms"]:
         return fmt.NOTHING

@@ -57,8 +57,8 @@ class Prediction:
 
     def blocks(self) -> Iterator[Block]:
         """Yield the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
-        yield from (*_answer(self), "", *_assumed(self), "")
-        yield _table(self)
+        yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
+        yield _gamma_table(self)
         yield Small("alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.")
         yield Small("accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.")
         yield Small("tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).")
@@ -71,11 +71,11 @@ def build_prediction(
     """Predictions for an alpha, or for the one that gives an engine's rate. Raises `OptionInvalid` for impossible values."""
     gammas = tuple(gammas)
     for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
-        _between(option, value, 0, math.inf)
-    _between("--verify", cost.verify, LEAST_COST, math.inf)
+        _require_between(option, value, 0, math.inf)
+    _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     for gamma in gammas:
-        _between("--gamma", gamma, 1, LONGEST)
-    alpha = _alpha(acceptance, burstiness)
+        _require_between("--gamma", gamma, 1, LONGEST)
+    alpha = _alpha_of(acceptance, burstiness)
     predictions = tuple(_of_gamma(alpha, burstiness, gamma, cost) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
@@ -105,28 +105,28 @@ def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> G
     )
 
 
-def _alpha(acceptance: float | EngineRate, burstiness: float) -> float:
-    _between("--burstiness", burstiness, -1, 1)
+def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
+    _require_between("--burstiness", burstiness, -1, 1)
     try:
         if isinstance(acceptance, EngineRate):
-            _between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
-            _between("--at-gamma", acceptance.gamma, 1, LONGEST)
+            _require_between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
+            _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
             return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma, burstiness)
-        _between("--alpha", acceptance, 0, 1)
+        _require_between("--alpha", acceptance, 0, 1)
         formulas.check_chain(acceptance, burstiness)
     except ValueError as error:
         raise OptionInvalid(str(error), "correct the values; --burstiness 0 means independence") from None
     return acceptance
 
 
-def _between(option: str, value: float, low: float, high: float) -> None:
+def _require_between(option: str, value: float, low: float, high: float) -> None:
     if not (low <= value <= high and math.isfinite(value)):
         limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
         raise OptionInvalid(f"{option} is {value:g}; it must be {limits}", "correct the value; --help says what it means")
 
 
-def _answer(prediction: Prediction) -> Iterator[str]:
-    """Yields the speedup at the best gamma, where it would end, and what the numbers are not."""
+def _outcome_lines(prediction: Prediction) -> Iterator[str]:
+    """Yield the speedup at the best gamma, where it would end, and what the numbers are not."""
     best = next(item for item in prediction.gammas if item.gamma == prediction.best_gamma)
     gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
     faster = f"decoding is {'faster' if best.speedup > 1 else 'no faster'} if all of this holds"
@@ -139,7 +139,7 @@ def _answer(prediction: Prediction) -> Iterator[str]:
     yield "These are formulas: no text was measured, so there is no interval. next: alphaprof profile measures"
 
 
-def _assumed(prediction: Prediction) -> tuple[str, ...]:
+def _assumed_lines(prediction: Prediction) -> tuple[str, ...]:
     burst, rate, cost = prediction.burstiness, prediction.engine_rate, prediction.cost
     kind = "independent from position to position" if burst == 0 else f"with burstiness (lag-1 autocorrelation) {burst:g}"
     lines = [f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"]
@@ -152,7 +152,7 @@ def _assumed(prediction: Prediction) -> tuple[str, ...]:
     return (*lines, f"in plain decode steps: {steps}")
 
 
-def _table(prediction: Prediction) -> Table:
+def _gamma_table(prediction: Prediction) -> Table:
     rows = [
         (
             str(item.gamma),

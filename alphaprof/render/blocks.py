@@ -86,8 +86,15 @@ class Figure:
     word: str = ""  # what the glossary calls what it shows
 
 
+@dataclass(frozen=True)
+class Verbatim:
+    """Lines as they are, to copy: spaces are kept, and nothing is wrapped."""
+
+    lines: Sequence[str]
+
+
 # A str is a line: leading spaces indent it, an empty one sets apart, and a word of `OUTCOMES` at its beginning stands out.
-Block = Table | Small | Figure | Heading | str
+Block = Table | Small | Figure | Heading | Verbatim | str
 GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
 OUTCOMES = {
     "GO": GOOD,

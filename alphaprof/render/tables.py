@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rich import box
 from rich.cells import cell_len
@@ -15,6 +16,7 @@ from rich.text import Text
 from alphaprof.report.format import visible
 
 NAME_KEPT, NAME_WIDTH = 14, 22  # columns of a table's first column that no other takes, and at most; longer names fold
+WORD_KEPT = 24  # columns of a word in a column that goes on in the next line; longer ones fold
 EDGE, GAP = 1, 2  # columns before a table's first one, and after each
 
 
@@ -29,7 +31,8 @@ def empty_table(*columns: str, left: Collection[str] = (), wrapped: Collection[s
     """
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in wrapped)
+        justify: Literal["left", "right"] = "left" if name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=name not in wrapped, overflow="fold")
     return table
 
 
@@ -81,6 +84,7 @@ class _Texts:
         lines = [line for text in (str(column.header), *(cell.plain for cell in cells)) for line in text.split("\n")]
         words = lines if column.no_wrap else [word for line in lines for word in line.split()]
         word, line = (min(max(map(cell_len, some), default=1), column.max_width or sys.maxsize) for some in (words, lines))
+        word = word if column.no_wrap else min(word, WORD_KEPT)
         # What names are changes no layout: the first column counts the same whatever they are.
         head = replace(column, _cells=[], min_width=None, max_width=None)
         return cls(head, list(cells), column.min_width or word, line)

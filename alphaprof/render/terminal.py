@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, outcome_of
+from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, outcome_of
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 
@@ -34,6 +34,9 @@ def draw(blocks: Iterable[Block], console: Console) -> None:
             console.print(Text(f"{block.name}: {block.title}" if block.name else block.title, "bold"))
         elif isinstance(block, Small):
             console.print(plain(block.text), style="dim")
+        elif isinstance(block, Verbatim):
+            for line in block.lines:
+                console.print(plain(line), soft_wrap=True)
         else:
             _print_line(block, console)
 

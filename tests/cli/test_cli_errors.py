@@ -273,7 +273,7 @@ def test_a_command_whose_reader_has_gone_ends_quietly(
 def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    common.escape_characters()
+    app.escape_characters()
     common.print_text("speedup \u2265 1 of \udcff\n", None)
     terminal.flush()
     assert terminal.buffer.getvalue() == b"speedup \\u2265 1 of \\udcff\n"

@@ -16,10 +16,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from alphaprof.commands.curve.answer import CurveReport, answer_lines
-from alphaprof.commands.curve.build import build_curve
-from alphaprof.commands.curve.collect import collected
-from alphaprof.commands.curve.outlook import uncertainty
+from alphaprof.commands.curve import CurveReport, answer_lines, build_curve, collected, uncertainty
 from alphaprof.config.heads import load_heads
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import free_draft, spent_and_base

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from alphaprof import version as installed
-from alphaprof.commands.doctor import build
+from alphaprof.commands import doctor
 from alphaprof.render.json import json_schema
 from tests.conftest import ROOT, Runner
 
@@ -33,7 +33,7 @@ def test_without_torch_everything_else_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "alphaprof", "doctor"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    labels = {line[: build.LABEL].strip() for line in result.stdout.splitlines()} - {""}
+    labels = {line[: doctor.LABEL].strip() for line in result.stdout.splitlines()} - {""}
     assert labels == {"alphaprof", "python", "packages", "speed", "extra"}
     assert "torch cannot be used: no torch for you" in result.stdout
 

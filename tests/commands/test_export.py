@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.cli.exchange import ExportFormat
-from alphaprof.commands.export.build import depths_of, export, scope_of
+from alphaprof.commands.export.engines import export, pooled_depths, scope_of
 from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
@@ -328,7 +328,7 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
         ratio = text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)
         rounds += expected_rounds_of(ratio.clip(upper=1).tolist(), text["proposed"].tolist(), 2)
         tokens += len(text) - 1
-    found = depths_of(scope_of(RunDraft(mixed, "small"), "sglang-synthetic", "lossless", 2, "story"))
+    found = pooled_depths(scope_of(RunDraft(mixed, "small"), "sglang-synthetic", "lossless", 2, "story"))
     assert found.rounds == pytest.approx(rounds, abs=1e-3)
     assert 1 < tokens / rounds <= found.length("all")
 

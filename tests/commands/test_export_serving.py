@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from alphaprof.commands.export.build import _schedule, export, scope_of
+from alphaprof.commands.export.engines import _gamma_schedule, export, scope_of
 from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times
@@ -166,7 +166,7 @@ def test_noise_of_step_times_makes_no_schedule_and_dear_verification_does(tmp_pa
     generator, found = np.random.default_rng(5), []
     for _ in range(40):
         book = dataclasses.replace(scope.book, table=noisy(generator, dearer))
-        found.append(_schedule(dataclasses.replace(scope, book=book), EXPORTS["vllm-config"]))
+        found.append(_gamma_schedule(dataclasses.replace(scope, book=book), EXPORTS["vllm-config"]))
     changes = [each for each in found if each is not None]
     if dearer:
         assert len(changes) > 30

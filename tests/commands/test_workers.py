@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from alphaprof.cli import measuring
-from alphaprof.commands import workers
+from alphaprof.commands import runs
 from alphaprof.errors import WorkerFailed
 from alphaprof.log.place import place_of
 from alphaprof.log.store import Run
@@ -43,11 +43,11 @@ def worked(monkeypatch: pytest.MonkeyPatch, out: Path, *scripts: str) -> list[st
     """What is said of workers that run these scripts."""
     said: list[str] = []
     commands = [[sys.executable, "-c", script.format(mark=str(out) + ".mark")] for script in scripts]
-    monkeypatch.setattr(workers, "_command", lambda _, number, count: commands[number])
-    monkeypatch.setattr(workers, "visible_gpus", list)
-    monkeypatch.setattr(workers, "LOOK", 0.01)
+    monkeypatch.setattr(runs, "_worker_command", lambda _, number, count: commands[number])
+    monkeypatch.setattr(runs, "visible_gpus", list)
+    monkeypatch.setattr(runs, "LOOK", 0.01)
     try:
-        workers.work_together([], len(scripts), place_of(out), said.append)
+        runs.work_together([], len(scripts), place_of(out), said.append)
     except WorkerFailed as error:
         said.append(f"{error.exit_code}: {error.message}; {error.hint}")
     return said
@@ -70,7 +70,7 @@ def test_a_worker_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatc
 
 def test_one_that_is_killed_again_and_again_has_failed(monkeypatch: pytest.MonkeyPatch, going: Path) -> None:
     *again, last, end = worked(monkeypatch, going, ENDS, KILLED)
-    assert len(again) == workers.AGAIN
+    assert len(again) == runs.AGAIN
     assert last == "worker 1 failed with exit code -9"
     assert end.startswith("137: of 2 workers failed: 1 (exit code 137)")
 
@@ -87,8 +87,8 @@ def test_where_one_fails_the_others_go_on_and_the_exit_code_says_it(monkeypatch:
 def test_workers_are_told_to_resume(resume: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Or each would compare only what earlier workers of the same number wrote, and miss damaged shards."""
     told: list[str] = []
-    monkeypatch.setattr(workers, "work_together", lambda arguments, *_: told.extend(arguments))
-    measuring._share(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, False, None)
+    monkeypatch.setattr(runs, "work_together", lambda arguments, *_: told.extend(arguments))
+    measuring._profile_in_workers(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, False, None)
     assert ("--resume" in told) == resume
 
 
@@ -113,7 +113,7 @@ def test_an_interruption_ends_every_worker_and_a_second_one_at_once(
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     started, left, wait = list[subprocess.Popen[bytes]](), itertools.count(1), subprocess.Popen.wait
 
-    def starting(worker: workers._Worker) -> None:
+    def starting(worker: runs._Worker) -> None:
         script = stubborn if interruptions == 2 else WAITS
         worker.process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
         if interruptions == 2 and worker.process.stdout is not None:
@@ -128,8 +128,8 @@ def test_an_interruption_ends_every_worker_and_a_second_one_at_once(
             raise KeyboardInterrupt
         return wait(process, timeout)
 
-    monkeypatch.setattr(workers._Worker, "start", starting)
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted_once))
+    monkeypatch.setattr(runs._Worker, "start", starting)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted_once))
     monkeypatch.setattr(subprocess.Popen, "wait", waiting)
     with pytest.raises(KeyboardInterrupt):
         worked(monkeypatch, going, ENDS, ENDS)
@@ -143,10 +143,10 @@ def test_progress_counts_what_all_workers_have_committed(
     monkeypatch: pytest.MonkeyPatch, going: Path, tmp_path: Path
 ) -> None:
     """Said when the one that speaks is done, by how much of the run is there."""
-    assert workers.progress_line(place_of(going)).startswith("profiling: 1 of 3 shards, ")
-    assert workers.progress_line(place_of(tmp_path / "whole")) == "profiling: 3 of 3 shards"
-    assert "cannot be read now" in workers.progress_line(place_of(tmp_path / "none"))
-    monkeypatch.setattr(workers, "SAY", 0.0)
-    monkeypatch.setattr(workers, "progress_line", lambda place: Path(f"{going}.mark").touch() or "a line")
+    assert runs.progress_line(place_of(going)).startswith("profiling: 1 of 3 shards, ")
+    assert runs.progress_line(place_of(tmp_path / "whole")) == "profiling: 3 of 3 shards"
+    assert "cannot be read now" in runs.progress_line(place_of(tmp_path / "none"))
+    monkeypatch.setattr(runs, "SAY", 0.0)
+    monkeypatch.setattr(runs, "progress_line", lambda place: Path(f"{going}.mark").touch() or "a line")
     assert set(worked(monkeypatch, going, ENDS, OUTLASTS)) == {"a line"}
     assert Run.open(going).manifest.status == "running"

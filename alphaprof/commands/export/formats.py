@@ -126,7 +126,7 @@ def llamacpp_synthetic(chain: Acceptance) -> str:
     if chain.draft.engine_method == NGRAM:
         longest = chain.draft.settings["max_ngram"]
         options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {chain.gamma}"
-    return f"{options} --spec-synth-rates {_listed(chain.depths.marginal(PROPOSING))}\n"
+    return f"{options} --spec-synth-rates {_comma_listed(chain.depths.marginal(PROPOSING))}\n"
 
 
 def sglang_args(chain: Acceptance) -> str:
@@ -157,7 +157,7 @@ def sglang_synthetic(chain: Acceptance) -> str:
 
 def dynamo(chain: Acceptance) -> str:
     """Arguments of Dynamo's mocker and replay."""
-    rates = _listed(chain.depths.conditional(ALL))
+    rates = _comma_listed(chain.depths.conditional(ALL))
     return f"--aic-nextn {chain.gamma} --aic-nextn-accept-rates {rates}\n"
 
 
@@ -249,7 +249,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, DIGITS) for value in values]
 
 
-def _listed(values: Sequence[float]) -> str:
+def _comma_listed(values: Sequence[float]) -> str:
     """Rates between commas, without exponents, which not every reader knows."""
     return ",".join(f"{value:.{DIGITS}f}" for value in values)
 

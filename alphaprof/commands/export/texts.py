@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaprof.commands.export.build import Artefact
+from alphaprof.commands.export.engines import Artefact
 from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.place import LocalPlace
@@ -22,7 +22,7 @@ SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is th
 
 
 def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:
-    """Writes the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
+    """Write the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
     what was written, in words.
 
     The texts are those that `alphaprof train` would use; of a run that has none, all. `narrowed`: an option was given that
@@ -41,7 +41,7 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     train, starts = _in_order(texts, parts)
     rows = {part: train if part == TRAIN else parts.of(texts, part) for part in FILES}
     for part, name in FILES.items():
-        place.put(name, "".join(map(_line, rows[part])).encode())
+        place.put(name, "".join(map(_trainer_line, rows[part])).encode())
     written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
     model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
     longest = max(len(text.tokens) for text in texts)
@@ -56,7 +56,7 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     return Artefact(written, notes, tuple(_doubts(run, every, texts)))
 
 
-def _line(text: RunText) -> str:
+def _trainer_line(text: RunText) -> str:
     """A document as both trainers read it: ids, and where to learn. `document` leads back to the tables of the run."""
     ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
     return json.dumps({"document": text.document, "input_ids": ids, "loss_mask": mask}, separators=(",", ":")) + "\n"

@@ -1,17 +1,16 @@
-"""Counters on an engine's /metrics page: what rose between two readings, and its text (rich)."""
+"""Counters on an engine's /metrics page: what rose between two readings, and the acceptance in it."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
-
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, cut, shown
-from alphaprof.render.tables import empty_table, plain
+from alphaprof.render.blocks import Block, Small, Table
 from alphaprof.report import format as fmt
 from alphaprof.version import __version__
 
@@ -19,6 +18,7 @@ PREFIX = "vllm:spec_decode_num_"
 DRAFTS, DRAFTED, ACCEPTED, POSITION = "drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"
 Key = tuple[str, tuple[tuple[str, str], ...]]  # name and labels of a counter, or of the time at which it was created
 SAVE = "curl -s SERVER/metrics"
+SHARES = ("marginal", "conditional")  # columns of the table by depth
 NO_REQUESTS = "no interval: no requests"
 
 
@@ -82,30 +82,27 @@ class Counters:
     conditional: tuple[float | None, ...]
     reason: str  # why there is neither an interval nor a verdict
 
-    def terminal(self, console: Console) -> None:
-        """Prints the acceptance length, what it is not, the other numbers, and acceptance by depth."""
+    def blocks(self) -> Iterator[Block]:
+        """Yield the acceptance length, what it is not, the other numbers, and acceptance by depth."""
         length = f"acceptance length {fmt.number(self.acceptance_length, 3)} tokens per round with a draft"
-        console.print(plain(f"{length}, at gamma {self.gamma}"), style="bold")
-        console.print(f"{self.reason}\n", highlight=False)
+        yield f"{length}, at gamma {self.gamma}"
+        yield self.reason
+        yield ""
         of = f", {fmt.many(self.engines, 'engine')}" if self.engines > 1 else ""
-        console.print(plain(f"target {self.target or 'unknown'}{of}, gamma {self.gamma}"))
+        yield f"target {self.target or 'unknown'}{of}, gamma {self.gamma}"
         rate = f"{fmt.count(self.accepted)} of {fmt.count(self.drafted)} drafted tokens accepted"
-        console.print(f"{fmt.many(self.drafts, 'round')} with a draft, {rate}", highlight=False)
+        yield f"{fmt.many(self.drafts, 'round')} with a draft, {rate}"
         share = f"accepted/drafted {fmt.share(self.accepted_per_drafted)}"
-        meaning = "what engines call acceptance rate; it depends on gamma, and is not alpha\n"
-        console.print(f"{share}: {meaning}", highlight=False)
-        table = empty_table("depth", "marginal", "conditional")
-        for depth, shares in enumerate(zip(self.marginal, self.conditional, strict=True), 1):
-            table.add_row(str(depth), *map(fmt.share, shares))
-        console.print(table)
+        yield f"{share}: what engines call acceptance rate; it depends on gamma, and is not alpha"
+        yield ""
+        shares = zip(map(fmt.share, self.marginal), map(fmt.share, self.conditional), strict=True)
+        rows = [(str(depth), dict(zip(SHARES, each, strict=True))) for depth, each in enumerate(shares, 1)]
+        yield Table("by depth", SHARES, rows, "depth")
         full = self.drafted == self.gamma * self.drafts
         cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
-        short = f"conditional: n/a where {cause}. " if None in self.conditional else ""
-        for line in (
-            f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
-            "For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).",
-        ):
-            console.print(line, style="dim", highlight=False)
+        short = f" conditional: n/a where {cause}." if None in self.conditional else ""
+        yield Small(f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were.{short}")
+        yield Small("For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).")
 
 
 def build_counters(before: Path, after: Path) -> Counters:

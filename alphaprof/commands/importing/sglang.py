@@ -88,7 +88,7 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     if reason == "abort":
         raise LeftOut("the request was aborted", "its text is not whole", settled=True)
     sizes = info or usage or fields
-    found = _counts(fields, info, sizes.get("completion_tokens"))
+    found = _counts_in(fields, info, sizes.get("completion_tokens"))
     counts, capped = answer.read(Counts, found), any(found.get(name) for name in CAPPED)
     most = gamma if drafting != CHAIN and gamma is not None else _drafts(answer, counts, capped)
     ids = fields.get("prompt_token_ids") or group(fields, "sglext").get("input_ids")
@@ -124,7 +124,7 @@ def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
     return dataclasses.replace(request, rounds=rounds)
 
 
-def _counts(fields: Fields, info: Fields, written: Any) -> Fields:
+def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
     """Where the counts of rounds stand. Raises `LeftOut` where there are none."""
     details = group(fields, "sglext").get(DETAILS)
     if isinstance(details, list):

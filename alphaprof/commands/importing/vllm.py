@@ -165,7 +165,7 @@ def counted_request(line: Line, fields: Fields, metrics: Fields, gamma: int | No
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=answer.completion_tokens,
         finish=ENDED.get(reason, "unknown") if isinstance(reason, str) else "unknown",
-        rounds=_rounds(line, counts, answer.completion_tokens, gamma),
+        rounds=_engine_rounds(line, counts, answer.completion_tokens, gamma),
     )
 
 
@@ -193,7 +193,7 @@ def _without_metrics(line: Line, body: Fields, first: Fields, choices: int) -> E
     return LeftOut("no metrics.speculative_decoding", hint)
 
 
-def _rounds(line: Line, metrics: Metrics, written: int, wanted: int | None) -> EngineRounds:
+def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | None) -> EngineRounds:
     histogram = np.array(metrics.acceptance_histogram)
     gamma = len(histogram) - 1
     for name, value in (("num_spec_tokens", metrics.num_spec_tokens), ("--gamma", wanted)):

@@ -1,4 +1,8 @@
-"""A run from the metrics that an engine logged for each request: drafts that are served and cannot be loaded here."""
+"""A run from the metrics that an engine logged for each request: drafts that are served and cannot be loaded here.
+
+Nothing here estimates. What metrics per request do not tell (`log.schema.UNKNOWN_TO_ENGINES`) is null: after a rejection an
+engine never tests the drafts that follow, so alpha, an average over all positions, does not follow from what it counts.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,40 @@ import dataclasses
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from alphaprof.commands.importing import sglang, vllm
 from alphaprof.commands.importing.lines import LeftOut, Line, json_lines
-from alphaprof.commands.importing.tables import ONE_BY_ONE, documents_table, notes, served_draft, served_model, totals_table
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.log.joining import joined
-from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard
+from alphaprof.log.manifest import (
+    CHAIN,
+    LOG_PROMPTS,
+    NO_PROMPT,
+    PROMPTS_KNOWN_BY,
+    DraftFacts,
+    Drafting,
+    Imported,
+    Manifest,
+    ModelFacts,
+    Shard,
+)
+from alphaprof.log.notes import note
 from alphaprof.log.place import place_of
+from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 from alphaprof.log.store import Run, remove_unnamed
 from alphaprof.version import __version__
 
+ONE_BY_ONE = "token"  # drafts are verified one after the other
 MOST_DOMAINS = 200  # more are no domains
 ENGINES = {"vLLM": vllm, "SGLang": sglang}  # what reads the answers of a line, and the request of an answer
 DECIDED = ("decision.rule=", "costs.source=roofline")  # the rule is the engine's, and shapes are not known
@@ -80,11 +99,11 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             most = max(read.left_out, key=read.left_out.__getitem__, default="")
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics out of {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
-        manifest, imported = _manifest(asked, read)
+        manifest, imported = _imported_manifest(asked, read)
         run = Run(place, manifest)
         with run.beginning():
-            run.write_totals([totals_table(read.requests, imported)], (0, 0), asked.draft)
-            run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
+            run.write_totals([_totals_table(read.requests, imported)], (0, 0), asked.draft)
+            run.write_documents(_documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
             if not run.begin():
                 raise RunExists(f"{out} holds a run already", "choose another --out")
         remove_unnamed(place, run.manifest.files)  # what killed imports left, of files as they were then
@@ -195,7 +214,7 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
     return changed_question(config, list(asked.overrides))
 
 
-def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
+def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
     requests, gamma = read.requests, read.requests[0].rounds.gamma
     imported = Imported(
         engine=asked.engine,
@@ -210,19 +229,125 @@ def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
         beyond_the_end=sum(request.rounds.beyond for request in requests),
         drafting=asked.drafting,
     )
-    target = served_model(asked.target or str(requests[0].model))
+    target = _served_model(asked.target or str(requests[0].model))
     manifest = Manifest(
         status="complete",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
-        drafts={asked.draft: served_draft(asked.draft, asked.verification)},
+        drafts={asked.draft: _served_draft(asked.draft, asked.verification)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),
         skipped=dict(read.left_out),
-        warnings=tuple(notes(requests, imported)),
+        warnings=tuple(_import_notes(requests, imported)),
         imported=imported,
     )
     return manifest, imported
+
+
+def _documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
+    """Rows of documents; what they do not name is null. Without anything to know prompts by, each is one of its own:
+    a line of the files that have this `digest`.
+    """
+    known_by = imported.prompts_known_by
+    rows = []
+    for number, request in enumerate(requests):
+        line = f"{digest} {request.source} {request.line.number}"
+        row = {
+            "document": number,
+            "domain": request.domain,
+            "cluster": request.cluster,
+            "source": request.source,
+            "source_row": request.line.number - 1,  # rows count from 0
+            "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
+            "prompt_tokens": request.prompt_tokens,
+            "continuation_tokens": request.completion_tokens,
+            "finish": request.finish,
+            "continuation": "given",
+            "on_policy": True,
+        }
+        rows.append(row | (imported.sampling or {}))
+    return pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS))
+
+
+def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Table:
+    """Rows of the totals; what they do not name is null. A round without a draft is one that the tokens ask for and the
+    metrics do not count. What rounds drafted and accepted at each depth is known of chains only.
+    """
+    gamma = imported.gamma
+    rows = []
+    for number, request in enumerate(requests):
+        rounds, written = request.rounds, request.completion_tokens
+        row = {
+            "document": number,
+            "rule": imported.rule,
+            "positions": written,
+            "tokens": float(written - rounds.prefilled),
+            f"rounds_{gamma}": float(rounds.steps + rounds.plain),
+            f"control_{gamma}": 0.0,
+        }
+        if imported.drafting == CHAIN:
+            row[f"drafted_{gamma}"] = float(sum(rounds.drafted))
+            for name in DEPTH_COUNTS:
+                row |= zip(depth_names(name, gamma), map(float, getattr(rounds, name)), strict=True)
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=arrow_schema(imported_totals_columns([gamma])))
+
+
+def _served_model(name: str) -> ModelFacts:
+    """What is known of a model that another engine ran: what it is called."""
+    digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
+    return ModelFacts(
+        reference=name,
+        kind="served",
+        architecture="a served model",
+        fingerprint=digest,
+        dtype="dtype unknown",
+        device="unknown",
+        parameters=None,
+        context=None,
+        vocabulary=None,
+        eos=(),
+        noise=None,
+    )
+
+
+def _served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
+    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known. Its
+    settings say where the engine verifies several drafts at a time, by `verification` other than ONE_BY_ONE.
+    """
+    settings: dict[str, int | float | str] = {} if verification == ONE_BY_ONE else {"verification": verification}
+    return DraftFacts(**vars(_served_model(name)), has_distribution=False, has_steps=True, settings=settings)
+
+
+def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
+    """What a reader of the report has to know."""
+    yield note("imported")
+    yield from _about_drafting(requests, imported)
+    known_by = imported.prompts_known_by
+    if known_by in NO_PROMPT:
+        lacking = sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests)
+        yield note(
+            "prompts_unknown",
+            known_by=known_by or "nothing",
+            lacking=lacking,
+            requests=len(requests),
+            pairs="requests of the same id only" if known_by else "none of them",
+            remedy=LOG_PROMPTS,
+        )
+    if plain := sum(request.rounds.plain > 0 for request in requests):
+        yield note("plain_steps", rounds=imported.plain_steps, plain=plain, requests=len(requests))
+    if idle := imported.without_steps:
+        yield note("no_steps", idle=idle, requests=len(requests))
+
+
+def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
+    gamma = imported.gamma
+    if imported.drafting != CHAIN:
+        yield note("rounds_only", drafting=imported.drafting, gamma=gamma)
+        return
+    deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
+    if 0 < deepest < gamma:
+        yield note("never_full", deepest=deepest, gamma=gamma)

@@ -52,8 +52,8 @@ def export(
         raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
     scope = scope_of(side, to, rule, gamma, domain)
     if form.serves:
-        _require_served(side, to, scope.rules)
-    schedule = _schedule(scope, form)
+        _require_serving(side, to, scope.rules)
+    schedule = _gamma_schedule(scope, form)
     if form.serves and schedule is not None:
         scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
     acceptance = Acceptance(
@@ -63,10 +63,10 @@ def export(
         served=manifest.imported is not None,
         drawn=not scope.exact,
         gamma=scope.gamma,
-        depths=depths_of(scope),
+        depths=pooled_depths(scope),
         schedule=schedule,
     )
-    chain_notes, doubts = _notes(scope, acceptance, form), _warnings(scope, acceptance, form)
+    chain_notes, doubts = _assumptions(scope, acceptance, form), _warnings(scope, acceptance, form)
     return Artefact(form.write(acceptance), (form.convention, *chain_notes), tuple(doubts))
 
 
@@ -121,11 +121,11 @@ def scope_of(
     """What to export, at the gamma of the decision, or at the one that it would choose for this draft. Raises
     `OptionInvalid`.
     """
-    gammas, inputs = _gammas(side, to, gamma), _inputs(side, to, rule, gamma)
+    gammas, inputs = _allowed_gammas(side, to, gamma), _report_inputs(side, to, rule, gamma)
     decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
     evidence = evidence_of(inputs, decisive)
     weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
-    pools, weights = _pools(side, evidence, weights, domain), _shares(weights)
+    pools, weights = _pools_to_export(side, evidence, weights, domain), _positive_shares(weights)
     given = domain is None and question.weights is not None
     mix = Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata)
     timing = inputs.book.timing(question.concurrency) if inputs.book else UNTIMED
@@ -153,7 +153,7 @@ def scope_of(
     )
 
 
-def _inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None) -> ReportInputs:
+def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None) -> ReportInputs:
     """What a report on this draft would read. Raises `OptionInvalid` for drafting or a rule without chains."""
     run = side.run
     if (drafting := run.manifest.drafting) != CHAIN:
@@ -173,7 +173,7 @@ def _truncates(sampling: Mapping[str, float]) -> bool:
     return sampling["top_k"] > 0 or sampling["top_p"] < 1 or sampling["min_p"] > 0
 
 
-def _gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
+def _allowed_gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
     """Gammas that the run has and the reader takes. Raises `OptionInvalid` for another one that is asked for."""
     run, most = side.run, EXPORTS[to].most
     gamma = named or run.manifest.config["decision"]["gamma"]
@@ -185,7 +185,7 @@ def _gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
     return gammas
 
 
-def _pools(
+def _pools_to_export(
     side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
 ) -> dict[str, DocumentTotals]:
     """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
@@ -196,19 +196,19 @@ def _pools(
     whole = domain is None
     reason = why_undecidable(weights, evidence, pools) if whole else evidence.undefined.get(str(domain), "")
     empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
-    if brief := [name for name in _shares(weights) if name in empty and not reason]:
+    if brief := [name for name in _positive_shares(weights) if name in empty and not reason]:
         reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
     if reason:
         hint = "export one domain, --domain, or name a rule that has rounds on this text, --rule: alphaprof report has them"
         raise OptionInvalid(f"nothing to export of {side.label}: {reason}", hint)
-    return {name: pools[name] for name in _shares(weights)}
+    return {name: pools[name] for name in _positive_shares(weights)}
 
 
-def _shares(weights: Mapping[str, float]) -> dict[str, float]:
+def _positive_shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {domain: share for domain, share in weights.items() if share > 0}
 
 
-def depths_of(scope: ExportScope) -> Depths:
+def pooled_depths(scope: ExportScope) -> Depths:
     """Rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a proposal."""
     gamma = scope.gamma
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
@@ -224,7 +224,7 @@ def depths_of(scope: ExportScope) -> Depths:
     return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
 
 
-def _require_served(side: RunDraft, to: str, rules: str) -> None:
+def _require_serving(side: RunDraft, to: str, rules: str) -> None:
     """Raise `OptionInvalid` where an engine cannot serve the draft as it was measured under `rules`."""
     manifest, engine = side.run.manifest, PASTED[to]
     if manifest.imported:
@@ -238,7 +238,7 @@ def _require_served(side: RunDraft, to: str, rules: str) -> None:
         raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
 
 
-def _schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, int], ...] | None:
+def _gamma_schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, int], ...] | None:
     """The gamma by concurrency, 0 to draft nothing: that of the decision, and another one from where on that is told apart
     from it. None where none is, or a gamma was named. Up to the exported one; a server drafts as many as the largest asks
     for. Where two differ, bisection with interpolated step times finds the place of the change.
@@ -277,13 +277,13 @@ def _told_apart(scope: ExportScope, concurrency: int, present: int, most: int) -
     others = [gamma for gamma in (0, *scope.side.run.gammas) if gamma <= most and gamma != present]
     tail, gains = (1 - scope.question.confidence) / len(others), {}
     for gamma in others:
-        gain = scope.mix.gain(*(_decoded(scope, each, times) for each in (present, gamma)))
+        gain = scope.mix.gain(*(_decoded_at(scope, each, times) for each in (present, gamma)))
         if gain is not None and gain.deciding(tail)[0] > 1:
             gains[gamma] = gain.value
     return max(gains, key=gains.__getitem__, default=present)
 
 
-def _decoded(scope: ExportScope, gamma: int, times: StepTimes) -> list[Decoded]:
+def _decoded_at(scope: ExportScope, gamma: int, times: StepTimes) -> list[Decoded]:
     pools = scope.pools.values()
     if gamma == 0:
         return [without_draft(pool.counts(scope.gamma), times) for pool in pools]
@@ -296,7 +296,7 @@ def _own_model(manifest: Manifest, name: str) -> str | None:
     return None if draft.by_depth and draft.reference == manifest.target.reference else draft.own_model
 
 
-def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
+def _assumptions(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
     pools = scope.pools.values()
     clusters = distinct(np.concatenate([pool.cluster for pool in pools]))
     yield (
@@ -341,7 +341,7 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
     if form.serves and scope.decision.verdict != "GO":
         yield f"{scope.decision.verdict}: {scope.decision.reason}"
     elif times is not None:
-        gamma = _scheduled(acceptance.schedule, scope.question.concurrency) or scope.gamma
+        gamma = _scheduled_gamma(acceptance.schedule, scope.question.concurrency) or scope.gamma
         chosen_pair = (scope.side.draft, gamma)
         faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
         if faster is not None and faster.value < 1:
@@ -351,7 +351,7 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"
 
 
-def _scheduled(schedule: tuple[tuple[int, int, int], ...] | None, size: int) -> int:
+def _scheduled_gamma(schedule: tuple[tuple[int, int, int], ...] | None, size: int) -> int:
     """The gamma that vLLM takes for a batch: the last one that begins at its size or below; 0 without a schedule."""
     return next((gamma for first, _, gamma in reversed(schedule or ()) if first <= size), 0)
 

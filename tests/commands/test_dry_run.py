@@ -14,9 +14,8 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from alphaprof.commands.preflight import measure
-from alphaprof.commands.preflight.answer import Finding, Preflight
-from alphaprof.commands.preflight.measure import preflight
+from alphaprof.commands import dry_run
+from alphaprof.commands.dry_run import DryRun, Finding
 from alphaprof.config.load import load_profile
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
@@ -29,7 +28,7 @@ ROOFLINE = {"source": "roofline", "accelerator": "h100-sxm"}
 BOS = 257  # <pad> of the tiny tokenizers, here the token that begins texts
 
 
-def found(answer: Preflight, name: str, subject: str | None = None) -> list[Finding]:
+def found(answer: DryRun, name: str, subject: str | None = None) -> list[Finding]:
     return [finding for finding in answer.checks if finding.name == name and subject in (None, finding.subject)]
 
 
@@ -38,20 +37,20 @@ def snapshot(folder: Path) -> dict[Path, int]:
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Preflight:
+def looked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> DryRun:
     """A dry run of a profile with drafts of every kind; one prompt of `short` comes twice."""
     folder = tmp_path_factory.mktemp("looked")
     path = profile_file(folder, tiny)
     rows = (folder / "short.jsonl").read_text().splitlines()
     (folder / "short.jsonl").write_text("\n".join([rows[0], *rows]) + "\n")
     before = snapshot(folder)
-    answer = preflight(load_profile(path, ["data.0.limit=4", "data.0.chat=false"]), str(folder / "run"), Silent())
+    answer = dry_run.dry_run(load_profile(path, ["data.0.limit=4", "data.0.chat=false"]), str(folder / "run"), Silent())
     assert snapshot(folder) == before
     return answer
 
 
 @pytest.mark.models
-def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: Preflight) -> None:
+def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: DryRun) -> None:
     jsonschema.validate(json.loads(answer_text(looked, "json")), json.loads(json_schema("preflight")))
     (wide,) = found(looked, "vocabulary", "wide")
     assert wide.cause == "320 logits, the last 60 of them padding that is left out"
@@ -64,7 +63,7 @@ def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: P
 
 
 @pytest.mark.models
-def test_what_a_run_takes_goes_by_all_documents_and_their_new_tokens(looked: Preflight) -> None:
+def test_what_a_run_takes_goes_by_all_documents_and_their_new_tokens(looked: DryRun) -> None:
     needs = looked.estimate
     assert (needs.documents, needs.positions) == (11, 11 * NEW_TOKENS)
     assert needs.seconds > 0
@@ -81,11 +80,11 @@ def test_an_unknown_number_of_documents_and_a_full_disk_are_said(tmp_path: Path,
     plan: Any = SimpleNamespace(
         options=SimpleNamespace(costs=None), run=run, target=SimpleNamespace(device=torch.device("cpu"))
     )
-    stream = list(measure._needs(plan, measure.Needs(None, None, None, None), None))
+    stream = list(dry_run._need_checks(plan, dry_run.Needs(None, None, None, None), None))
     assert (stream[0].level, stream[0].remedy) == ("note", "give the source a limit, or use --limit")
-    monkeypatch.setattr(measure.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
-    needs = measure.Needs(documents=4, positions=40, seconds=1.0, disk=10**7)
-    disk = next(each for each in measure._needs(plan, needs, str(tmp_path / "a" / "b")) if each.name == "disk")
+    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    needs = dry_run.Needs(documents=4, positions=40, seconds=1.0, disk=10**7)
+    disk = next(each for each in dry_run._need_checks(plan, needs, str(tmp_path / "a" / "b")) if each.name == "disk")
     assert (disk.level, disk.cause) == ("problem", "at most about 10 MB; 1 MB are free")
 
 
@@ -99,7 +98,7 @@ def test_bos_is_found_missing_or_twice(begins: int, words: str, level: str) -> N
     fast.backend_tokenizer.post_processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", BOS)])
     plan: Any = SimpleNamespace(tokenizer=fast, options=SimpleNamespace(data=[]))
     seen: Any = [SimpleNamespace(prompt=np.array([BOS] * begins + [5, 6]))] * 3
-    (finding,) = [each for each in measure._texts(plan, seen) if each.name == "bos"]
+    (finding,) = [each for each in dry_run._prompt_checks(plan, seen) if each.name == "bos"]
     assert finding.level == level
     assert words in finding.cause
 

@@ -1,4 +1,4 @@
-"""preflight(): a profile in small, in a folder that goes with it, and what the first documents of the data look like."""
+"""`alphaprof profile --dry-run`: a profile in small, in a folder that is removed, and what the first documents hold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
-from alphaprof.commands.preflight.answer import Finding, Needs, Preflight
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.manifest import DraftFacts, left_out_remedy
@@ -25,15 +26,75 @@ from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.run.pipeline import profile_with_models, time_steps_of
 from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.render.blocks import Block, Table
 from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, percent, short
 
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
 ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
+COLUMNS = ("of", "result", "what was found, and what to do")
+Level = Literal["ok", "note", "problem"]
 
 
-def preflight(options: ProfileOptions, out: str | None, progress: Progress) -> Preflight:
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str  # of the check (docs/preflight.md)
+    subject: str  # model, source or domain that it is about; run: all of it
+    level: Level  # problem: the run's numbers would not be those of your traffic
+    cause: str  # what was found
+    remedy: str | None = None  # what to do about it; None: nothing
+
+    @classmethod
+    def of(cls, name: str, subject: str, cause: str, remedy: str | None = None) -> Finding:
+        """A note, or ok where there is nothing to do."""
+        return cls(name, subject, "ok" if remedy is None else "note", cause, remedy)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the run will take at most, roughly; None: the number of documents is not known before all are read."""
+
+    documents: int | None
+    positions: int | None
+    seconds: float | None  # to generate and score, at the trial's speed
+    disk: int | None  # bytes of the position log
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """All checks, and what the run takes."""
+
+    format: ClassVar[str] = "alphaprof-preflight"
+    version: ClassVar[str] = "2.0"
+
+    checks: tuple[Finding, ...]  # by name, in the order of the docs
+    estimate: Needs  # of time and disk
+    conclusion: str  # what follows, in words
+
+    @classmethod
+    def of(cls, checks: tuple[Finding, ...], estimate: Needs) -> DryRun:
+        """The answer that some checks lead to."""
+        problems, notes = (sum(check.level == level for check in checks) for level in ("problem", "note"))
+        found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
+        return cls(checks, estimate, f"{found}, none of which stops the run. Nothing was written.")
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield what follows from the checks, and every check with its cause and remedy."""
+        yield self.conclusion
+        yield ""
+        rows, before = [], ""
+        for check in self.checks:
+            found = check.cause if check.remedy is None else f"{check.cause}\n-> {check.remedy}"
+            cells = dict(zip(COLUMNS, (check.subject, check.level, found), strict=True))
+            rows.append(("" if check.name == before else check.name, cells))
+            before = check.name
+        yield Table("checks", COLUMNS, rows, "check", left=COLUMNS, wrapped=COLUMNS[-1:])
+
+
+def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> DryRun:
     """Profile the first documents with few new tokens, and look at more of them. `out`: the planned run's place, if known.
     Raises the errors of `errors.py` that would stop the run.
     """
@@ -51,14 +112,14 @@ def preflight(options: ProfileOptions, out: str | None, progress: Progress) -> P
         seen = list(itertools.islice(corpus, FIRST))
         estimate = _estimate(options, plan, seen, corpus.skipped.total())
         checks = (
-            *_models(plan, seen),
-            *_warned(plan),
-            *_texts(plan, seen),
-            *_data(corpus, seen),
-            *_needs(plan, estimate, out),
+            *_model_checks(plan, seen),
+            *_run_checks(plan),
+            *_prompt_checks(plan, seen),
+            *_data_checks(corpus, seen),
+            *_need_checks(plan, estimate, out),
         )
     order = {name: place for place, name in enumerate(ORDER)}
-    return Preflight.of(tuple(sorted(checks, key=lambda check: order.get(check.name, len(ORDER)))), estimate)
+    return DryRun.of(tuple(sorted(checks, key=lambda check: order.get(check.name, len(ORDER)))), estimate)
 
 
 def _in_small(options: ProfileOptions) -> ProfileOptions:
@@ -72,8 +133,8 @@ def _in_small(options: ProfileOptions) -> ProfileOptions:
     return options.model_copy(update={"data": kept, "shard_documents": max(TRIED, len(kept))})
 
 
-def _models(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
-    """Checks of target and drafts."""
+def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
+    """Yield the checks of target and drafts."""
     target, width = plan.run.manifest.target, plan.scorer.width
     if plan.target.choice is not None and all(warning["code"] != "other_dtype" for warning in plan.run.manifest.warnings):
         yield Finding.of("dtype", "target", plan.target.choice.reason)
@@ -107,14 +168,14 @@ def _models(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding("context", name, "problem" if silent == len(seen) else "note", cause, remedy)
 
 
-def _warned(plan: Plan) -> Iterator[Finding]:
-    """What the run itself notes."""
+def _run_checks(plan: Plan) -> Iterator[Finding]:
+    """Yield what the run itself notes."""
     for warning in plan.run.manifest.warnings:
         yield Finding.of(check_of(warning["code"]), "run", warning["message"], warning["remedy"])
 
 
-def _texts(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
-    """Checks of how prompts are encoded."""
+def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
+    """Yield the checks of how prompts are encoded."""
     template = plan.tokenizer.chat_template is not None
     used = sum(bool(source.chat or source.messages is not None) for source in plan.options.data)
     there = f"used for {used} of {many(len(plan.options.data), 'source')}" if template else "the target has none"
@@ -137,8 +198,8 @@ def _texts(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding.of("bos", "run", cause)
 
 
-def _data(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
-    """Checks of the first documents."""
+def _data_checks(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
+    """Yield the checks of the first documents."""
     for domain in dict.fromkeys(document.domain for document in seen):
         lengths = [len(document.prompt) for document in seen if document.domain == domain]
         cause = f"prompts of {min(lengths)} to {max(lengths)} tokens, median {int(np.median(lengths))}"
@@ -170,8 +231,8 @@ def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], ski
     return Needs(documents, positions, seconds * positions, round(size * positions))
 
 
-def _needs(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
-    """Checks of what the run takes."""
+def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
+    """Yield the checks of what the run takes."""
     costs, timed = plan.options.costs, plan.run.latency() is not None
     if timed and isinstance(costs, MeasuredCosts):
         yield Finding.of("costs", "run", f"steps can be timed; the run takes up to {costs.budget:g} s for it (costs.budget)")

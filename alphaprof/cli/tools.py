@@ -1,0 +1,180 @@
+"""The commands beside a run: step times and speeds of this machine, the formulas, and what alphaprof declares. Heavy imports
+stay inside them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option, Typer
+
+from alphaprof.cli.common import (
+    Format,
+    OutFile,
+    ProfileChanges,
+    ProfileFile,
+    Undecided,
+    command,
+    how,
+    output,
+    print_text,
+    show,
+)
+from alphaprof.cli.measuring import loaded_profile, require_references, working
+
+group = Typer()
+LatencyFormat = Annotated[
+    Literal["terminal", "json", "md", "html", "csv"],
+    output("--format", help="terminal, json, md, html, or the csv that costs.path reads."),
+]
+
+
+@command(group, "alphaprof latency my.yaml --format csv --out h100.csv")
+def latency(
+    profile_file: ProfileFile,
+    form: LatencyFormat = "terminal",
+    out: OutFile = None,
+    overrides: ProfileChanges = None,
+) -> None:
+    """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
+    from alphaprof.log.store import run_directory
+
+    options = loaded_profile(profile_file, overrides)
+    require_references(options)
+    with run_directory(None) as folder, working(None) as progress:
+        from alphaprof.commands.latency import Latency
+        from alphaprof.profiling.run.pipeline import time_steps
+
+        answer = Latency.of(time_steps(options, folder, progress))
+    show(answer, form, out)
+
+
+@command(
+    group,
+    "alphaprof validate my.yaml --documents 8 --gamma 3",
+    "alphaprof validate my.yaml --documents 16 --rule additive:0.1",
+)
+def validate(
+    profile_file: ProfileFile,
+    documents: Annotated[int, Option(min=1, help="Documents of each source or domain of a column.")] = 4,
+    gamma: Annotated[
+        list[int] | None,
+        Option(
+            metavar="N",
+            min=1,
+            max=64,
+            help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile.",
+        ),
+    ] = None,
+    rule: Annotated[
+        list[str] | None, Option(help="Decode by this rule too, exact or lossy: additive:0.1 (repeatable).")
+    ] = None,
+    repeats: Annotated[int, how(min=1, help="How often each text is decoded with and without each draft.")] = 3,
+    tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
+    undecided: Undecided = "pass",
+    out: Annotated[Path | None, output(readable=False, help="Keep the run of the prediction in this new directory.")] = None,
+    overrides: ProfileChanges = None,
+    form: Format = "terminal",
+) -> None:
+    """Compare the prediction with measured times: real speculative decoding of a few documents, in alphaprof's own loop.
+
+    Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
+    """
+    from alphaprof.config.load import known_rules
+    from alphaprof.log.store import run_directory
+
+    rules = known_rules(rule or [], "--rule")
+    options = loaded_profile(profile_file, overrides, documents)
+    require_references(options)
+    with run_directory(out) as folder, working(None) as progress:
+        from alphaprof.commands.validate.measure import validate as run_validation
+        from alphaprof.commands.validate.validation import build_validation, require_within
+
+        run, measured = run_validation(options, folder, gamma, repeats, progress, rules)
+        answer = build_validation(run, measured, tolerance, kept=out is not None)
+    show(answer, form)
+    require_within(answer, undecided_fails=undecided == "fail")
+
+
+@command(
+    group,
+    "alphaprof predict --alpha 0.75 --cost 0.04",
+    "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",
+)
+def predict(
+    cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
+    alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
+    rate: Annotated[
+        float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+    ] = None,
+    at_gamma: Annotated[int | None, Option(help="The gamma at which the engine showed that rate.")] = None,
+    gamma: Annotated[int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8.")] = None,
+    verify: Annotated[float, how(help="Verifying a round, in decode steps (v).")] = 1.0,
+    verify_slope: Annotated[float, how(help="Added to --verify for every drafted token.")] = 0.0,
+    overhead: Annotated[float, how(help="Everything else that a round costs, in decode steps.")] = 0.0,
+    burstiness: Annotated[
+        float, how(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
+    ] = 0.0,
+    form: Format = "terminal",
+    out: OutFile = None,
+) -> None:
+    """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
+    from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
+    from alphaprof.stats.formulas import RoundCost
+
+    costs = RoundCost(cost, verify, verify_slope, overhead)
+    gammas = GAMMAS if gamma is None else (gamma,)
+    show(build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas), form, out)
+
+
+@command(group, "alphaprof schema", "alphaprof schema --of report")
+def schema(
+    of: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
+        ),
+    ] = None,
+) -> None:
+    """List the columns of the position log: name, type, unit and meaning. With --of: print the JSON Schema of an answer."""
+    if of is not None:
+        from alphaprof.render.json import json_schema
+
+        print_text(json_schema(of), None)
+        return
+    from alphaprof.log.schema import HEAD_COLUMNS, LogRules
+
+    beside = "of a draft head, beside these (depth 2; there is one for each depth, and each rule that draws drafts):"
+    for heading, columns in (("", LogRules(("RULE",), ("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
+        if heading:
+            print(f"\n{heading}")
+        for column in columns:
+            unit = f" [{column.unit}]" if column.unit else ""
+            print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
+
+
+@command(group, "alphaprof rules")
+def rules() -> None:
+    """List the acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
+    from alphaprof.rules import NOT_MODELLED, RULES, spelling
+
+    for name, rule in RULES.items():
+        text = " and ".join(rule.policies) + " text"
+        print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        if rule.used_by:
+            print(f"    used by {rule.used_by}")
+        for parameter in rule.parameters:
+            more = "larger" if parameter.relaxes > 0 else "smaller"
+            print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")
+    print("\nnot modelled:")
+    for name, about in NOT_MODELLED.items():
+        print(f"{name:28} {about}")
+
+
+@command(group, "alphaprof doctor")
+def doctor(form: Format = "terminal", out: OutFile = None) -> None:
+    """Show versions, devices and their speed, threads, room, and what is missing: text to paste into a bug report."""
+    from alphaprof.commands.doctor import build_doctor
+
+    show(build_doctor(), form, out)

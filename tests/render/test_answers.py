@@ -1,0 +1,66 @@
+"""Answers of commands that are not reports: terminal, Markdown and page draw the same blocks."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alphaprof.commands.doctor import DeviceFacts, Doctor, ExtraFacts
+from alphaprof.commands.dry_run import DryRun, Finding, Needs
+from alphaprof.commands.importing.counters import Counters
+from alphaprof.commands.latency import Latency
+from alphaprof.commands.runs import RunStatus
+from alphaprof.render.answer import Answer, answer_text
+from alphaprof.render.blocks import Table, Verbatim
+from tests.report.test_report_costs import timed
+from tests.reporting import HOSTILE
+from tests.synthetic import Recipe, write_run
+
+NAME = HOSTILE["markup"]
+CPU = DeviceFacts("cpu", None, {"float32": 70.0}, {"float32": "float32"})
+CHECKS = (
+    Finding.of("dtype", "target", "float32 is as fast"),
+    Finding.of("data", NAME, "3 prompts", "remove duplicates"),
+    Finding("data", "run", "problem", f"/{'very/long/' * 20}path", "take another"),
+)
+ANSWERS: dict[str, Callable[[Path], Answer]] = {
+    "status": lambda path: RunStatus.of(write_run(path / "run", Recipe())),
+    "latency": lambda path: Latency.of(timed(path / "run")),
+    "counters": lambda _: Counters("0", NAME, 1, 2, 10, 20, 9, 0.45, 1.9, (0.6, 0.3), (0.6, None), "no interval"),
+    "dry run": lambda _: DryRun.of(CHECKS, Needs(None, None, None, None)),
+    "doctor": lambda _: Doctor("0", "3.11", "Linux", {"torch": None}, 2, None, (CPU,), (ExtraFacts("html", (), None),)),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_format_holds_every_cell(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    answer = ANSWERS[name](tmp_path)
+    texts = {form: answer_text(answer, form) for form in ("terminal", "md", "html")}
+    assert texts["md"].startswith("## ")
+    texts["html"] = html.unescape(re.sub(r"<[^>]+>", "", texts["html"][texts["html"].index("<main") :]))
+    tables = [block for block in answer.blocks() if isinstance(block, Table)]
+    words = {word for table in tables for _, cells in table.rows for cell in cells.values() for word in cell.split()}
+    assert bool(tables) == (name != "doctor")
+    for form, text in texts.items():
+        assert [word for word in words if word.isalnum() and word not in text] == [], form
+
+
+def test_what_is_pasted_into_a_bug_report_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    first, block = ANSWERS["doctor"](Path()).blocks()
+    assert isinstance(block, Verbatim)
+    assert answer_text(ANSWERS["doctor"](Path()), "terminal").splitlines() == [first, *block.lines]
+    assert [f"    {line}" for line in block.lines] == answer_text(ANSWERS["doctor"](Path()), "md").splitlines()[2:]
+
+
+def test_long_words_fold_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in a cell does not push the other columns off the screen."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = answer_text(ANSWERS["dry run"](Path()), "terminal")
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("what was found") == 1
