@@ -230,7 +230,7 @@ def _name_of_text(report: TreesReport, text: TextTrees) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class TreePart:
     """Some documents: the `rows` of each domain of a mix; `shares`: b_r of all of them, [width]; None without documents."""
 
     mix: Mix
@@ -277,7 +277,7 @@ class TreeSample:
     weights_observed: bool
     strata: Array
 
-    def traffic(self, chosen: Mask, complete: bool) -> Part:
+    def traffic(self, chosen: Mask, complete: bool) -> TreePart:
         """The chosen documents by domain, weighted; if not `complete`, domains without any of them do not count."""
         weights = {domain: weight for domain, weight in self.weights.items() if weight > 0}
         every = {domain: np.concatenate([text.rows for text in self.texts if text.domain == domain]) for domain in weights}
@@ -287,7 +287,7 @@ class TreeSample:
         counted = weights if complete else known
         mix = Mix(tuple(counted), None, self.strata) if self.weights_observed else Mix.of(counted)
         shares = np.asarray(sum(parts) / sum(known.values())) if parts else None
-        return Part(mix, [rows[domain] for domain in counted], shares)
+        return TreePart(mix, [rows[domain] for domain in counted], shares)
 
 
 def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
@@ -401,7 +401,7 @@ def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
     return min(depth, known)
 
 
-def _most_gaining(replays: Sequence[Replay], part: Part) -> str | None:
+def _most_gaining(replays: Sequence[Replay], part: TreePart) -> str | None:
     """The name of the tree with the largest gain over its chain in the traffic from the documents that choose; the first of
     several equal trees.
     """
@@ -427,7 +427,7 @@ def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticT
     ]
 
 
-def _gain_over(replay: Replay, chain: Replay, part: Part, confidence: float) -> Interval:
+def _gain_over(replay: Replay, chain: Replay, part: TreePart, confidence: float) -> Interval:
     """Tokens per round of a tree beyond those of its chain, paired by document."""
     rows = [np.concatenate(part.rows)] if part.mix.weights is None else part.rows
     first, second = ([spent_and_base(*decoded) for decoded in each.decoded(rows)] for each in (chain, replay))
@@ -435,7 +435,7 @@ def _gain_over(replay: Replay, chain: Replay, part: Part, confidence: float) -> 
     return weighted_inverse_difference(first, second, units, weights, confidence, replay.shape.depth)[2]
 
 
-def _tokens_by_tree(replays: Sequence[Replay], part: Part, by_depth: bool, confidence: float) -> Iterator[TreeTokens]:
+def _tokens_by_tree(replays: Sequence[Replay], part: TreePart, by_depth: bool, confidence: float) -> Iterator[TreeTokens]:
     """Yield the rounds with each tree on some documents. `by_depth`: ranks depend on the level, as a head's do, so that
     those of first drafts promise nothing of others.
     """
@@ -491,6 +491,6 @@ def _trees_of_text(
         tested_clusters=distinct(sample.cluster[tested]),
         trees=()
         if reason
-        else tuple(_tokens_by_tree(common, Part(ONE, [tested], ranks.shares(tested)), by_depth, confidence)),
+        else tuple(_tokens_by_tree(common, TreePart(ONE, [tested], ranks.shares(tested)), by_depth, confidence)),
         reason=reason,
     )
