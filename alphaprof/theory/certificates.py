@@ -31,6 +31,8 @@ from alphaprof.totals.replay import Ints, run_lengths
 Divergence = Literal["kl", "tv"]
 CHUNK = 8192  # positions at a time: temporaries that stay in cache
 TAIL_SLACK = 1e-6  # float32 probabilities may add up to this much too much
+SMALL, LARGE = 1e-4, 6.0  # nats between which the curve of `beta_bound` is solved for; beyond, its limits are as precise
+LONGEST = 400.0  # its parameter at LARGE is 202
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,6 @@ def _excess(x: Array, y: Array) -> Array:
     step = y - x
     near = step - xlog1py(x, np.divide(step, x, out=np.zeros_like(step), where=x > 0))
     return np.asarray(np.where(2 * y < x, step + rel_entr(x, y), near))  # y/x - 1 would lose a small y
-
-
-SMALL, LARGE = 1e-4, 6.0  # nats between which the curve of `beta_bound` is solved for; beyond, its limits are as precise
-LONGEST = 400.0  # its parameter at LARGE is 202
 
 
 def strict_thresholds(largest: Array, second: Array) -> Array:

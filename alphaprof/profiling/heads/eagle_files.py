@@ -70,6 +70,13 @@ LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid"
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
 ENGINE = "serve it with an engine that has it, and import what the engine logs: alphaprof import vllm"
 OFFSETS = "d2t holds offsets (draft id j is the target's id j + d2t[j]), t2d one flag for each id of the target"
+CHECKPOINT = "checkpoint"
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+# Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
+# gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
+FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
+Head = TypeVar("Head", bound=EagleHead)
+OTHER_TARGET = "give the head that was trained for this target, or the target that it was trained for"
 
 
 @dataclass(frozen=True)
@@ -205,13 +212,6 @@ def _draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torc
         problem = f"d2t and t2d do not name {count} different tokens (draft_vocab_size) of a vocabulary of {total}"
         raise files.refused(problem, OFFSETS)
     return (None, None) if len(ids) == total else (ids, order)
-
-
-CHECKPOINT = "checkpoint"
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-# Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
-# gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
-FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
 
 
 def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
@@ -372,10 +372,6 @@ def _setting(measured: Reading, reading: Reading, target: Any) -> str:
     if reading.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
         settings[0] += f" ({earlier} for SGLang)"
     return f"set {', '.join(settings)} in its config.json"
-
-
-Head = TypeVar("Head", bound=EagleHead)
-OTHER_TARGET = "give the head that was trained for this target, or the target that it was trained for"
 
 
 def load_eagle3(

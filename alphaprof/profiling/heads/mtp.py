@@ -43,6 +43,33 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
+# Where modules stand in a checkpoint: as layers after the target's last, under `mtp`, or under `mtp_layers`.
+AFTER_LAST, QWEN, MIMO = "layers after the last", "mtp.*", "mtp_layers.*"
+PLACES = {
+    QWEN: re.compile(r"^(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
+    MIMO: re.compile(r"^model\.mtp_layers\.(\d+)\."),
+    AFTER_LAST: re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\."),
+}
+MIMO_NAMES = {
+    "token_layernorm.": "enorm.",
+    "hidden_layernorm.": "hnorm.",
+    "input_proj.": "eh_proj.",
+    "final_layernorm.": "shared_head.norm.",
+}
+# Copies of the target's own embeddings and LM head, beside the modules.
+COPIES = {"embed_tokens.weight": "get_input_embeddings", "head.weight": "get_output_embeddings"}
+# Targets whose modules do not work as these do, by the beginning of their model type.
+OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
+# vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
+BLIND = ("deepseek_v3", "glm4_moe", "mimo")
+UNNORMED = "glm4_moe"
+FED_BEFORE = "take an engine that feeds back like this: vLLM 0.32 does for GLM-4.5"  # no config.json says it
+IMPORT = "serve it with an engine and import what that counts (alphaprof import)"
+REUSE = (
+    "reuse: false is a chain, one module a depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true is "
+    "the first module at every depth (vLLM's model runner V1). SGLang loads DeepSeek's modules where there is one alone"
+)
+PUBLISHED = "give the target as it was published, whole: conversions and quantisers often leave out or change MTP modules"
 
 
 class _Modules(HeadNetwork):
@@ -290,35 +317,6 @@ def _keep(entries: Any, module: int, count: int) -> None:
     if module < len(entries.layers) and entries.layers[module].is_initialized:
         layer = entries.layers[module]
         layer.keys, layer.values = layer.keys[..., :count, :], layer.values[..., :count, :]
-
-
-# Where modules stand in a checkpoint: as layers after the target's last, under `mtp`, or under `mtp_layers`.
-AFTER_LAST, QWEN, MIMO = "layers after the last", "mtp.*", "mtp_layers.*"
-PLACES = {
-    QWEN: re.compile(r"^(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
-    MIMO: re.compile(r"^model\.mtp_layers\.(\d+)\."),
-    AFTER_LAST: re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\."),
-}
-MIMO_NAMES = {
-    "token_layernorm.": "enorm.",
-    "hidden_layernorm.": "hnorm.",
-    "input_proj.": "eh_proj.",
-    "final_layernorm.": "shared_head.norm.",
-}
-# Copies of the target's own embeddings and LM head, beside the modules.
-COPIES = {"embed_tokens.weight": "get_input_embeddings", "head.weight": "get_output_embeddings"}
-# Targets whose modules do not work as these do, by the beginning of their model type.
-OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
-# vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
-BLIND = ("deepseek_v3", "glm4_moe", "mimo")
-UNNORMED = "glm4_moe"
-FED_BEFORE = "take an engine that feeds back like this: vLLM 0.32 does for GLM-4.5"  # no config.json says it
-IMPORT = "serve it with an engine and import what that counts (alphaprof import)"
-REUSE = (
-    "reuse: false is a chain, one module a depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true is "
-    "the first module at every depth (vLLM's model runner V1). SGLang loads DeepSeek's modules where there is one alone"
-)
-PUBLISHED = "give the target as it was published, whole: conversions and quantisers often leave out or change MTP modules"
 
 
 def load_mtp(

@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DESCRIPTIONS = (CONFIG, GENERATION, INDEX)
+PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+# The log numbers positions in 32 bits; published models have at most some ten million.
+POSITIONS = 2**31 - 1
+# Floating dtypes as safetensors and GGUF name them.
+DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+CONVERSION = (
+    "run python: import torch, safetensors.torch; weights = torch.load('pytorch_model.bin', weights_only=True); "
+    "safetensors.torch.save_file({name: each.contiguous() for name, each in weights.items()}, 'model.safetensors')"
+)
 
 
 def require(
@@ -212,20 +224,6 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
 
     threading.Thread(target=ask, daemon=True).start()
     return answered.wait(timeout_s)
-
-
-CONFIG, GENERATION = "config.json", "generation_config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-DESCRIPTIONS = (CONFIG, GENERATION, INDEX)
-PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
-# The log numbers positions in 32 bits; published models have at most some ten million.
-POSITIONS = 2**31 - 1
-# Floating dtypes as safetensors and GGUF name them.
-DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-CONVERSION = (
-    "run python: import torch, safetensors.torch; weights = torch.load('pytorch_model.bin', weights_only=True); "
-    "safetensors.torch.save_file({name: each.contiguous() for name, each in weights.items()}, 'model.safetensors')"
-)
 
 
 def require_sound(folder: Path, cache: bool = False) -> None:

@@ -47,6 +47,9 @@ BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may re
 CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
 # What allocators without an error of their own say.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
+WRAPPER = "__tensor_flatten__"  # what a tensor has that consists of others, by torch's protocol for subclasses
+WITHOUT = "give the checkpoint without quantisation, or import what your engine logs (alphaprof import)"
 
 
 @dataclass(frozen=True)
@@ -435,11 +438,6 @@ def kept_logits(model: Model) -> dict[str, Any]:
     memory than the prompt's keys and values.
     """
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
-
-
-PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
-WRAPPER = "__tensor_flatten__"  # what a tensor has that consists of others, by torch's protocol for subclasses
-WITHOUT = "give the checkpoint without quantisation, or import what your engine logs (alphaprof import)"
 
 
 def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:

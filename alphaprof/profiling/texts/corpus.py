@@ -44,6 +44,8 @@ REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is no time of a request
 SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
+# Fields of a document that tables hold under the same names.
+STORED = ("document", "domain", "cluster", "time", "source", "source_row", "max_new_tokens", "on_policy", "seed")
 
 
 @dataclass(frozen=True)
@@ -405,10 +407,6 @@ def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
     if row[column] is None and not optional:
         raise _LeftOut(f"with nothing in the column {column}")
     return row[column]
-
-
-# Fields of a document that tables hold under the same names.
-STORED = ("document", "domain", "cluster", "time", "source", "source_row", "max_new_tokens", "on_policy", "seed")
 
 
 def stored(document: Document) -> dict[str, Any]:

@@ -28,6 +28,7 @@ STD = 0.02  # of weights that begin at random
 NORM_TOLERANCE = 1e-5
 MOST = 32_000  # ids, where a share is asked for or nothing: what published heads have
 Vocabulary = np.ndarray[Any, np.dtype[np.int64]]
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def require_trainable(target: Model) -> None:
@@ -206,9 +207,6 @@ def outside(ids: Vocabulary | None, text: RunText) -> int:
 def vocabulary_digest(ids: Vocabulary) -> str:
     """SHA-256 over ids."""
     return hashlib.sha256(np.asarray(ids, dtype="<i8").tobytes()).hexdigest()
-
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def config_content(network: Eagle3, target: Model, depths: int) -> bytes:

@@ -89,6 +89,27 @@ PASSES = 10  # over the training texts, unless steps are given
 SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve: heads of each size, each of another order
 LEAST = 8  # independent units to train on, of a curve
 HELD_OUT = ("data", "continuation")  # what the run of the texts decides, whatever the profile says
+USE = """
+## Use
+
+As a draft of a profile:
+
+```yaml
+drafts:
+  head: {{kind: eagle3, model: {name}}}
+```
+
+With vLLM, which reads these files as they are:
+
+```bash
+{command}
+```
+
+## Licence
+
+The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the licences of both
+apply. training.json holds every setting and the units of each part.
+"""
 
 
 @dataclass(frozen=True)
@@ -472,29 +493,6 @@ def _schedule(shop: Workshop, order: int) -> Schedule:
 def _autocast(target: Model) -> torch.dtype | None:
     """The dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
-
-
-USE = """
-## Use
-
-As a draft of a profile:
-
-```yaml
-drafts:
-  head: {{kind: eagle3, model: {name}}}
-```
-
-With vLLM, which reads these files as they are:
-
-```bash
-{command}
-```
-
-## Licence
-
-The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the licences of both
-apply. training.json holds every setting and the units of each part.
-"""
 
 
 def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:

@@ -31,6 +31,7 @@ PATIENCE = 0.5  # of the steps so far: without anything better in these a traini
 WARM_UP = 0.1  # of the steps
 BETAS, CLIP = (0.9, 0.95), 1.0
 Flags = np.ndarray[Any, Any]
+DECAY = 0.8  # the weight of a depth's loss as a share of that of the depth before it
 
 
 @dataclass(frozen=True)
@@ -245,9 +246,6 @@ def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[lis
                 yield step
                 step, tokens = [], 0
         number += 1
-
-
-DECAY = 0.8  # the weight of a depth's loss as a share of that of the depth before it
 
 
 @dataclass(frozen=True)
