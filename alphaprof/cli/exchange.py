@@ -16,7 +16,7 @@ from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.build import ImportRequest
-    from alphaprof.log.run_draft import RunDraft
+    from alphaprof.log.run import RunDraft
 
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
@@ -62,7 +62,7 @@ def _asked(run: str, overrides: list[str] | None, split: SplitWay | None) -> Run
     if split is not None:
         raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")
     from alphaprof.config.load import changed_question
-    from alphaprof.log.run_draft import side_of
+    from alphaprof.log.run import side_of
 
     side = side_of(run)
     return side.asked(changed_question(side.run.manifest.config, overrides)) if overrides else side

@@ -92,7 +92,7 @@ def _measure(
     share = part_of(part) if part is not None else WHOLE
     resume = resume or (part is not None and share == WHOLE)  # a part is started again by the same command
     with working(out) as progress:
-        from alphaprof.profiling.run import pipeline
+        from alphaprof.profiling.run import profile as profiling
         from alphaprof.report.build import settled
 
         if options.execution.engine == "ray":
@@ -100,12 +100,12 @@ def _measure(
 
             profile_on_ray(options, out, progress, resume, reuse, settled if until_decided else None)
         else:
-            pipeline.profile(options, out, progress, resume, reuse, settled if until_decided else None, share)
+            profiling.profile(options, out, progress, resume, reuse, settled if until_decided else None, share)
 
 
 def _say_done(out: str) -> None:
     """Prints how much of a run there is, and what to do next."""
-    from alphaprof.log.store import Run
+    from alphaprof.log.run import Run
 
     run = Run.open(out)
     done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
@@ -126,7 +126,7 @@ def _share(
     """Profile in several processes, with the options of this one."""
     from alphaprof.commands.workers import work_together
     from alphaprof.log.place import place_of
-    from alphaprof.log.store import require_new
+    from alphaprof.log.writer import require_new
 
     if not resume:
         require_new(place_of(out))
@@ -227,13 +227,13 @@ def latency(
     ] = None,
 ) -> None:
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
-    from alphaprof.log.store import run_directory
+    from alphaprof.log.writer import run_directory
 
     options = loaded_profile(profile_file, overrides)
     require_references(options)
     with run_directory(None) as folder, working(None) as progress:
         from alphaprof.commands.latency import Latency
-        from alphaprof.profiling.run.pipeline import time_steps
+        from alphaprof.profiling.run.profile import time_steps
 
         answer = Latency.of(time_steps(options, folder, progress))
     show(answer, output, out)
@@ -263,7 +263,7 @@ def validate(
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
     from alphaprof.config.load import known_rules
-    from alphaprof.log.store import run_directory
+    from alphaprof.log.writer import run_directory
 
     rules = known_rules(rule or [], "--rule")
     options = loaded_profile(profile_file, overrides, documents)

@@ -16,8 +16,7 @@ from rich.text import Text
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
@@ -281,7 +280,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
     The confidence is that of the first run's decision.
     """
-    confidence = float(first.run.manifest.config["decision"]["confidence"])
+    confidence = first.run.manifest.profile.decision.confidence
     if first.run.imported != second.run.imported:
         run, served = (second, first) if first.run.imported else (first, second)
         _require_served(run, served, rules, gamma)
@@ -503,11 +502,11 @@ def _overall(run: Run, first: Pools, second: Pools, gammas: Sequence[int], confi
         other = second[domain, pool.continuation, *kind]
         if _has_rounds(pool, other):
             kinds.setdefault(tuple(kind), {}).setdefault(domain, []).append((pool, other))
-    given = run.manifest.config["decision"]["weights"]
+    given = run.manifest.profile.decision.weights
     for (_, _, rule), domains in kinds.items():
         pairs = {name: tuple(map(merged, zip(*parts, strict=True))) for name, parts in domains.items()}
         total = sum(given[name] for name in pairs) if given and set(pairs) <= set(given) else 0.0
-        weights = {name: given[name] / total for name in pairs if given[name] > 0} if total > 0 else None
+        weights = {name: given[name] / total for name in pairs if given[name] > 0} if given and total > 0 else None
         whole = tuple(map(merged, zip(*pairs.values(), strict=True)))
         parts = [pairs[name] for name in weights] if weights else [whole]
         yield OverallDifference(

@@ -16,7 +16,7 @@ from rich.text import Text
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 

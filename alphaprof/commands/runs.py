@@ -10,7 +10,7 @@ from typing import ClassVar
 from rich.console import Console
 
 from alphaprof.log.manifest import Commit
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 

@@ -17,7 +17,7 @@ from alphaprof.commands.runs import RunStatus
 from alphaprof.errors import AlphaprofError, WorkerFailed
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import Place
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 
 AGAIN = 3  # times that a worker which was killed is started again
 LOOK = 0.2  # seconds between two looks

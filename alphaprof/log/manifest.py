@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import hashlib
 import json
+import os
+import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -120,6 +123,11 @@ class Worker:
     device: str
     environment: Environment
     part: str
+
+    @classmethod
+    def here(cls, device: str, environment: Environment, part: str = "0/1") -> Worker:
+        """Return this process as a worker."""
+        return cls(platform.node(), os.getpid(), now(), device, environment, part)
 
     def differs_from(self, manifest: Manifest) -> list[str]:
         """In what this process computes otherwise than the one that began a run, in words: its rows could differ."""
@@ -306,6 +314,108 @@ def left_out_remedy(reason: str) -> str:
     return next((remedy for start, remedy in LEFT_OUT.items() if reason.startswith(start)), "see docs/import.md")
 
 
+class Known:
+    """A struct that holds some keys of a group in JSON: the others are left out as it is read."""
+
+
+@dataclass(frozen=True)
+class StoredModel(Known):
+    """A model of the profile: its `dtype`; of a draft its `revision` on the hub, where it names one."""
+
+    dtype: str = "auto"
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredSource(Known):
+    """A dataset of the profile: the `limit` of its documents, of each domain."""
+
+    limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionAsked(Known):
+    """What the verdict is about, as of `config.profile.DecisionOptions`. `rule` may be auto: what engines do by default, on
+    greedy and on sampled text.
+    """
+
+    rule: str
+    draft: str
+    gamma: int | str
+    min_speedup: float
+    confidence: float
+    weights: dict[str, float] | None
+    concurrency: int = 1
+    served_dtype: str | None = None
+    min_route_gain: float = 0.03
+
+
+@dataclass(frozen=True)
+class CostsAsked(Known):
+    """Where step times come from, as of `config.options.CostOptions`: measured, a table's `path`, a roofline or none; the
+    rest is of tables and rooflines.
+    """
+
+    source: str
+    path: str = ""
+    accelerator: str = ""
+    tp: int = 1
+    draft_tp: int | None = None
+    concurrency: tuple[int, ...] = ()
+    memory_efficiency: float = 0.0
+    compute_efficiency: float = 0.0
+    all_reduce_ms: float = 0.0
+    overhead_ms: float | None = None
+    draft_overhead_ms: float = 0.0
+    weight_bytes: float | None = None
+    draft_weight_bytes: float | None = None
+    kv_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class RouteAsked(Known):
+    """What a router can tell requests apart by."""
+
+    by: str = "domain"
+
+
+@dataclass(frozen=True)
+class Execution(Known):
+    """How the work of a run was done."""
+
+    mixed_devices: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProfile(Known):
+    """What statistics and reports read of a run's profile, so that they need no validation library. `config` of the manifest
+    holds the whole profile, which was validated as it was written.
+    """
+
+    target: StoredModel
+    drafts: dict[str, StoredModel]
+    rules: tuple[str, ...]
+    gammas: tuple[int, ...]
+    costs: CostsAsked
+    decision: DecisionAsked
+    data: tuple[StoredSource, ...] = ()
+    draft_processing: str | None = None
+    route: RouteAsked = RouteAsked()
+    execution: Execution = Execution()
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> StoredProfile:
+        """Return what a profile in JSON says."""
+        profile: StoredProfile = typed(config, cls)
+        return profile
+
+    def deciding(self, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> StoredProfile:
+        """Return the same with a decision about a draft, rule or gamma that is given."""
+        asked = {"draft": draft, "rule": rule, "gamma": gamma}
+        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        return dataclasses.replace(self, decision=dataclasses.replace(self.decision, **given))
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is
@@ -338,6 +448,11 @@ class Manifest:
     certified: tuple[str, ...] = ()
     sequential: RandomOrder | None = None
     imported: Imported | None = None
+
+    @functools.cached_property
+    def profile(self) -> StoredProfile:
+        """What is read of `config`."""
+        return StoredProfile.of(self.config)
 
     @property
     def documents(self) -> int:
@@ -470,6 +585,11 @@ def read_worker(place: Place, name: str) -> Worker | None:
     return worker
 
 
+def now() -> str:
+    """Return the time as files of a run say it, in seconds and UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def commit_name(index: int) -> str:
     """Where the commit of a shard lies, below the run's directory."""
     return f"commits/{index:05d}.json"
@@ -523,7 +643,7 @@ def _mended(name: str) -> str:
 
 def typed(value: Any, hint: Any) -> Any:
     """A value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest tells that
-    they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
+    they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`; `Known` leaves unknown ones out.
     """
     origin, inner = _parts(hint)
     if value is None or hint is Any:
@@ -534,6 +654,8 @@ def typed(value: Any, hint: Any) -> Any:
         return File(*value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         fields = _fields(hint)
+        if issubclass(hint, Known):
+            value = {name: item for name, item in value.items() if name in fields}
         return hint(**{name: typed(item, fields[name]) for name, item in value.items()})
     if origin is dict:
         return {key: typed(item, inner[1]) for key, item in value.items()}

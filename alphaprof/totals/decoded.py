@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import TotalsRequest
@@ -17,13 +14,13 @@ from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, merged, pools
 
 
-def decoded_totals(run: Run, draft: str, table: pa.Table, config: Mapping[str, Any]) -> tuple[DocumentTotals, Array]:
+def decoded_totals(run: Run, draft: str, table: pa.Table, rule: str) -> tuple[DocumentTotals, Array]:
     """Totals of a draft on the rows of a documents table, in their order, and the id of each one's rule, [documents].
 
-    Every text is one that the target chose. `config`: with the decision whose rule is asked. Raises `RunUnreadable`.
+    Every text is one that the target chose. `rule`: that of a decision. Raises `RunUnreadable`.
     """
     documents = Documents.of(table)
-    rules = [decoded_rule(config["decision"]["rule"], group.policy) for group in documents.groups]
+    rules = [decoded_rule(rule, group.policy) for group in documents.groups]
     totals = read_totals(run, draft, TotalsRequest(sorted(set(rules)), run.gammas))
     found = {rule: [pool for _, pool in pools([totals], documents, rule, run.gammas)] for rule in set(rules)}
     whole = merged([found[rule][place] for place, rule in enumerate(rules)])

@@ -18,8 +18,7 @@ from rich.console import Console
 
 from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report

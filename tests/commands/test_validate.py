@@ -28,8 +28,9 @@ from alphaprof.errors import (
     OutsideTolerance,
     StepsNotTimed,
 )
+from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
-from alphaprof.log.store import Run, run_directory
+from alphaprof.log.writer import run_directory
 from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
@@ -404,7 +405,7 @@ def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, fl
 
     from alphaprof.config.load import load_profile
     from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
-    from alphaprof.profiling.run.pipeline import load
+    from alphaprof.profiling.run.profile import load
     from alphaprof.rules import parse_rule
     from tests.profiling.test_pipeline import Silent
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution

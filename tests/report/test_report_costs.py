@@ -20,8 +20,8 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.log.manifest import Environment
+from alphaprof.log.run import Run
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.log.store import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import GammaResult
 from tests.costs.test_roofline import LLAMA, QWEN3

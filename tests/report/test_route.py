@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from alphaprof.costs.speedup import Decoded, Mix, StepTimes, without_draft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.decision import held_out
 from alphaprof.report.inputs import ReportInputs, draft_pools
@@ -134,7 +134,7 @@ def test_the_route_is_that_of_a_search_through_all(
 
 
 def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], dict[str, StepTimes], ReportInputs]:
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
+    inquiry = ReportInputs.of(run, "engine", run.manifest.profile)
     pools: dict[str, dict[str, DocumentTotals]] = {}
     for item in draft_pools(inquiry, inquiry.deciding):
         pools.setdefault(item.draft, {})[item.domain] = item.pool

@@ -19,8 +19,9 @@ from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import NotComparable
+from alphaprof.log.manifest import DecisionAsked
+from alphaprof.log.run import Run
 from alphaprof.log.split import STOP, TEST
-from alphaprof.log.store import Run
 from alphaprof.log.training import learnt, split_words
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, influences, present, quantile
@@ -67,7 +68,7 @@ class CurveInputs:
     """
 
     heads: CurveHeads
-    decision: Mapping[str, Any]
+    decision: DecisionAsked
     times: StepTimes | None
     basis: str  # what step times are
     gammas: Sequence[int]  # that every head was tested with
@@ -78,7 +79,7 @@ class CurveInputs:
     @property
     def confidence(self) -> float:
         """Of every interval."""
-        return float(self.decision["confidence"])
+        return self.decision.confidence
 
 
 def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveReport:
@@ -88,7 +89,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     run = Run.open(options.run)
     config = changed_question(run.manifest.config, changes) if changes else run.manifest.config
     heads = collected(options, file, run.view(dataclasses.replace(run.manifest, config=config)))
-    inputs = _inputs(heads, config)
+    inputs = _inputs(heads)
     before = (None, *heads.sizes[:-1])
     points = tuple(_point(inputs, label_of(same), same, one) for same, one in zip(heads.sizes, before, strict=True))
     beside = tuple(
@@ -101,8 +102,8 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
         alphaprof=__version__,
         run=str(run.path),
         confidence=inputs.confidence,
-        min_speedup=float(inputs.decision["min_speedup"]),
-        concurrency=int(inputs.decision["concurrency"]),
+        min_speedup=inputs.decision.min_speedup,
+        concurrency=inputs.decision.concurrency,
         gamma=inputs.gamma,
         gamma_from=inputs.gamma_from,
         times=inputs.basis,
@@ -116,36 +117,36 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     )
 
 
-def _inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
+def _inputs(heads: CurveHeads) -> CurveInputs:
     """What was asked, with gamma chosen where the decision leaves it open."""
-    decision, run = config["decision"], heads.run
+    decision, run = heads.run.manifest.profile.decision, heads.run
     shallow = min((*heads.every, *heads.beside.values()), key=lambda head: head.depths)
     tested = [gamma for gamma in run.gammas if gamma <= shallow.depths]
-    allowed = [gamma for gamma in tested if decision["gamma"] in ("auto", gamma)]
+    allowed = [gamma for gamma in tested if decision.gamma in ("auto", gamma)]
     if not allowed:
         hint = "train with more --ttt depths, or ask for another: --set decision.gamma=N"
         raise NotComparable(
             f"{shallow.draft} was tested for {shallow.depths} drafts a round, fewer than are asked for", hint
         )
-    (times, basis), cluster = _steps(heads, config), heads.largest.totals.cluster
-    test = _traffic(heads, TEST, decision["weights"], cluster)
+    (times, basis), cluster = _steps(heads), heads.largest.totals.cluster
+    test = _traffic(heads, TEST, decision.weights, cluster)
     if len(allowed) == 1:
         return CurveInputs(heads, decision, times, basis, tested, test, allowed[0], "decision")
     chooses = STOP if (heads.part == STOP).any() else TEST
-    traffic = _traffic(heads, chooses, decision["weights"], cluster)
+    traffic = _traffic(heads, chooses, decision.weights, cluster)
     gamma = max(allowed, key=lambda each: _speed(heads.sizes[-1], traffic, each, times))
     return CurveInputs(heads, decision, times, basis, tested, test, gamma, "stop" if chooses == STOP else "test")
 
 
-def _steps(heads: CurveHeads, config: Mapping[str, Any]) -> tuple[StepTimes | None, str]:
+def _steps(heads: CurveHeads) -> tuple[StepTimes | None, str]:
     """The step times of the first head of the largest size, at the concurrency of the decision, and what they are, or why
     there are none. Raises `CostsUnreadable`.
     """
-    run, draft = heads.run, heads.largest.draft
-    book = open_costs(run, config["costs"], mean_context(run.documents()))
+    run, draft, profile = heads.run, heads.largest.draft, heads.run.manifest.profile
+    book = open_costs(run, profile.costs, mean_context(run.documents()))
     if book is None:
         return None, "no step times were measured with this run, and costs name no others"
-    timing = book.timing(int(config["decision"]["concurrency"]))
+    timing = book.timing(profile.decision.concurrency)
     times = timing.times.get(draft)
     return times, book.basis if times else timing.missing.get(draft, "no step times were measured")
 
@@ -338,7 +339,7 @@ def _notes(inputs: CurveInputs) -> Iterator[str]:
         yield f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
     if inputs.times is None:
         yield f"no speedup: {inputs.basis}"
-    if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
+    if inputs.decision.weights is not None and inputs.traffic.weights is None:
         yield "a domain of decision.weights has no test text: domains count as the test texts have them"
     every = (*heads.every, *heads.beside.values())
     if foreign := [head.draft for head in every if head.record is None or learnt(head.record) is None]:

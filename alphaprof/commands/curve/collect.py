@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from alphaprof.config.heads import HeadBeside, HeadEntry, HeadsBeside, HeadsOptions
 from alphaprof.errors import NotComparable, ProfileInvalid
-from alphaprof.log.run_draft import RunDraft, side_of
+from alphaprof.log.run import Run, RunDraft, side_of
 from alphaprof.log.split import STOP, TEST, unit_of
-from alphaprof.log.store import Run
 from alphaprof.log.training import TrainingRecord, learnt, read_training
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.decoded import decoded_totals
@@ -95,7 +94,7 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     for each, name, record in zip(every, named, records, strict=True):
         side = side_of(name)
         own, _ = _held_out(side.run, known)
-        totals, rules = decoded_totals(side.run, side.draft, own, run.manifest.config)
+        totals, rules = decoded_totals(side.run, side.draft, own, run.manifest.profile.decision.rule)
         heads.append(head := _head(each, side, record, totals))
         same = side.run.manifest.target.fingerprint == run.manifest.target.fingerprint
         if not same or not documents.select(SAME).equals(own.select(SAME)):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from alphaprof.commands.curve.collect import CurveHeads
 from alphaprof.commands.curve.model import CurveBacktest, CurveCost, CurvePoint, ForecastRow, Reached
 from alphaprof.costs.speedup import LARGEST
+from alphaprof.log.manifest import DecisionAsked
 from alphaprof.log.split import TEST
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Array, Interval
@@ -56,12 +56,12 @@ def outlook_of(
     parts: Sequence[tuple[Array, float]],
     timing: float,
     gamma: int,
-    decision: Mapping[str, Any],
+    decision: DecisionAsked,
 ) -> Outlook:
     """The forecast of tokens per round and of alpha, where there is one. `measured`: miss rates of both, by size; `parts`:
     test rows of the traffic with their weights; `timing`: how far step times may be off, on the log scale.
     """
-    confidence, least = float(decision["confidence"]), float(decision["min_speedup"])
+    confidence, least = decision.confidence, decision.min_speedup
     floor = _vocabulary_floor(heads, parts)
     share = max(floor or 0.0, uncertainty(heads, parts))
     reason = _why_none(heads, measured[0])

@@ -19,10 +19,10 @@ from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
 from alphaprof.log.files import DRAFT_NAME
-from alphaprof.log.joining import joined
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard
 from alphaprof.log.place import place_of
-from alphaprof.log.store import Run, remove_unnamed
+from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter, joined, remove_unnamed
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
@@ -81,7 +81,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics out of {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _manifest(asked, read)
-        run = Run(place, manifest)
+        run = RunWriter(place, manifest)
         with run.beginning():
             run.write_totals([totals_table(read.requests, imported)], (0, 0), asked.draft)
             run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))

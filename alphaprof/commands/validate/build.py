@@ -21,7 +21,7 @@ from alphaprof.commands.validate.answer import (
 )
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, log_interval, small_sample
@@ -195,7 +195,7 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
-    book = open_costs(run, manifest.config["costs"], context)
+    book = open_costs(run, manifest.profile.costs, context)
     times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
         _cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)

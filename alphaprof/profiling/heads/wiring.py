@@ -18,7 +18,7 @@ from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.manifest import Trial
 from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.run.shard import Loaded, Progress
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, given, scoring_batches
 

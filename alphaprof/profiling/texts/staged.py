@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
-from alphaprof.log.store import Run
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts.corpus import Document
 

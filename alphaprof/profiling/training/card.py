@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from alphaprof.log.run import Run
 from alphaprof.log.split import of_units
-from alphaprof.log.store import Run
 from alphaprof.log.training import TESTED, TrainingRecord, learnt, split_words
 from alphaprof.totals.decoded import decoded_totals
 
@@ -64,7 +64,7 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
 def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
     """Acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
     table = of_units(run.documents(), record.units.test)
-    totals, rules = decoded_totals(run, draft, table, run.manifest.config)
+    totals, rules = decoded_totals(run, draft, table, run.manifest.profile.decision.rule)
     kinds = np.array(table["continuation"].to_pylist())
     shown = [f"By replay of {len(table)} test documents (`alphaprof report {TESTED}` in this folder says more):", ""]
     gammas = run.gammas

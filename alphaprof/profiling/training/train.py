@@ -17,8 +17,8 @@ from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import DataEmpty, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import LocalPlace, place_of
+from alphaprof.log.run import Run
 from alphaprof.log.split import PARTS, RANDOM, STOP, TEST, TIME, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
-from alphaprof.log.store import Run
 from alphaprof.log.training import (
     BEGINS,
     CURVE,
@@ -40,9 +40,8 @@ from alphaprof.log.training import (
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.drafts import load_draft, special_ids
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
-from alphaprof.profiling.run.pipeline import in_memory, profile, set_threads
-from alphaprof.profiling.run.resume import as_measured
-from alphaprof.profiling.run.shards import Progress
+from alphaprof.profiling.run.profile import as_measured, in_memory, profile, set_threads
+from alphaprof.profiling.run.shard import Progress
 from alphaprof.profiling.training.card import card
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import (
