@@ -316,11 +316,7 @@ class Run:
             return None
         return self._read(name, TIMED_AGAIN, LATENCY_COLUMNS)
 
-    def damaged_shards(
-        self,
-        mine: Callable[[int], bool] = lambda _: True,
-        by: Collection[str] | None = None,
-    ) -> list[int]:
+    def damaged_shards(self, mine: Callable[[int], bool] = lambda _: True, by: Collection[str] | None = None) -> list[int]:
         """Those of some committed shards whose texts or positions are not what was written, or not of the documents that
         were staged: small files are compared whole, others by their size and footer. Raises `RunUnreadable` for what cannot
         be read now, and may be whole.

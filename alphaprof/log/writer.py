@@ -314,7 +314,7 @@ class RunWriter(Run):
         if not (odd := list(dict.fromkeys(each for found in others for each in found))):
             return earlier
         mixed = note("mixed_devices", where="; ".join(odd))
-        if not read_manifest(self.place).profile.execution.mixed_devices:
+        if not read_manifest(self.place).profile.mixed_devices:
             accept = "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true"
             raise RunMismatch(mixed["message"], accept)
         return (*earlier, mixed)

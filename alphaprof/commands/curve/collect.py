@@ -17,8 +17,7 @@ from alphaprof.log.run import Run, RunDraft, side_of
 from alphaprof.log.split import STOP, TEST, unit_of
 from alphaprof.log.training import TrainingRecord, learnt, read_training
 from alphaprof.stats.estimate import Array
-from alphaprof.totals.decoded import decoded_totals
-from alphaprof.totals.pool import DocumentTotals
+from alphaprof.totals.pool import DocumentTotals, decoded_totals
 
 SAME = ("domain", "prompt_hash", "continuation", "continuation_tokens")  # of documents that heads are compared on
 ONE_SPLIT = "train and test the heads of one target with one split of one run"

@@ -60,7 +60,7 @@ def export(
     acceptance = Acceptance(
         draft=manifest.drafts[side.draft],
         model=_own_model(manifest, side.draft),
-        revision=manifest.profile.drafts[side.draft].revision,
+        revision=manifest.profile.revisions[side.draft],
         served=manifest.imported is not None,
         drawn=not scope.exact,
         gamma=scope.gamma,

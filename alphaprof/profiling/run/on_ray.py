@@ -36,7 +36,7 @@ AGAIN = 3  # times that a killed actor is replaced without having measured a sha
 STORE = 100_000_000  # bytes of a local Ray's object store: only numbers of shards pass through it
 ADDRESS = "RAY_ADDRESS"
 KEPT = "what is measured is kept: mend the cause, then the same command with --resume"
-Failure = dict[str, Any]  # an `AlphaprofError` as plain data, since Ray would make a traceback of it
+Failure = dict[str, str]  # an `AlphaprofError` as plain data, since Ray would make a traceback of it
 
 
 def require_ray() -> None:
@@ -145,9 +145,7 @@ def _stage(
         silence.say(
             progress, "the run has not begun: models are loaded, prompts read and steps timed, or it waits for a GPU"
         )
-    failure = _got(ray, ended)
-    if failure is not None:
-        raise _error_of(failure)
+    _require_done(ray, ended, "the actor that begins the run was killed")
     for warning in RunWriter.open(place).manifest.warnings:
         progress.warn(**warning)
 
@@ -163,15 +161,17 @@ def _begin(where: str, config: Mapping[str, Any], reuse: str | None, in_random_o
     return failure_of(work)
 
 
-def _got(ray: Any, reference: Any, who: str = "the actor that begins the run was killed") -> Any:
-    """What an actor has answered. Raises `WorkerFailed` where it was killed; a bug keeps its traceback."""
+def _require_done(ray: Any, reference: Any, who: str) -> None:
+    """Raise what an actor has answered if it failed, and `WorkerFailed` if it was killed; a bug keeps its traceback."""
     try:
-        return ray.get(reference)
+        failure = ray.get(reference)
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).strip().splitlines()[-1:])
         raise WorkerFailed(f"{who}: {reason}", f"see why in Ray's logs, memory first; {KEPT}") from None
+    if failure is not None:
+        raise _error_of(failure)
 
 
 class Measurer:
@@ -224,15 +224,12 @@ def failure_of(work: Callable[[], None]) -> Failure | None:
     try:
         work()
     except AlphaprofError as error:
-        words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        return {"kind": type(error).__name__, "host": platform.node(), **words}
+        return {"kind": type(error).__name__, "host": platform.node(), "message": error.message, "hint": error.hint}
     return None
 
 
 def _error_of(failure: Failure) -> AlphaprofError:
-    kind = getattr(errors, failure["kind"])
-    more = (failure["exit_code"],) if kind is WorkerFailed else ()
-    error: AlphaprofError = kind(failure["message"], failure["hint"], *more)
+    error: AlphaprofError = getattr(errors, failure["kind"])(failure["message"], failure["hint"])
     error.add_note(f"an actor of Ray on {failure['host']} says so; {KEPT}")
     return error
 
@@ -323,7 +320,7 @@ class _Driver:
     def _take(self, answer: Any) -> None:
         actor, shard, replaced = self._busy.pop(answer)
         try:
-            failure = _got(self._ray, answer, f"an actor was killed {AGAIN + 1} times in a row")
+            _require_done(self._ray, answer, f"an actor was killed {AGAIN + 1} times in a row")
         except WorkerFailed:
             if replaced == AGAIN:
                 raise
@@ -332,8 +329,6 @@ class _Driver:
                 self._lacking.appendleft(shard)
             self._give(self._actor(), None, replaced + 1)
             return
-        if failure is not None:
-            raise _error_of(failure)
         self._loaded += shard is None
         if self._lacking:
             self._give(actor, self._lacking.popleft(), replaced if shard is None else 0)

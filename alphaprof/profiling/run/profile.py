@@ -15,14 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from alphaprof.config.options import (
-    MeasuredCosts,
-    NoCosts,
-    RooflineCosts,
-    SampledContinuation,
-    TableCosts,
-    TextContinuation,
-)
+from alphaprof.config.options import MeasuredCosts, NoCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
@@ -396,7 +389,7 @@ def _resumed(
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
     """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
-    return settled_dtype(options, manifest.profile.target.dtype)
+    return settled_dtype(options, manifest.profile.dtype)
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
@@ -442,7 +435,7 @@ def _require_same_models(before: Manifest, mine: Manifest, worker: Worker) -> No
     """Raise `RunMismatch` unless models and tokenizer are those of a run that goes on, and its processes compute alike:
     `worker` is this one. The profile may allow that they do not.
     """
-    mixed = mine.profile.execution.mixed_devices
+    mixed = mine.profile.mixed_devices
     if not mixed and (found := worker.differs_from(before)):
         raise RunMismatch(
             f"this process computes otherwise than the one that began the run ({'; '.join(found)}): its rows could differ",

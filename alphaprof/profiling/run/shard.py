@@ -45,15 +45,15 @@ WAITING = 1  # pieces that may wait while one is written: what is measured must 
 
 
 class DocumentSource(Protocol):
-    """DocumentSource in order, and how many were left out or cut, by reason: a `Corpus`, or what stands in for one."""
+    """Documents in order, and how many were left out or cut, by reason: a `Corpus`, or what stands in for one."""
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """DocumentSource that were left out."""
+        """Documents that were left out."""
 
     @property
     def truncated(self) -> Mapping[str, int]:
-        """DocumentSource that were cut."""
+        """Documents that were cut."""
 
     def __iter__(self) -> Iterator[Document]:
         """The documents."""

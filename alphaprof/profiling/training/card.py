@@ -11,7 +11,7 @@ import numpy as np
 from alphaprof.log.run import Run
 from alphaprof.log.split import of_units
 from alphaprof.log.training import TESTED, TrainingRecord, learnt, split_words
-from alphaprof.totals.decoded import decoded_totals
+from alphaprof.totals.pool import decoded_totals
 
 USE = """
 ## Use

@@ -17,7 +17,7 @@ from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
-from alphaprof.totals.decoded import decoded_totals
+from alphaprof.totals.pool import decoded_totals
 from tests.conftest import ROOT
 from tests.runs import Silent
 

@@ -38,8 +38,7 @@ from alphaprof.profiling.training.objective import logits_by_depth
 from alphaprof.profiling.training.train import train
 from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, steps_of
 from alphaprof.rules import parse_rule
-from alphaprof.totals.decoded import decoded_totals
-from alphaprof.totals.pool import DocumentTotals
+from alphaprof.totals.pool import DocumentTotals, decoded_totals
 from tests.conftest import Runner
 from tests.heads import write_training
 from tests.profiling.training.conftest import Case
