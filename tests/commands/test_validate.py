@@ -30,7 +30,7 @@ from alphaprof.errors import (
 )
 from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
-from alphaprof.log.writer import run_directory
+from alphaprof.log.writer import RunWriter, run_directory
 from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
@@ -167,10 +167,10 @@ def test_an_error_at_the_tolerance_is_rarely_decided_and_one_of_30_percent_is_ou
     assert [simulated(rng, CLOCKS["quiet"], 0.3).outcome for _ in range(50)] == ["outside"] * 50
 
 
-def synthetic(folder: Path) -> Run:
+def synthetic(folder: Path) -> RunWriter:
     """A run of one draft, without models."""
     write_run(folder / "run", Recipe(drafts={"small": 0.0}))
-    return Run.open(folder / "run")
+    return RunWriter.open(folder / "run")
 
 
 def timed(run_: Run, factor: float, rule: str = "strict") -> DecodingTimes:

@@ -16,6 +16,7 @@ import pytest
 from scipy import stats
 
 from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.certificates import Certificate
 from alphaprof.report.sections.predictability import EPSILONS, Predictability
@@ -212,7 +213,7 @@ def test_lossless_bounds_are_those_of_the_log(report: Report, log: pd.DataFrame,
             assert found.sharp.value < found.beta.value
 
 
-def small_run(path: Path, thresholds: Array, divergences: Array, documents: int = 1) -> Run:
+def small_run(path: Path, thresholds: Array, divergences: Array, documents: int = 1) -> RunWriter:
     """A run whose only domain has these thresholds under strict and divergences, document after document."""
     length = len(thresholds) // documents
     recipe = Recipe(domains={"code": Domain(documents=documents, shortest=length, longest=length)}, certificates=True)

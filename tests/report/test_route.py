@@ -13,6 +13,7 @@ import pytest
 
 from alphaprof.costs.speedup import Decoded, Mix, StepTimes, without_draft
 from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.decision import held_out
 from alphaprof.report.inputs import ReportInputs, draft_pools
@@ -230,7 +231,7 @@ def test_fewer_than_five_documents_tell_of_no_gain(tmp_path: Path) -> None:
         assert route.worth_it == worth_it
 
 
-def sequential(run: Run, choosing: int) -> Run:
+def sequential(run: RunWriter, choosing: int) -> Run:
     """The run as one whose documents came in random order."""
     reach = dict.fromkeys(DOMAINS, 400)
     settings = {"choosing": choosing, "available": 500, "reach": reach, "shard_documents": 16}

@@ -36,11 +36,11 @@ ORDER = {
 }
 
 
-def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> Run:
+def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> RunWriter:
     """A synthetic run that came in random order (its documents are alike in any)."""
     run = write_run(path, recipe)
     run.write_manifest(dataclasses.replace(run.manifest, sequential=ORDER | order))
-    return Run.open(path)
+    return RunWriter.open(path)
 
 
 def asked(run: Run, **decision: Any) -> Report:
