@@ -24,34 +24,17 @@ MEASURED_HERE = "by step times measured here in alphaprof's own loop over transf
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
 
-@dataclass(frozen=True)
-class RooflineSetting:
-    """The hardware: `accelerator`, a name of `ACCELERATORS`; `tp` and `draft_tp` devices in tensor parallelism (None: the
-    draft is split like the target); shares of bandwidth and peak that kernels reach (the defaults fit published ratios);
-    `all_reduce_ms` a layer. `overhead_ms` is added to every decode and verify step of the target, `draft_overhead_ms` to
-    every step of a draft: kernel launches, without which a small draft's step would be as cheap as its bytes.
-    """
-
-    accelerator: str
-    tp: int = 1
-    draft_tp: int | None = None
-    memory_efficiency: float = 0.8
-    compute_efficiency: float = 0.66
-    all_reduce_ms: float = 0.0
-    overhead_ms: float = 0.0
-    draft_overhead_ms: float = 0.0
-
-    def ms(self, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
-        """A step's time without overhead."""
-        efficiency = Efficiency(self.memory_efficiency, self.compute_efficiency, self.all_reduce_ms)
-        tp = self.tp if is_target or self.draft_tp is None else self.draft_tp
-        return step_ms(shape, ACCELERATORS[self.accelerator], efficiency, tokens, batch, context, tp)
+def roofline_ms(costs: CostsAsked, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
+    """Return a step's time by a roofline, without overhead."""
+    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms)
+    tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
+    return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
 
 
 def roofline_rows(
     target: ModelShape,
     drafts: Mapping[str, ModelShape | None],
-    setting: RooflineSetting,
+    costs: CostsAsked,
     gamma_max: int,
     batches: Sequence[int],
     contexts: Sequence[int],
@@ -66,7 +49,7 @@ def roofline_rows(
     rows: list[StepRow] = []
     for batch, context in product(batches, contexts):
         for tokens in range(1, gamma_max + 2):
-            ms = setting.ms(target, True, tokens, batch, context) + setting.overhead_ms
+            ms = roofline_ms(costs, target, True, tokens, batch, context) + (costs.overhead_ms or 0.0)
             rows.append(StepRow(TARGET, "decode" if tokens == 1 else "verify", tokens, batch, context, ms))
         for name, shape in drafts.items():
             if shape is None:
@@ -75,11 +58,11 @@ def roofline_rows(
             steps = [("draft", tokens, shape.later) for tokens in ((1,) if name in heads else (1, 2))]
             steps += [("draft_first", tokens, shape) for tokens in range(1, gamma_max + 2) if name in heads]
             for step, tokens, used in steps:
-                ms = setting.ms(used, False, tokens, batch, context) + setting.draft_overhead_ms
+                ms = roofline_ms(costs, used, False, tokens, batch, context) + costs.draft_overhead_ms
                 rows.append(StepRow(name, step, tokens, batch, context, ms))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
-            prefill = [(tokens, setting.ms(shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
+            prefill = [(tokens, roofline_ms(costs, shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
             rows += [StepRow(name, "prefill", tokens, 1, 0, ms) for tokens, ms in prefill]
     return tuple(rows)
 
@@ -227,14 +210,13 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
 
 
 def _roofline(manifest: Manifest, options: CostsAsked, gamma: int, context: float | None) -> tuple[StepRow, ...]:
-    setting = RooflineSetting(**{field.name: vars(options)[field.name] for field in dataclasses.fields(RooflineSetting)})
     models = manifest.drafts.items()
     drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
     target = _shape(TARGET, manifest.target, options, options.weight_bytes)
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
     places = (options.concurrency, contexts)
-    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads(manifest))
+    return roofline_rows(target, drafts, options, gamma, *places, PROMPTS, _heads(manifest))
 
 
 def _heads(manifest: Manifest) -> list[str]:

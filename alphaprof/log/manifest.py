@@ -335,6 +335,11 @@ class DecisionAsked:
 class CostsAsked:
     """Where step times come from, of `config.options.CostOptions`: measured, a table's `path`, a roofline or none. What is
     read of measured costs is their `source` alone.
+
+    Of a roofline: `tp` and `draft_tp` devices in tensor parallelism (None: the draft is split like the target); shares of
+    bandwidth and peak that kernels reach (the defaults fit published ratios); `all_reduce_ms` a layer. `overhead_ms` is
+    added to every decode and verify step of the target, `draft_overhead_ms` to every step of a draft: kernel launches,
+    without which a small draft's step would be as cheap as its bytes.
     """
 
     source: str
@@ -343,8 +348,8 @@ class CostsAsked:
     tp: int = 1
     draft_tp: int | None = None
     concurrency: tuple[int, ...] = ()
-    memory_efficiency: float = 0.0
-    compute_efficiency: float = 0.0
+    memory_efficiency: float = 0.8
+    compute_efficiency: float = 0.66
     all_reduce_ms: float = 0.0
     overhead_ms: float | None = None
     draft_overhead_ms: float = 0.0

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
-from alphaprof.costs.cost_model import RooflineSetting
+from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
-from alphaprof.log.manifest import Environment
+from alphaprof.log.manifest import CostsAsked, Environment
 from alphaprof.log.run import Run
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.log.writer import RunWriter
@@ -306,10 +306,12 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured, ")
     assert "not_measured" in codes(report)
     target = ModelShape.from_config(LLAMA)
-    setting = RooflineSetting("h100-sxm", tp=2)
+    setting = CostsAsked("roofline", accelerator="h100-sxm", tp=2)
     for tokens in (1, 4):
         context = round(context_of(run))
-        assert report.times.target_ms[tokens] == pytest.approx(setting.ms(target, True, tokens, 1, context) + 0.5, rel=1e-3)
+        assert report.times.target_ms[tokens] == pytest.approx(
+            roofline_ms(setting, target, True, tokens, 1, context) + 0.5, rel=1e-3
+        )
     (memory,) = report.times.memory
     small = ModelShape.from_config(QWEN3)
     assert (memory.draft, memory.weight_bytes) == ("small", small.total_weight_bytes)
