@@ -501,15 +501,19 @@ def first_settled(run: Run, settled: Settled, asked: int, progress: Progress) ->
     """After how many shards a verdict is sure, of those that follow each other (None: after none of them yet), and how many
     were looked at. `asked`: how many were looked at before.
     """
+
+    def reason_after(count: int) -> str | None:
+        return settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
+
     run.refresh()
     for count in range(asked + 1, len(run.shards) + 1):
         try:
-            reason = settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
+            reason = reason_after(count)
         except RunDamaged:  # another process has withdrawn a shard, and committed it anew
             run.refresh(afresh=True)
             if len(run.shards) < count:
                 break
-            reason = settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
+            reason = reason_after(count)
         if reason:
             progress.say(reason)
             return count, count
