@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import OptionInvalid, cut
-from alphaprof.log.disk import reading
 from alphaprof.log.manifest import Manifest
+from alphaprof.log.place import reading
+from alphaprof.log.run import Run
 from alphaprof.log.schema import arrow_schema
-from alphaprof.log.store import Run
 
 if TYPE_CHECKING:
     import pandas as pd

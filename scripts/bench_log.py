@@ -29,19 +29,19 @@ Figures = dict[str, float]
 
 def totals_figures(path: Path) -> Figures:
     """Compute and write the totals of a run that has none, and say how many seconds that took (imports not counted)."""
-    from alphaprof.log.store import Run
-    from alphaprof.totals.finish import finish
+    from alphaprof.log.writer import RunWriter
+    from alphaprof.totals.files import join_totals
 
-    run = Run.open(path)
+    run = RunWriter.open(path)
     shutil.rmtree(path / "totals", ignore_errors=True)
-    seconds, cpu = _timed(lambda: finish(run))
+    seconds, cpu = _timed(lambda: run.finish(join_totals))
     positions = run.manifest.positions * len(run.manifest.drafts)
     return {"positions": positions, "seconds": seconds, "cpu": cpu, "memory": _memory()}
 
 
 def report_figures(path: Path) -> Figures:
     """Build the report of a run whose totals are stored."""
-    from alphaprof.log.store import Run
+    from alphaprof.log.run import Run
     from alphaprof.report.build import build_report
 
     seconds, cpu = _timed(lambda: build_report(Run.open(path)))
@@ -53,7 +53,7 @@ MEASURES = {"totals": totals_figures, "report": report_figures}
 
 def bytes_per_position(path: Path) -> float:
     """Of the position log on disk, a position and draft."""
-    from alphaprof.log.store import Run
+    from alphaprof.log.run import Run
 
     manifest = Run.open(path).manifest
     size = sum(part.stat().st_size for part in (path / "positions").rglob("*.parquet"))

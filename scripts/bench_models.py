@@ -33,8 +33,8 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.place import place_of
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.run import pipeline
-from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.run import profile as profiling
+from alphaprof.profiling.run.shard import Loaded, Progress
 from alphaprof.profiling.scoring.scorer import Layout, Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
@@ -60,7 +60,7 @@ class Bench:
         Raises `SystemExit` unless all text is the target's own greedy text: the others write no other.
         """
         logging.set_verbosity_error()  # what generate() advises its callers would stand in the middle of the figures
-        loaded = pipeline.load(options, progress)
+        loaded = profiling.load(options, progress)
         if head_ids is not None:
             target = loaded.target
             layers = len(target.network.base_model.layers)
@@ -154,13 +154,13 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
 def run_figures(bench: Bench, progress: Progress) -> Figures:
     """Seconds and tokens a second of a run on disk, its totals included."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = pipeline._begun(bench.loaded.options, place_of(folder), progress)
+        plan = profiling._begun(bench.loaded.options, place_of(folder), progress)
 
         def work() -> None:
             plan.run.begin()
-            pipeline._work(plan, progress)
+            profiling._work(plan, progress)
 
-        spent = {"prompts": seconds(lambda: pipeline.stage(plan, progress)), "run": seconds(work)}
+        spent = {"prompts": seconds(lambda: profiling.stage(plan, progress)), "run": seconds(work)}
         tokens = plan.run.manifest.positions
     return {"tokens": tokens, "seconds": spent, "tokens_per_second": tokens / sum(spent.values())}
 

@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+
 from alphaprof.log.files import ranges
 from alphaprof.log.manifest import Shard
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import join_totals, read_totals
 from tests.synthetic import Document, Domain, Recipe, continuation_table, latency, log_table, manifest
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +81,7 @@ class Drawn:
     logs: dict[str, pa.Table]
 
 
-def write_log(path: Path, size: Size) -> Run:
+def write_log(path: Path, size: Size) -> RunWriter:
     """A complete run in `path`: position log, texts and step times; without totals."""
     run = _opened(path, size)
     base: list[Drawn] = []
@@ -98,7 +98,7 @@ def write_log(path: Path, size: Size) -> Run:
     return _finished(run, size)
 
 
-def write_many(path: Path, size: Size) -> Run:
+def write_many(path: Path, size: Size) -> RunWriter:
     """A complete run in `path` without a position log: documents, totals and step times of many documents."""
     small = dataclasses.replace(size, documents=min(size.documents, DISTINCT * size.shard))
     source = write_log(path.with_name(f"{path.name}-base"), small)
@@ -124,16 +124,16 @@ def write_many(path: Path, size: Size) -> Run:
     return _finished(run, size)
 
 
-def _opened(path: Path, size: Size) -> Run:
+def _opened(path: Path, size: Size) -> RunWriter:
     facts = manifest(size.recipe)
     target = dataclasses.replace(facts.target, vocabulary=VOCABULARY)
-    run = Run(path, dataclasses.replace(facts, target=target, staged=tuple(count for _, count in size.shards)))
+    run = RunWriter(path, dataclasses.replace(facts, target=target, staged=tuple(count for _, count in size.shards)))
     run.place.make()
     run.begin()
     return run
 
 
-def _finished(run: Run, size: Size) -> Run:
+def _finished(run: RunWriter, size: Size) -> RunWriter:
     run.write_latency(latency(size.recipe))
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     return run
@@ -156,7 +156,7 @@ def _shard(drawn: Drawn, index: int, count: int) -> Shard:
     return Shard(index, count, int(drawn.lengths[:count].sum()), "0" * 64)
 
 
-def _drawn(size: Size, run: Run, index: int) -> Drawn:
+def _drawn(size: Size, run: RunWriter, index: int) -> Drawn:
     rng = np.random.default_rng([size.seed, index])
     options = list(size.recipe.domains.items())
     turns = [options[(index * size.shard + place) % len(options)] for place in range(size.shard)]
@@ -304,7 +304,7 @@ def main() -> None:
     given = parser.parse_args()
     options = {"kind": given.kind, "lookup": given.lookup}
     if given.positions:
-        finish(write_log(given.run, Size.of(given.positions, **options)))
+        write_log(given.run, Size.of(given.positions, **options)).finish(join_totals)
     else:
         write_many(given.run, Size(given.documents, **options))
 

@@ -16,7 +16,6 @@ import yaml
 from alphaprof.log.manifest import Shard
 from alphaprof.log.place import LocalPlace
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema, depth_names, totals_columns
-from alphaprof.log.store import Run
 from alphaprof.log.training import (
     TRAINING,
     DraftVocabulary,
@@ -29,6 +28,7 @@ from alphaprof.log.training import (
     TrainingTarget,
     fraction_of,
 )
+from alphaprof.log.writer import RunWriter
 from tests.synthetic import Domain, Recipe, latency, manifest
 
 TARGET = "f" * 64
@@ -123,7 +123,7 @@ def run_of_heads(
     seed: int = 4,
     domains: Sequence[str] = ("chat", "code"),
     **more: Any,
-) -> Run:
+) -> RunWriter:
     """A run that tested heads, by the names of its drafts: as many documents of the stop part as of the test part, each a
     unit of its own; totals and documents alone, as a copy without its log has them.
     """
@@ -145,7 +145,7 @@ def run_of_heads(
     }
     rows = pd.DataFrame(documents).to_dict("records")
     shards = (Shard(0, size, size * (tokens + 1), "d" * 64),)
-    run = Run(folder, dataclasses.replace(manifest(recipe), status="complete", shards=shards, staged=(size,)))
+    run = RunWriter(folder, dataclasses.replace(manifest(recipe), status="complete", shards=shards, staged=(size,)))
     run.place.make()
     with run.beginning():
         run.write_latency(latency(recipe))
@@ -159,7 +159,7 @@ def run_of_heads(
             run.write_totals([pa.Table.from_pandas(frame, schema, preserve_index=False)], (0, 0), name)
         run.write_documents(pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS)), (0, 0))
         assert run.begin()
-    return Run.open(folder)
+    return RunWriter.open(folder)
 
 
 def write_curve(

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.json import render_json
 from alphaprof.render.report import ReportAnswer
 from alphaprof.report.build import Report, build_report

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from alphaprof.config.load import load_profile
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.log.training import TESTED
-from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import DEFAULT_RULES
 
@@ -121,7 +121,7 @@ def mixed_file(folder: Path, tiny: Path, **changes: Any) -> Path:
 
 
 def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) -> Run:
-    return pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume)
+    return profiling.profile(load_profile(path, list(overrides)), out, Silent(), resume)
 
 
 def log_of(run: Run, draft: str) -> pd.DataFrame:
@@ -132,14 +132,14 @@ def log_of(run: Run, draft: str) -> pd.DataFrame:
 def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends after its second shard."""
     with monkeypatch.context() as patch:
-        original = pipeline.measure_shard
+        original = profiling.measure_shard
 
         def limited(plan: Any, index: int, *rest: Any) -> Any:
             if index == 2:
                 raise KeyboardInterrupt
             return original(plan, index, *rest)
 
-        patch.setattr(pipeline, "measure_shard", limited)
+        patch.setattr(profiling, "measure_shard", limited)
         with pytest.raises(KeyboardInterrupt):
             run_profile(path, out)
 

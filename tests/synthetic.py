@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from alphaprof.log.files import file_of
 from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard, commit_name
+from alphaprof.log.run import Run
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DEPTH_COUNTS,
@@ -35,11 +36,11 @@ from alphaprof.log.schema import (
     arrow_schema,
     depth_names,
 )
-from alphaprof.log.store import Run
 from alphaprof.log.tables import table_content
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.scoring.scorer import Extras
 from alphaprof.rules import rules_of
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import join_totals
 from alphaprof.totals.replay import runs_by_depth
 from tests.reference import MultiDraft
 
@@ -131,7 +132,7 @@ class Document:
     source: int = 0
 
 
-def write_run(path: Path, recipe: Recipe | None = None) -> Run:
+def write_run(path: Path, recipe: Recipe | None = None) -> RunWriter:
     """A complete run in `path`, totals and step times included: a copy where this process has written the recipe before.
 
     Two calls are thus no two writes; `write_anew` writes.
@@ -141,7 +142,7 @@ def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     if not written.exists():
         write_anew(written, recipe)
     shutil.copytree(written, path, dirs_exist_ok=True)
-    return Run.open(path)
+    return RunWriter.open(path)
 
 
 @functools.cache
@@ -155,7 +156,7 @@ def _written() -> Path:
 def write_anew(path: Path, recipe: Recipe) -> None:
     """A complete run in `path`, by the store's own writer."""
     rng = np.random.default_rng(recipe.seed)
-    run = Run(path, manifest(recipe))
+    run = RunWriter(path, manifest(recipe))
     run.place.make()
     documents = _documents(recipe, rng)
     parts = [documents[start : start + recipe.shard_documents] for start in range(0, len(documents), recipe.shard_documents)]
@@ -165,10 +166,10 @@ def write_anew(path: Path, recipe: Recipe) -> None:
     assert run.begin()
     for index, part in enumerate(parts):
         _write_shard(run, index, part, recipe, rng)
-    finish(run)
+    run.finish(join_totals)
 
 
-def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) -> Run:
+def rewritten(run: RunWriter, draft: str, change: Callable[[pd.DataFrame], object]) -> RunWriter:
     """The run with the position log of a draft changed, a shard at a time, and its totals computed again."""
     changed = {}
     for shard in run.shards:
@@ -179,7 +180,9 @@ def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) ->
     return replaced(run, {draft: changed})
 
 
-def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mapping[int, pa.Table] | None = None) -> Run:
+def replaced(
+    run: RunWriter, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mapping[int, pa.Table] | None = None
+) -> RunWriter:
     """The run with other tables of some shards, by draft and number, as if it had been measured like this."""
     files = {name: file for name, file in run.manifest.files.items() if not name.startswith(("totals/", "documents/"))}
     for folder in ("totals", "documents"):
@@ -197,15 +200,15 @@ def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mappin
         run.withdraw(index)
         mine = {name: files[name] for name in commit.files if name in files}
         run.place.put_new(commit_name(index), dataclasses.replace(commit, files=mine).to_json().encode())
-    finish(run)
+    run.finish(join_totals)
     return run
 
 
-def signed(run: Run) -> Run:
+def signed(run: Run) -> RunWriter:
     """The run with a manifest that names its files as they are now: what a test wrote by hand is what was written."""
     files = {name: file_of((run.path / name).read_bytes()) for name in run.manifest.files if (run.path / name).exists()}
-    run.write_manifest(dataclasses.replace(run.manifest, files=files))
-    return Run.open(run.path)
+    RunWriter(run.path, run.manifest).write_manifest(dataclasses.replace(run.manifest, files=files))
+    return RunWriter.open(run.path)
 
 
 def flipped(path: Path, bit: int) -> bytes:
@@ -234,17 +237,17 @@ def contents(run: Run) -> dict[str, bytes]:
     return {str(path.relative_to(run.path)): path.read_bytes() for path in sorted(run.path.rglob("*")) if path.is_file()}
 
 
-def interrupted(run: Run, target: Path, shards: int | None = None) -> Run:
+def interrupted(run: Run, target: Path, shards: int | None = None) -> RunWriter:
     """A copy of a run as a kill leaves it: still running, without totals, with the first `shards` shards (default: all)."""
     shutil.copytree(run.path, target)
     for folder in ("totals", "documents"):
         shutil.rmtree(target / folder, ignore_errors=True)
-    copy = Run.open(target)
+    copy = RunWriter.open(target)
     copy.write_manifest(dataclasses.replace(copy.manifest, status="running"))
     for index in copy.commits():
         if shards is not None and index >= shards:
             copy.withdraw(index)
-    return Run.open(target)
+    return RunWriter.open(target)
 
 
 def facts(name: str) -> ModelFacts:
@@ -337,7 +340,9 @@ def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
     return found
 
 
-def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Recipe, rng: np.random.Generator) -> None:
+def _write_shard(
+    run: RunWriter, index: int, documents: Sequence[Document], recipe: Recipe, rng: np.random.Generator
+) -> None:
     target = [_target_columns(document, rng) | _phase_column(document, recipe, rng) for document in documents]
     logs = {}
     for draft, shift in recipe.drafts.items():

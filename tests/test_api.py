@@ -16,7 +16,7 @@ import pytest
 
 import alphaprof
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
 from tests.synthetic import Recipe, contents, interrupted, write_run
 

@@ -19,8 +19,8 @@ from alphaprof.cli.app import app
 from alphaprof.config.options import DRAFTS, DraftOptions, Whole
 from alphaprof.errors import CheckFailed
 from alphaprof.log.manifest import DraftFacts
+from alphaprof.log.run import Run
 from alphaprof.log.schema import PROPOSED_LIMIT
-from alphaprof.log.store import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 

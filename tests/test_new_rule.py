@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.errors import OptionInvalid, RuleNotDecodable
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.profiling.decoding.speculative import require_decodable
 from alphaprof.report.build import build_report
 from alphaprof.rules import RULES, SAMPLED, Parameter, Rule, agrees, one_hot, parse_rule

@@ -98,7 +98,7 @@ def report(
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, the route, and what to use for each domain."""
-    from alphaprof.log.store import Run
+    from alphaprof.log.run import Run
     from alphaprof.render.report import ReportAnswer
     from alphaprof.report.build import build_report
 
@@ -186,7 +186,7 @@ def compare(
     """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
-    from alphaprof.log.run_draft import side_of
+    from alphaprof.log.run import side_of
 
     show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), form, out)
 
@@ -217,7 +217,7 @@ def trees(
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
     from alphaprof.commands.trees import NODES, build_trees, read_trees
-    from alphaprof.log.run_draft import side_of
+    from alphaprof.log.run import side_of
 
     given = read_trees(files or [], top)
     show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), form, out)

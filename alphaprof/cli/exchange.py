@@ -31,7 +31,7 @@ from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.run import ImportRequest
-    from alphaprof.log.run_draft import RunDraft
+    from alphaprof.log.run import RunDraft
 
 group = Typer()
 import_group = Typer(
@@ -84,7 +84,7 @@ def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) 
     if split is not None:
         raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")
     from alphaprof.config.load import changed_question
-    from alphaprof.log.run_draft import side_of
+    from alphaprof.log.run import side_of
 
     side = side_of(run)
     return side.asked(changed_question(side.run.manifest.config, overrides)) if overrides else side

@@ -94,7 +94,7 @@ def _profile_here(
     share = part_of(part) if part is not None else WHOLE
     resume = resume or (part is not None and share == WHOLE)  # a part is started again by the same command
     with working(out) as progress:
-        from alphaprof.profiling.run import pipeline
+        from alphaprof.profiling.run import profile as profiling
         from alphaprof.report.build import settled
 
         if options.execution.engine == "ray":
@@ -102,12 +102,12 @@ def _profile_here(
 
             profile_on_ray(options, out, progress, resume, reuse, settled if until_decided else None)
         else:
-            pipeline.profile(options, out, progress, resume, reuse, settled if until_decided else None, share)
+            profiling.profile(options, out, progress, resume, reuse, settled if until_decided else None, share)
 
 
 def _say_done(out: str) -> None:
     """Print how much of a run there is, and what to do next."""
-    from alphaprof.log.store import Run
+    from alphaprof.log.run import Run
 
     run = Run.open(out)
     done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
@@ -128,7 +128,7 @@ def _profile_in_workers(
     """Profile in several processes, with the options of this one."""
     from alphaprof.commands.runs import work_together
     from alphaprof.log.place import place_of
-    from alphaprof.log.store import require_new
+    from alphaprof.log.writer import require_new
 
     if not resume:
         require_new(place_of(out))

@@ -17,7 +17,7 @@ group = Typer(help="How far a run is that one or several processes work on, and 
 def status(run: RunPlace, form: Format = "terminal", out: OutFile = None) -> None:
     """Say what is measured, by whom, and how long the rest takes."""
     from alphaprof.commands.runs import RunStatus
-    from alphaprof.log.store import Run
+    from alphaprof.log.run import Run
 
     show(RunStatus.of(Run.open(run)), form, out)
 
@@ -25,21 +25,22 @@ def status(run: RunPlace, form: Format = "terminal", out: OutFile = None) -> Non
 @command(group, "alphaprof runs finish runs/my")
 def finish(run: RunPlace) -> None:
     """Make a run complete whose shards are all measured. Whoever measures the last one does this by itself."""
-    from alphaprof.log.store import Run
-    from alphaprof.totals.finish import finish as finish_run
+    from alphaprof.log.writer import RunWriter
+    from alphaprof.totals.files import join_totals
 
-    opened = Run.open(run)
+    opened = RunWriter.open(run)
     if opened.manifest.sequential is not None and opened.manifest.status == "running":
         hint = "finish it with alphaprof profile --until-decided --resume, or go on to its last document without"
         raise RunMismatch(f"{run} stops when its verdict is sure, which only its profile can tell", hint)
-    finish_run(opened)
+    opened.finish(join_totals)
     print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions")
 
 
 @command(group, "alphaprof runs clean runs/my")
 def clean(run: RunPlace) -> None:
     """Remove files that killed processes left. Only where no process works on the run."""
-    from alphaprof.log.store import Run, remove_unnamed
+    from alphaprof.log.run import Run
+    from alphaprof.log.writer import remove_unnamed
 
     opened = Run.open(run)
     if damaged := opened.damaged_shards():

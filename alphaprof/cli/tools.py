@@ -38,13 +38,13 @@ def latency(
     overrides: ProfileChanges = None,
 ) -> None:
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
-    from alphaprof.log.store import run_directory
+    from alphaprof.log.writer import run_directory
 
     options = loaded_profile(profile_file, overrides)
     require_references(options)
     with run_directory(None) as folder, working(None) as progress:
         from alphaprof.commands.latency import Latency
-        from alphaprof.profiling.run.pipeline import time_steps
+        from alphaprof.profiling.run.profile import time_steps
 
         answer = Latency.of(time_steps(options, folder, progress))
     show(answer, form, out)
@@ -82,7 +82,7 @@ def validate(
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
     from alphaprof.config.load import known_rules
-    from alphaprof.log.store import run_directory
+    from alphaprof.log.writer import run_directory
 
     rules = known_rules(rule or [], "--rule")
     options = loaded_profile(profile_file, overrides, documents)

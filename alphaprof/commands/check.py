@@ -32,8 +32,7 @@ from alphaprof.costs.speedup import UNTIMED, StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.notes import concerns_of
-from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft, require_drafts, side_of
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -348,7 +347,7 @@ def _check_thresholds(
     run: Run, thresholds: Mapping[Measure, Mapping[str, float]], draft: str | None, rule: str | None, gamma: int | None
 ) -> Check:
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
-    inputs = ReportInputs.of(run, "engine", run.manifest.config)
+    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
     pools = _pools_of_rule(inputs, draft, rule)
@@ -407,9 +406,7 @@ def _settled(
         draft = drafts[0]
     _require_one_of("draft", draft, drafts, run)
     if draft is None or (gamma is None and needs_gamma):
-        named = {name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None}
-        config = run.manifest.config | {"decision": run.manifest.config["decision"] | named}
-        asked = ReportInputs.of(run, "engine", config)
+        asked = ReportInputs.of(run, "engine", run.manifest.profile.deciding(draft, rule))
         evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding)))
         chosen = judge_traffic(evidence, asked.book, asked.question, run.gammas)
         if chosen.draft is None or chosen.gamma is None:
@@ -501,7 +498,7 @@ def check_baseline(
     require_comparable(old, new, allow_target_change)
     gamma = _gamma_to_compare(new, old, gamma)
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
-    inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
+    inputs = ReportInputs.of(new.run, "engine", new.run.manifest.profile)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     texts, rows, unpaired = paired_texts(old, new, [chosen])
     every = [(text, _why_not_judged(text, gamma, drafts)) for text in texts]

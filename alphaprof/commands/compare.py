@@ -13,8 +13,7 @@ import pyarrow as pa
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
@@ -258,7 +257,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
     The confidence is that of the first run's decision.
     """
-    confidence = float(first.run.manifest.config["decision"]["confidence"])
+    confidence = float(first.run.manifest.profile.decision.confidence)
     confirms, same_text, paired = first.run.imported != second.run.imported, None, True
     if confirms:
         first, second = (second, first) if first.run.imported else (first, second)
@@ -448,11 +447,11 @@ def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confide
         if text.has_rounds:
             kind = (text.first.policy, str(text.first.sampling), text.rule)
             kinds.setdefault(kind, {}).setdefault(text.domain, []).append(text)
-    given = run.manifest.config["decision"]["weights"]
+    given = run.manifest.profile.decision.weights
     for (_, _, rule), domains in kinds.items():
         parts = {name: TextPair.together(name, same) for name, same in domains.items()}
         total = sum(given[name] for name in parts) if given and set(parts) <= set(given) else 0.0
-        weights = {name: given[name] / total for name in parts if given[name] > 0} if total > 0 else None
+        weights = {name: given[name] / total for name in parts if given[name] > 0} if given and total > 0 else None
         whole = TextPair.together("", parts.values())
         chosen = [parts[name] for name in weights] if weights else [whole]
         yield OverallDifference(

@@ -23,9 +23,9 @@ from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import LARGEST, Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import NotComparable, ProfileInvalid
-from alphaprof.log.run_draft import RunDraft, side_of
+from alphaprof.log.manifest import DecisionAsked
+from alphaprof.log.run import Run, RunDraft, side_of
 from alphaprof.log.split import STOP, TEST, unit_of
-from alphaprof.log.store import Run
 from alphaprof.log.training import TrainingRecord, learnt, read_training, split_words
 from alphaprof.render.blocks import Block, Figure, Row, Small, table_by_columns
 from alphaprof.report import format as fmt
@@ -46,9 +46,8 @@ from alphaprof.stats.learning import (
     tokens_floor,
 )
 from alphaprof.stats.paired import weighted_inverse_difference
-from alphaprof.totals.decoded import decoded_totals
 from alphaprof.totals.documents import mean_context
-from alphaprof.totals.pool import DocumentTotals
+from alphaprof.totals.pool import DocumentTotals, decoded_totals
 from alphaprof.totals.replay import RoundCounts
 from alphaprof.version import __version__
 
@@ -408,7 +407,7 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     for each, name, record in zip(every, named, records, strict=True):
         side = side_of(name)
         own, _ = _held_out(side.run, known)
-        totals, rules = decoded_totals(side.run, side.draft, own, run.manifest.config)
+        totals, rules = decoded_totals(side.run, side.draft, own, run.manifest.profile.decision.rule)
         heads.append(head := _curve_head(each, side, record, totals))
         same = side.run.manifest.target.fingerprint == run.manifest.target.fingerprint
         if not same or not documents.select(SAME).equals(own.select(SAME)):
@@ -526,7 +525,7 @@ class CurveInputs:
     """
 
     heads: CurveHeads
-    decision: Mapping[str, Any]
+    decision: DecisionAsked
     times: StepTimes | None
     basis: str  # what step times are
     gammas: Sequence[int]  # that every head was tested with
@@ -537,12 +536,12 @@ class CurveInputs:
     @property
     def confidence(self) -> float:
         """Of every interval."""
-        return float(self.decision["confidence"])
+        return self.decision.confidence
 
     @property
     def min_speedup(self) -> float:
         """The speedup that serving a head is worth."""
-        return float(self.decision["min_speedup"])
+        return self.decision.min_speedup
 
 
 def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveReport:
@@ -552,7 +551,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     run = Run.open(options.run)
     config = changed_question(run.manifest.config, changes) if changes else run.manifest.config
     heads = collected(options, file, run.view(dataclasses.replace(run.manifest, config=config)))
-    inputs = _curve_inputs(heads, config)
+    inputs = _curve_inputs(heads)
     before = (None, *heads.sizes[:-1])
     points = tuple(_point(inputs, label_of(same), same, one) for same, one in zip(heads.sizes, before, strict=True))
     beside = tuple(
@@ -564,7 +563,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
         run=str(run.path),
         confidence=inputs.confidence,
         min_speedup=inputs.min_speedup,
-        concurrency=int(inputs.decision["concurrency"]),
+        concurrency=inputs.decision.concurrency,
         gamma=inputs.gamma,
         gamma_from=inputs.gamma_from,
         times=inputs.basis,
@@ -578,36 +577,36 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
     )
 
 
-def _curve_inputs(heads: CurveHeads, config: Mapping[str, Any]) -> CurveInputs:
+def _curve_inputs(heads: CurveHeads) -> CurveInputs:
     """What was asked, with gamma chosen where the decision leaves it open."""
-    decision, run = config["decision"], heads.run
+    decision, run = heads.run.manifest.profile.decision, heads.run
     shallow = min((*heads.every, *heads.beside.values()), key=lambda head: head.depths)
     tested = [gamma for gamma in run.gammas if gamma <= shallow.depths]
-    allowed = [gamma for gamma in tested if decision["gamma"] in ("auto", gamma)]
+    allowed = [gamma for gamma in tested if decision.gamma in ("auto", gamma)]
     if not allowed:
         hint = "train with more --ttt depths, or ask for another: --set decision.gamma=N"
         raise NotComparable(
             f"{shallow.draft} was tested for {shallow.depths} drafts a round, fewer than are asked for", hint
         )
-    (times, basis), cluster = _steps(heads, config), heads.largest.totals.cluster
-    test = _traffic(heads, TEST, decision["weights"], cluster)
+    (times, basis), cluster = _steps(heads), heads.largest.totals.cluster
+    test = _traffic(heads, TEST, decision.weights, cluster)
     if len(allowed) == 1:
         return CurveInputs(heads, decision, times, basis, tested, test, allowed[0], "decision")
     chooses = STOP if (heads.part == STOP).any() else TEST
-    traffic = _traffic(heads, chooses, decision["weights"], cluster)
+    traffic = _traffic(heads, chooses, decision.weights, cluster)
     gamma = max(allowed, key=lambda each: _mean_speed(heads.sizes[-1], traffic, each, times))
     return CurveInputs(heads, decision, times, basis, tested, test, gamma, "stop" if chooses == STOP else "test")
 
 
-def _steps(heads: CurveHeads, config: Mapping[str, Any]) -> tuple[StepTimes | None, str]:
+def _steps(heads: CurveHeads) -> tuple[StepTimes | None, str]:
     """The step times of the first head of the largest size, at the concurrency of the decision, and what they are, or why
     there are none. Raises `CostsUnreadable`.
     """
-    run, draft = heads.run, heads.largest.draft
-    book = open_costs(run, config["costs"], mean_context(run.documents()))
+    run, draft, profile = heads.run, heads.largest.draft, heads.run.manifest.profile
+    book = open_costs(run, profile.costs, mean_context(run.documents()))
     if book is None:
         return None, "no step times were measured with this run, and costs name no others"
-    timing = book.timing(int(config["decision"]["concurrency"]))
+    timing = book.timing(profile.decision.concurrency)
     times = timing.times.get(draft)
     return times, book.basis if times else timing.missing.get(draft, "no step times were measured")
 
@@ -797,7 +796,7 @@ def _caveats(inputs: CurveInputs) -> Iterator[str]:
         yield f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
     if inputs.times is None:
         yield f"no speedup: {inputs.basis}"
-    if inputs.decision["weights"] is not None and inputs.traffic.weights is None:
+    if inputs.decision.weights is not None and inputs.traffic.weights is None:
         yield "a domain of decision.weights has no test text: domains count as the test texts have them"
     every = (*heads.every, *heads.beside.values())
     if foreign := [head.draft for head in every if head.record is None or learnt(head.record) is None]:

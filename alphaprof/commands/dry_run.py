@@ -21,10 +21,10 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.log.notes import check_of
 from alphaprof.log.place import LocalPlace, place_of
-from alphaprof.log.store import require_new
+from alphaprof.log.writer import require_new
 from alphaprof.profiling.models.hub import expected_documents
-from alphaprof.profiling.run.pipeline import profile_with_models, time_steps_of
-from alphaprof.profiling.run.shards import Plan, Progress
+from alphaprof.profiling.run.profile import profile_with_models, time_steps_of
+from alphaprof.profiling.run.shard import Plan, Progress
 from alphaprof.profiling.texts.corpus import Corpus, Document
 from alphaprof.render.blocks import Block, Table
 from alphaprof.render.wording import wiring_lines

@@ -14,7 +14,7 @@ import numpy as np
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.blocks import Block, Small, Table, table_by_columns
 from alphaprof.report import format as fmt
 

@@ -19,7 +19,7 @@ from typing import IO, ClassVar
 from alphaprof.errors import AlphaprofError, WorkerFailed
 from alphaprof.log.manifest import MANIFEST, Commit
 from alphaprof.log.place import Place
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.blocks import Block, table_by_columns
 from alphaprof.report import format as fmt
 

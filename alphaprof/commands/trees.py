@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
@@ -303,7 +302,7 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
         for name, mask in held_out({name: documents.units.take(part).lots for name, part in rows.items()}).items():
             tested[rows[name]] = mask
     observed = observed_weights(table.filter(pa.array(own)))
-    weights = run.manifest.config["decision"]["weights"]
+    weights = run.manifest.profile.decision.weights
     total = 0.0
     if weights is not None and set(weights) == {text.domain for text in documents.groups}:
         total = sum(weights[domain] for domain in observed)
@@ -313,7 +312,7 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
         rank_counts(run, draft, width),
         own & ~tested,
         tested,
-        {domain: weights[domain] / total for domain in observed} if total > 0 else observed,
+        {domain: weights[domain] / total for domain in observed} if weights is not None and total > 0 else observed,
         total <= 0,
         strata_of(documents, run.manifest),
     )
@@ -351,7 +350,7 @@ def build_trees(
     run; `given`: the user's trees by name.
     """
     manifest, given, sizes = side.run.manifest, given or {}, sorted(set(nodes) - {0})
-    confidence = manifest.config["decision"]["confidence"]
+    confidence = manifest.profile.decision.confidence
     depth = _most_levels(side, depth or max(side.run.gammas), given)
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))

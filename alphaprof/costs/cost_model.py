@@ -15,8 +15,8 @@ from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
-from alphaprof.log.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
-from alphaprof.log.store import Run
+from alphaprof.log.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, ModelFacts
+from alphaprof.log.run import Run
 from alphaprof.stats.estimate import Array
 
 MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
@@ -24,34 +24,17 @@ MEASURED_HERE = "by step times measured here in alphaprof's own loop over transf
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
 
-@dataclass(frozen=True)
-class RooflineSetting:
-    """The hardware: `accelerator`, a name of `ACCELERATORS`; `tp` and `draft_tp` devices in tensor parallelism (None: the
-    draft is split like the target); shares of bandwidth and peak that kernels reach (the defaults fit published ratios);
-    `all_reduce_ms` a layer. `overhead_ms` is added to every decode and verify step of the target, `draft_overhead_ms` to
-    every step of a draft: kernel launches, without which a small draft's step would be as cheap as its bytes.
-    """
-
-    accelerator: str
-    tp: int = 1
-    draft_tp: int | None = None
-    memory_efficiency: float = 0.8
-    compute_efficiency: float = 0.66
-    all_reduce_ms: float = 0.0
-    overhead_ms: float = 0.0
-    draft_overhead_ms: float = 0.0
-
-    def ms(self, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
-        """A step's time without overhead."""
-        efficiency = Efficiency(self.memory_efficiency, self.compute_efficiency, self.all_reduce_ms)
-        tp = self.tp if is_target or self.draft_tp is None else self.draft_tp
-        return step_ms(shape, ACCELERATORS[self.accelerator], efficiency, tokens, batch, context, tp)
+def roofline_ms(costs: CostsAsked, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
+    """Return a step's time by a roofline, without overhead."""
+    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms)
+    tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
+    return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
 
 
 def roofline_rows(
     target: ModelShape,
     drafts: Mapping[str, ModelShape | None],
-    setting: RooflineSetting,
+    costs: CostsAsked,
     gamma_max: int,
     batches: Sequence[int],
     contexts: Sequence[int],
@@ -66,7 +49,7 @@ def roofline_rows(
     rows: list[StepRow] = []
     for batch, context in product(batches, contexts):
         for tokens in range(1, gamma_max + 2):
-            ms = setting.ms(target, True, tokens, batch, context) + setting.overhead_ms
+            ms = roofline_ms(costs, target, True, tokens, batch, context) + (costs.overhead_ms or 0.0)
             rows.append(StepRow(TARGET, "decode" if tokens == 1 else "verify", tokens, batch, context, ms))
         for name, shape in drafts.items():
             if shape is None:
@@ -75,11 +58,11 @@ def roofline_rows(
             steps = [("draft", tokens, shape.later) for tokens in ((1,) if name in heads else (1, 2))]
             steps += [("draft_first", tokens, shape) for tokens in range(1, gamma_max + 2) if name in heads]
             for step, tokens, used in steps:
-                ms = setting.ms(used, False, tokens, batch, context) + setting.draft_overhead_ms
+                ms = roofline_ms(costs, used, False, tokens, batch, context) + costs.draft_overhead_ms
                 rows.append(StepRow(name, step, tokens, batch, context, ms))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
-            prefill = [(tokens, setting.ms(shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
+            prefill = [(tokens, roofline_ms(costs, shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
             rows += [StepRow(name, "prefill", tokens, 1, 0, ms) for tokens, ms in prefill]
     return tuple(rows)
 
@@ -136,7 +119,7 @@ class CostModel:
     """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`."""
 
     table: StepTable
-    options: Mapping[str, Any]
+    options: CostsAsked
     manifest: Manifest
     mode: str | None
     gamma: int
@@ -171,14 +154,14 @@ class CostModel:
     def basis(self) -> str:
         """How a verdict that rests on these times begins."""
         options = self.options
-        if options["source"] == MEASURED:
+        if options.source == MEASURED:
             return MEASURED_HERE
-        if options["source"] == TABLE:
-            return f"by the step times in {Path(options['path']).name}"
+        if options.source == TABLE:
+            return f"by the step times in {Path(options.path).name}"
         return f"by step times computed for {_devices(options)}, not measured"
 
 
-def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostModel | None:
+def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostModel | None:
     """The step times that `costs` options name; None where they ask for none, or were to be measured and were not.
 
     `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
@@ -186,27 +169,27 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     """
     manifest = run.manifest
     gamma, mode = max(run.gammas), None
-    if options["source"] == NONE:
+    if options.source == NONE:
         return None
-    if manifest.drafting != CHAIN and options["source"] != MEASURED:
+    if manifest.drafting != CHAIN and options.source != MEASURED:
         raise CostsUnreadable(
             f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, and what its "
             "rounds drafted is not known",
             "leave costs out: tokens per round need none",
         )
-    if options["source"] == MEASURED:
+    if options.source == MEASURED:
         latency = run.latency()
         measured = latency.to_pylist() if latency is not None else []
         if not any(row["step"] == "decode" for row in measured):
             return None
         rows: Sequence[StepRow] = measured_rows(measured, manifest.environment.get("timing_waiting") or 0.0)
         mode = measured[0]["mode"]
-    elif options["source"] == TABLE:
+    elif options.source == TABLE:
         from alphaprof.costs.engine_table import read_engine_table  # pydantic, which most reports do without
 
         models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
         lookups = [name for name in manifest.drafts if name not in models]
-        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"], _heads_of(manifest))
+        rows = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
     else:
         rows = _roofline(manifest, options, gamma, context)
     return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
@@ -226,61 +209,60 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
     ]
 
 
-def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:
-    setting = RooflineSetting(**{field.name: options[field.name] for field in dataclasses.fields(RooflineSetting)})
+def _roofline(manifest: Manifest, options: CostsAsked, gamma: int, context: float | None) -> tuple[StepRow, ...]:
     models = manifest.drafts.items()
     drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
-    target = _configured_shape(TARGET, manifest.target, options, options["weight_bytes"])
+    target = _shape(TARGET, manifest.target, options, options.weight_bytes)
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
-    places = (options["concurrency"], contexts)
-    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads_of(manifest))
+    places = (options.concurrency, contexts)
+    return roofline_rows(target, drafts, options, gamma, *places, PROMPTS, _heads(manifest))
 
 
-def _heads_of(manifest: Manifest) -> list[str]:
+def _heads(manifest: Manifest) -> list[str]:
     """The drafts whose first step of a round is one of its own."""
     return [name for name, facts in manifest.drafts.items() if facts.by_depth and facts.has_steps]
 
 
-def _draft_shape(name: str, facts: DraftFacts, options: Mapping[str, Any]) -> ModelShape:
+def _draft_shape(name: str, facts: DraftFacts, options: CostsAsked) -> ModelShape:
     # Layers of the target have the target's weights, quantised or not.
-    weight_bytes = "weight_bytes" if facts.shares_target_weights else "draft_weight_bytes"
-    return _configured_shape(name, facts, options, options.get(weight_bytes))
+    weight_bytes = options.weight_bytes if facts.shares_target_weights else options.draft_weight_bytes
+    return _shape(name, facts, options, weight_bytes)
 
 
-def _configured_shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
+def _shape(name: str, facts: ModelFacts, options: CostsAsked, weight_bytes: float | None) -> ModelShape:
     shape = shape_of(name, facts)
-    kv_bytes = options.get("kv_bytes") or shape.kv_bytes
+    kv_bytes = options.kv_bytes or shape.kv_bytes
     return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
 
 
-def _devices(options: Mapping[str, Any]) -> str:
-    return f"{options['tp']} x {options['accelerator']}" if options["tp"] > 1 else str(options["accelerator"])
+def _devices(options: CostsAsked) -> str:
+    return f"{options.tp} x {options.accelerator}" if options.tp > 1 else str(options.accelerator)
 
 
 def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     """What a report says of its step times; `prompt_tokens` [documents]."""
     manifest, options, times = book.manifest, book.options, book.times(concurrency)
-    measured = options["source"] == MEASURED
+    measured = options.source == MEASURED
     environment, target = manifest.environment, manifest.target
     contexts = book.table.contexts(concurrency) or book.table.contexts(book.concurrencies[0])
     version = environment.get("packages", {}).get("transformers", "unknown")  # of an imported run there is none
     engine = {MEASURED: f"transformers {version}", ROOFLINE: "roofline"}
-    device = {MEASURED: target.device, TABLE: Path(str(options.get("path"))).name}
+    device = {MEASURED: target.device, TABLE: Path(options.path).name}
     first = next(iter(times.values()), None)
-    prefill = book.table.prefill_ms(TARGET, prompt_tokens) if options["source"] != ROOFLINE else None
+    prefill = book.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
     return Cost(
-        source=options["source"],
-        engine=engine.get(options["source"], "yours"),
-        device=device.get(options["source"]) or _devices(options),
+        source=options.source,
+        engine=engine.get(options.source, "yours"),
+        device=device.get(options.source) or _devices(options),
         dtype=target.precision,
         concurrency=concurrency,
         concurrencies=book.concurrencies,
         context=min(max(book.context, contexts[0]), contexts[-1]),
-        contexts=contexts if options["source"] != ROOFLINE else (),
+        contexts=contexts if options.source != ROOFLINE else (),
         mode=book.mode,
         threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
-        overhead_ms=None if measured else options["overhead_ms"],
+        overhead_ms=None if measured else options.overhead_ms,
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
@@ -294,19 +276,19 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     )
 
 
-def _memory_shares(manifest: Manifest, options: Mapping[str, Any]) -> Iterator[DraftMemoryShare]:
-    """Yield what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
+def _memory_shares(manifest: Manifest, options: CostsAsked) -> Iterator[DraftMemoryShare]:
+    """Yields what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
     accelerators or of the GPU of a measurement; else it is not known.
     """
     memory, tp = None, 1
-    if options["source"] == ROOFLINE:
-        memory, tp = ACCELERATORS[options["accelerator"]].memory, options["tp"]
-    elif options["source"] == MEASURED:
+    if options.source == ROOFLINE:
+        memory, tp = ACCELERATORS[options.accelerator].memory, options.tp
+    elif options.source == MEASURED:
         memory = manifest.environment.get("device_memory")
     for name, facts in manifest.drafts.items():
         if facts.shape is None or manifest.target.shape is None:
             continue
-        target = _configured_shape(TARGET, manifest.target, options, options.get("weight_bytes"))
+        target = _shape(TARGET, manifest.target, options, options.weight_bytes)
         draft, shared = _draft_shape(name, facts, options), facts.shares_target_weights
         shares = draft_memory(target, draft, memory, tp, shared) if memory else None
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token

@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import hashlib
 import json
+import os
+import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from alphaprof.errors import RunDamaged, RunUnreadable, cut
 
 if TYPE_CHECKING:
     from alphaprof.log.place import Place
 
+Struct = TypeVar("Struct")
 MANIFEST, PROFILE = "manifest.json", "profile.json"
 FORMAT = "alphaprof-run"
 LATENCY = "latency."  # how the name of the file of step times begins
@@ -34,7 +38,6 @@ LOGGED = ("positions", "continuations", "totals", "documents")  # folders of wha
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
-ADAPTIVE: Drafting = "adaptive"
 PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
 NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by where the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
@@ -120,6 +123,11 @@ class Worker:
     device: str
     environment: Environment
     part: str
+
+    @classmethod
+    def here(cls, device: str, environment: Environment, part: str = "0/1") -> Worker:
+        """Return this process as a worker."""
+        return cls(platform.node(), os.getpid(), now(), device, environment, part)
 
     def differs_from(self, manifest: Manifest) -> list[str]:
         """In what this process computes otherwise than the one that began a run, in words: its rows could differ."""
@@ -306,6 +314,92 @@ def left_out_remedy(reason: str) -> str:
     return next((remedy for start, remedy in LEFT_OUT.items() if reason.startswith(start)), "see docs/import.md")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecisionAsked:
+    """What the verdict is about: `config.profile.DecisionOptions`. `rule` may be auto: what engines do by default, on greedy
+    and on sampled text.
+    """
+
+    rule: str
+    draft: str
+    gamma: int | str
+    min_speedup: float
+    confidence: float
+    weights: dict[str, float] | None
+    concurrency: int = 1
+    served_dtype: str | None = None
+    min_route_gain: float = 0.03
+
+
+@dataclass(frozen=True)
+class CostsAsked:
+    """Where step times come from, of `config.options.CostOptions`: measured, a table's `path`, a roofline or none. What is
+    read of measured costs is their `source` alone.
+
+    Of a roofline: `tp` and `draft_tp` devices in tensor parallelism (None: the draft is split like the target); shares of
+    bandwidth and peak that kernels reach (the defaults fit published ratios); `all_reduce_ms` a layer. `overhead_ms` is
+    added to every decode and verify step of the target, `draft_overhead_ms` to every step of a draft: kernel launches,
+    without which a small draft's step would be as cheap as its bytes.
+    """
+
+    source: str
+    path: str = ""
+    accelerator: str = ""
+    tp: int = 1
+    draft_tp: int | None = None
+    concurrency: tuple[int, ...] = ()
+    memory_efficiency: float = 0.8
+    compute_efficiency: float = 0.66
+    all_reduce_ms: float = 0.0
+    overhead_ms: float | None = None
+    draft_overhead_ms: float = 0.0
+    weight_bytes: float | None = None
+    draft_weight_bytes: float | None = None
+    kv_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class StoredProfile:
+    """What statistics and reports read of a run's profile, which was validated as it was written. `dtype`: the target's;
+    `revisions`: of drafts on the hub; `limits`: of the documents of each source; `route_by`: what a router can tell
+    requests apart by; `mixed_devices`: whether the processes of the run may compute otherwise than each other.
+    """
+
+    dtype: str
+    revisions: dict[str, str | None]
+    limits: tuple[int | None, ...]
+    rules: tuple[str, ...]
+    gammas: tuple[int, ...]
+    draft_processing: str | None
+    costs: CostsAsked
+    decision: DecisionAsked
+    route_by: str
+    mixed_devices: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> StoredProfile:
+        """Return what a profile says, as a manifest holds it."""
+        costs = {name: value for name, value in config["costs"].items() if name in _fields(CostsAsked)}
+        return cls(
+            dtype=config["target"].get("dtype", "auto"),
+            revisions={name: draft.get("revision") for name, draft in config["drafts"].items()},
+            limits=tuple(source.get("limit") for source in config.get("data", ())),
+            rules=tuple(config["rules"]),
+            gammas=tuple(config["gammas"]),
+            draft_processing=config.get("draft_processing"),
+            costs=typed(costs, CostsAsked),
+            decision=typed(config["decision"], DecisionAsked),
+            route_by=config.get("route", {}).get("by", "domain"),
+            mixed_devices=config.get("execution", {}).get("mixed_devices", False),
+        )
+
+    def deciding(self, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> StoredProfile:
+        """Return the same with a decision about a draft, rule or gamma that is given."""
+        asked = {"draft": draft, "rule": rule, "gamma": gamma}
+        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        return dataclasses.replace(self, decision=dataclasses.replace(self.decision, **given))
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is
@@ -338,6 +432,11 @@ class Manifest:
     certified: tuple[str, ...] = ()
     sequential: RandomOrder | None = None
     imported: Imported | None = None
+
+    @functools.cached_property
+    def profile(self) -> StoredProfile:
+        """What is read of `config`."""
+        return StoredProfile.of(self.config)
 
     @property
     def documents(self) -> int:
@@ -420,8 +519,8 @@ def digest_of(data: dict[str, Any]) -> str:
 
 def read_manifest(place: Place) -> Manifest:
     """The manifest of the run in a place. Raises `RunUnreadable`."""
-    data = _read(place, MANIFEST, FORMAT)
-    if data is None:
+    manifest = _read(place, MANIFEST, FORMAT, Manifest)
+    if manifest is None:
         hint = "give the directory that `alphaprof profile --out` wrote"
         folder, _, draft = str(place.shown).rpartition(":")
         if folder and Path(folder, MANIFEST).exists():
@@ -430,8 +529,6 @@ def read_manifest(place: Place) -> Manifest:
         if PROFILE in place.names(""):
             hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"
         raise RunUnreadable(f"{place.shown} holds no run (no {MANIFEST})", hint)
-    with _undamaged(place, MANIFEST):
-        manifest: Manifest = typed(data, Manifest)
     return manifest
 
 
@@ -448,26 +545,25 @@ def read_status(place: Place) -> Literal["running", "complete"]:
 
 def read_commit(place: Place, name: str) -> Commit | None:
     """A commit of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
-    data = _read(place, name, COMMIT)
-    if data is None:
+    commit = _read(place, name, COMMIT, Commit)
+    if commit is None:
         return None
     with _undamaged(place, name):
-        commit: Commit = typed(data, Commit)
-        part = part_name(commit.shard.index, commit.shard.index, commit.worker)
-        commit = dataclasses.replace(commit, files={f"{folder}/{part}": file for folder, file in commit.files.items()})
         if commit_name(commit.shard.index) != name:
             raise ValueError(f"it is of shard {commit.shard.index}")
-    return commit
+    part = part_name(commit.shard.index, commit.shard.index, commit.worker)
+    files = {f"{folder}/{part}": file for folder, file in commit.files.items()}
+    return dataclasses.replace(commit, files=files)
 
 
 def read_worker(place: Place, name: str) -> Worker | None:
     """A worker of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
-    data = _read(place, name, WORKER)
-    if data is None:
-        return None
-    with _undamaged(place, name):
-        worker: Worker = typed(data, Worker)
-    return worker
+    return _read(place, name, WORKER, Worker)
+
+
+def now() -> str:
+    """Return the time as files of a run say it, in seconds and UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def commit_name(index: int) -> str:
@@ -483,26 +579,27 @@ def part_name(first: int, last: int, attempt: str) -> str:
     return f"part-{shards}.{attempt}.parquet"
 
 
-def _read(place: Place, name: str, kind: str) -> dict[str, Any] | None:
+def _read(place: Place, name: str, kind: str, struct: type[Struct]) -> Struct | None:
     """The content of a JSON file that is signed; None where it is missing. Raises `RunUnreadable`."""
     where = f"{place.shown}/{name}"
     try:
         data = json.loads(place.read(name))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
-        failure = RunUnreadable if isinstance(error, OSError) else RunDamaged
-        hint = "give read access to it" if isinstance(error, OSError) else _mended(name)
-        raise failure(f"{where} cannot be read: {reason}", hint) from None
+    except OSError as error:
+        raise RunUnreadable(f"{where} cannot be read: {error.strerror or error}", "give read access to it") from None
+    except (ValueError, RecursionError) as error:
+        reason = f"it is not JSON ({str(error)[:100]})"
+        raise RunDamaged(f"{where} cannot be read: {reason}", _mended(name)) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
         hint = "use the alphaprof that wrote it, or profile again"
         raise RunUnreadable(f"{where} is not version {VERSION} of an alphaprof run", hint)
     with _undamaged(place, name):
         if data.pop("digest", None) != digest_of(data):
             raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
-    del data["format"], data["version"]
-    return data
+        del data["format"], data["version"]
+        read: Struct = typed(data, struct)
+    return read
 
 
 @contextlib.contextmanager

@@ -203,15 +203,7 @@ PROMPT_COLUMNS = (
     *(column for column in DOCUMENT_COLUMNS if column.name not in MADE),
     Column("cut", pa.bool_(), "Whether the given text was cut to max_new_tokens."),
     Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt.", "token id", 0),
-    Column(
-        "given_ids",
-        pa.list_(pa.int32()),
-        "Token ids of a given text; null: none.",
-        "token id",
-        0,
-        None,
-        True,
-    ),
+    Column("given_ids", pa.list_(pa.int32()), "Token ids of a given text; null: none.", "token id", 0, None, True),
 )
 LATENCY_COLUMNS = (
     Column("model", pa.string(), "target, or the name of the draft."),

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import Cost, cost_of
 from alphaprof.costs.speedup import UNTIMED
-from alphaprof.log.store import Run
+from alphaprof.log.manifest import StoredProfile
+from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
@@ -85,7 +86,8 @@ def build_report(
     beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
     `whole_log`: parts that read the position log read all of it, however large it is.
     """
-    inquiry = ReportInputs.of(run, flavour, config or run.manifest.config)
+    profile = StoredProfile.of(config) if config else run.manifest.profile
+    inquiry = ReportInputs.of(run, flavour, profile)
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
@@ -118,9 +120,7 @@ def build_report(
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(
-            run, facts, results, traffic, certificates, cost, (config or run.manifest.config)["costs"]["source"]
-        ),
+        notes=report_warnings(run, facts, results, traffic, certificates, cost, profile.costs.source),
     )
 
 
@@ -190,7 +190,7 @@ def settled(run: Run) -> str | None:
 
     The run stops for the whole traffic; its report judges every domain by itself as well.
     """
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
+    inquiry = ReportInputs.of(run, "engine", run.manifest.profile)
     evidence = evidence_of(inquiry, list(draft_pools(inquiry, inquiry.deciding)))
     verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
     if verdict == "UNDECIDED" or inquiry.question.order is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import CostModel, open_costs
-from alphaprof.log.store import Run
+from alphaprof.log.manifest import StoredProfile
+from alphaprof.log.run import Run
 from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined, order_of
 from alphaprof.rules import BoundRule, rules_of
@@ -40,17 +41,16 @@ class ReportInputs:
     book: CostModel | None
 
     @classmethod
-    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> ReportInputs:
+    def of(cls, run: Run, flavour: Flavour, profile: StoredProfile) -> ReportInputs:
         """From a run and what is asked of it."""
         order = order_of(run.manifest, flavour)
         measured = None if run.imported else run.manifest.target.computes_in
-        by = config.get("route", {}).get("by", "domain")
-        question = Question(**config["decision"], measured_dtype=measured, order=order, route_by=by)
+        question = Question(**vars(profile.decision), measured_dtype=measured, order=order, route_by=profile.route_by)
         documents = run.documents()
         require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
         # Step times must not depend on documents that they judge, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
-        book = open_costs(run, config["costs"], mean_context(first))
+        book = open_costs(run, profile.costs, mean_context(first))
         grouped = Documents.of(documents)
         policies = tuple(sorted({group.policy for group in grouped.groups}))
         return cls(run, flavour, question, grouped, policies, book)

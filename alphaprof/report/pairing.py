@@ -13,8 +13,7 @@ import pyarrow as pa
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster
 from alphaprof.stats.paired import inverse_difference, share_difference
 from alphaprof.totals.count import TotalsRequest, policies
@@ -115,7 +114,7 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
             f"{LOG_PROMPTS}, of both runs, and import them again",
         )
     hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
-    yield "draft_processing", side.run.manifest.config.get("draft_processing"), hint
+    yield "draft_processing", side.run.manifest.profile.draft_processing, hint
 
 
 def common_gammas(first: Run, second: Run, named: int | None) -> list[int]:
@@ -129,7 +128,7 @@ def common_gammas(first: Run, second: Run, named: int | None) -> list[int]:
 
 def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
     """The gamma of some that a comparison speaks of first: that of the run's decision, or the largest; None of none."""
-    decided = run.manifest.config["decision"]["gamma"]
+    decided = run.manifest.profile.decision.gamma
     return int(decided) if decided in gammas else max(gammas, default=None)
 
 

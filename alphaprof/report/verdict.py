@@ -14,7 +14,7 @@ import numpy as np
 
 from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
-from alphaprof.log.manifest import DraftFacts, Manifest
+from alphaprof.log.manifest import DecisionAsked, DraftFacts, Manifest
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.stats.estimate import probability
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
@@ -55,25 +55,14 @@ def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
     return Order(settings["choosing"], settings["available"], manifest.documents, reach)
 
 
-@dataclass(frozen=True)
-class Question:
-    """What the verdict is about: the profile's decision, as plain data, so that reports need no validation library.
-
-    `rule` may be auto: what engines do by default, on greedy and on sampled text. `measured_dtype`: the target's, of a run
-    that was profiled; None: an engine's own.
+@dataclass(frozen=True, kw_only=True)
+class Question(DecisionAsked):
+    """The profile's decision, and what else the verdict depends on. `measured_dtype`: the target's, of a run that was
+    profiled; None: an engine's own.
     """
 
-    rule: str
-    draft: str
-    gamma: int | str
-    min_speedup: float
-    confidence: float
-    weights: dict[str, float] | None
-    concurrency: int = 1
-    served_dtype: str | None = None
     measured_dtype: str | None = None
     order: Order | None = None
-    min_route_gain: float = 0.03
     route_by: str = "domain"
 
     @property

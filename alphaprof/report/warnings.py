@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, Cost
 from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.log.notes import concerns_of, note
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import SELF_CHECK_FLOOR

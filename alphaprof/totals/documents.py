@@ -232,8 +232,8 @@ def strata_of(documents: Documents, manifest: Manifest) -> Array:
     number of documents is no matter of chance. Those that were read to their end are one together, and so are all
     documents of an imported run or of one in random order.
     """
-    sources = manifest.config.get("data", []) if manifest.sequential is None else []
-    return documents.strata({place: source["limit"] for place, source in enumerate(sources) if source.get("limit")})
+    limits = manifest.profile.limits if manifest.sequential is None else ()
+    return documents.strata({place: limit for place, limit in enumerate(limits) if limit})
 
 
 def observed_weights(documents: pa.Table) -> dict[str, float]:

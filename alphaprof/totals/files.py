@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.files import TotalsPart, ranges
+from alphaprof.log.run import Run
 from alphaprof.log.schema import arrow_schema
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.rules import rules_of
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
 
@@ -38,7 +39,7 @@ def _threads() -> Iterator[Executor]:
         pool.shutdown(cancel_futures=True)
 
 
-def join_totals(run: Run) -> None:
+def join_totals(run: RunWriter) -> None:
     """Write the totals of complete shards as few files, see `log.files.ranges`: of those that have theirs joined, of others
     from the position log. The next manifest names them.
     """

@@ -12,10 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import RunUnreadable
+from alphaprof.log.run import Run
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
 from alphaprof.log.tables import of_rule
+from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import Array
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, Units
+from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import RoundCounts
 
 SHARED = (  # what pools hold of each document, the same under every rule
@@ -206,3 +210,18 @@ def merged(parts: Sequence[DocumentTotals]) -> DocumentTotals:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     codes = np.concatenate([part.cluster for part in parts])
     return dataclasses.replace(parts[0], columns=columns, units=dataclasses.replace(parts[0].units, codes=codes))
+
+
+def decoded_totals(run: Run, draft: str, table: pa.Table, rule: str) -> tuple[DocumentTotals, Array]:
+    """Totals of a draft on the rows of a documents table, in their order, and the id of each one's rule, [documents].
+
+    Every text is one that the target chose. `rule`: that of a decision. Raises `RunUnreadable`.
+    """
+    documents = Documents.of(table)
+    rules = [decoded_rule(rule, group.policy) for group in documents.groups]
+    totals = read_totals(run, draft, TotalsRequest(sorted(set(rules)), run.gammas))
+    found = {rule: [pool for _, pool in pools([totals], documents, rule, run.gammas)] for rule in set(rules)}
+    whole = merged([found[rule][place] for place, rule in enumerate(rules)])
+    order = np.argsort(np.concatenate([group.rows for group in documents.groups]))
+    names = np.concatenate([np.full(len(group.rows), rule) for group, rule in zip(documents.groups, rules, strict=True)])
+    return whole.rows(order), names[order]

@@ -5,7 +5,7 @@ min(gamma, run of agreements from t) drafts and emits one more token, and the ne
 every round (proof by induction over the round: as long as proposals matched, the draft's own context equals the text; after
 a mismatch nothing of the draft is used). The same holds for a draft's top token on sampled text.
 
-`expected_replay`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
+`expected_replays`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
 independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over the number of drafts accepted so
 far in the round gives the expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together.
@@ -170,20 +170,15 @@ def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") ->
     return _by_gamma(trace, gammas, flavour, counts)
 
 
-def expected_replay(trace: Trace, kept: Array, accept: Array, gamma: int, flavour: Flavour = "engine") -> Rounds:
-    """Expected counts of all rounds given the texts, for one gamma.
-
-    `kept` [positions] is a_t, the probability that the emitted token was an accepted draft if one was tested there;
-    `accept` [positions] is beta_t, read by the control variate alone. `trace.run` and `trace.draft_ends` are not read: a
-    draft that is sampled may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
-    """
-    return expected_replays(trace, (kept, accept), [gamma], flavour)[gamma]
-
-
 def expected_replays(
     trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], flavour: Flavour = "engine"
 ) -> dict[int, Rounds]:
-    """The same for several gammas; `chances`: `kept` and `accept`."""
+    """Expected counts of all rounds given the texts, by gamma.
+
+    `chances` [positions], or [positions, depths]: a_t, the probability that the emitted token was an accepted draft if one
+    was tested there, and beta_t, which the control variate alone reads. `trace.run` and `trace.draft_ends` are not read: a
+    draft that is sampled may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
+    """
     from alphaprof.totals.replay_loops import expect_rounds
 
     counts = _nothing(trace, gammas)

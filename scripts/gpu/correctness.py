@@ -25,7 +25,7 @@ import pyarrow as pa
 import torch
 from transformers import AutoModelForCausalLM
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
@@ -383,10 +383,10 @@ def write_profile(setting: Setting) -> None:
 def run_profile(setting: Setting, name: str, device: Any, resume: bool = False) -> Any:
     """A run of that profile on a device."""
     from alphaprof.config.load import load_profile
-    from alphaprof.profiling.run import pipeline
+    from alphaprof.profiling.run.profile import profile
 
     options = load_profile(setting.folder / "profile.yaml", [f"target.device={device}"])
-    return pipeline.profile(options, setting.folder / name, Mock(), resume)  # a progress that says nothing
+    return profile(options, setting.folder / name, Mock(), resume)  # a progress that says nothing
 
 
 def seen_of_run(run: Any) -> Seen:

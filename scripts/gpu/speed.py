@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.costs.cost_model import RooflineSetting
+from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import ACCELERATORS, ModelShape
+from alphaprof.log.manifest import CostsAsked
 from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.draft import Arrays, DraftPass
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
@@ -110,7 +111,7 @@ def accelerator(setting: Setting) -> str:
 def steps(setting: Setting) -> Iterator[Line]:
     """Step times, as CUDA graphs, and what the roofline says."""
     setting = within(setting, 100)
-    roofline = RooflineSetting(accelerator(setting))
+    roofline = CostsAsked("roofline", accelerator=accelerator(setting))
     for pair in PAIRS[:1] if setting.tiny else PAIRS:
         for name in pair:
             if setting.left() <= 0:
@@ -179,7 +180,7 @@ def compared(recorded: GraphStepper, eager: Stepper) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: RooflineSetting) -> Line:
+def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: CostsAsked) -> Line:
     """Times of one batch size and context beside the roofline's, or why there are none."""
     batch, context = place
     where = f"{model.reference}, {batch} x {context} tokens"
@@ -203,7 +204,7 @@ def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode
             "context": context,
             "tokens": tokens,
             "ms": median(ms[1:]),
-            "roofline_ms": roofline.ms(shape, True, tokens, batch, context),
+            "roofline_ms": roofline_ms(roofline, shape, True, tokens, batch, context),
         }
         for tokens, ms in times.items()
     ]

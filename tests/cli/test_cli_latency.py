@@ -18,7 +18,7 @@ from alphaprof.commands.validate.measure import as_decoded
 from alphaprof.config.load import load_profile
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
 from tests.loops import each
@@ -98,7 +98,7 @@ def test_what_needs_step_times_refuses_a_profile_without_before_any_model_is_loa
     profile: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], source: str, problem: str
 ) -> None:
     monkeypatch.chdir(profile.parent)
-    monkeypatch.setattr("alphaprof.profiling.run.pipeline.load_tokenizer", pytest.fail)
+    monkeypatch.setattr("alphaprof.profiling.run.profile.load_tokenizer", pytest.fail)
     error = failed(called(command[0], profile, "--set", f"costs.source={source}", *command[1:]))
     assert (problem in error.message, error.exit_code) == (True, 2)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES
 from tests.conftest import Runner

@@ -28,7 +28,7 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
@@ -126,7 +126,7 @@ def logged(chances: dict[str, float]) -> Iterator[str]:
         yield json.dumps(response(number, **counted(accepted, [4] * 40, 4)) | {"domain": domain, "usage": usage})
 
 
-def with_shapes(run: Run) -> Run:
+def with_shapes(run: RunWriter) -> RunWriter:
     """The run with models whose bytes and FLOPs are known, so that a roofline can tell step times."""
     shape = dataclasses.asdict(ModelShape.from_config(LLAMA))
     manifest = run.manifest

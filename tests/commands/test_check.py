@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from alphaprof.cli.app import app
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.stats.estimate import ratio, share_interval
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 

@@ -19,7 +19,8 @@ from alphaprof.cli.app import app
 from alphaprof.commands.check import SAME
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.render.json import json_schema
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
@@ -159,13 +160,13 @@ STRICTLY = ("--undecided", "fail")
 FEW = {"code": dataclasses.replace(CODE, documents=2), "chat": dataclasses.replace(CHAT, documents=2)}
 
 
-def rerun(run: Run, folder: Path, **facts: Any) -> Run:
+def rerun(run: Run, folder: Path, **facts: Any) -> RunWriter:
     """A copy, as an unbroken repetition writes it; `facts` of its draft are others."""
     shutil.copytree(run.path, folder)
     drafts = {name: dataclasses.replace(own, **facts) for name, own in run.manifest.drafts.items()}
-    copy = Run.open(folder)
+    copy = RunWriter.open(folder)
     copy.write_manifest(dataclasses.replace(run.manifest, drafts=drafts))
-    return Run.open(folder)
+    return RunWriter.open(folder)
 
 
 def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_path: Path) -> None:

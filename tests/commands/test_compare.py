@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.compare import Comparison, compare
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.run_draft import RunDraft, side_of
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft, side_of
+from alphaprof.log.writer import RunWriter
 from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference, weighted_inverse_difference
@@ -48,7 +48,7 @@ def changed(run: Run, folder: Path, **changes: object) -> Run:
     for item in run.path.iterdir():
         if item.name != "manifest.json":
             (folder / item.name).symlink_to(item)
-    copy = Run(folder, run.manifest)
+    copy = RunWriter(folder, run.manifest)
     copy.write_manifest(dataclasses.replace(run.manifest, **changes))
     return Run.open(folder)
 

@@ -21,7 +21,7 @@ from alphaprof.config.heads import load_heads
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import AlphaprofError, NotComparable, ProfileInvalid
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.log.training import TRAINING, read_training
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
@@ -117,7 +117,7 @@ def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None
 def test_speedups_are_tokens_over_the_cost_of_a_round(folder: Path, found: CurveReport) -> None:
     """The step times of the largest head, as the run that tested it has them."""
     run = Run.open(folder / "tested")
-    book = open_costs(run, run.manifest.config["costs"], 256.0)
+    book = open_costs(run, run.manifest.profile.costs, 256.0)
     times = book.times(1)["head-1-0"]
     cost = (3 * times.draft.ms + times.target[4].ms + times.bookkeeping.ms) / times.decode.ms
     for point in found.points:

@@ -20,8 +20,7 @@ from alphaprof.commands.export.engines import export, pooled_depths, scope_of
 from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import PASTED
 from tests.conftest import Runner

@@ -22,8 +22,7 @@ from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Imported
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from tests.commands.test_export import HAND, RECIPE, STORY, by_batch, table, written

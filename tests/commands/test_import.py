@@ -26,8 +26,8 @@ from alphaprof.cli.app import app
 from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.vllm import request_of
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.run import Run
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
-from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from tests.loops import each

@@ -21,8 +21,8 @@ from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.sglang import answers_of, request_of
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
-from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from tests.commands.test_import import counted, failure, invoke, response

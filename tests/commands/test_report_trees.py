@@ -16,8 +16,8 @@ import pytest
 
 from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run_draft import RunDraft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run, RunDraft
+from alphaprof.log.writer import RunWriter
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -56,7 +56,7 @@ def spread(seed: int = 0) -> Callable[[pd.DataFrame], None]:
     return change
 
 
-def made(path: Path, recipe: Recipe = RECIPE, seed: int = 0) -> Run:
+def made(path: Path, recipe: Recipe = RECIPE, seed: int = 0) -> RunWriter:
     """A synthetic run whose ranks are those of a draft that is near where it is wrong."""
     return rewritten(write_run(path / "run", recipe), "small", spread(seed))
 

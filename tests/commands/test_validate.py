@@ -31,8 +31,9 @@ from alphaprof.errors import (
     OutsideTolerance,
     StepsNotTimed,
 )
+from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
-from alphaprof.log.store import Run, run_directory
+from alphaprof.log.writer import RunWriter, run_directory
 from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
@@ -169,10 +170,10 @@ def test_an_error_at_the_tolerance_is_rarely_decided_and_one_of_30_percent_is_ou
     assert [simulated(rng, CLOCKS["quiet"], 0.3).outcome for _ in range(50)] == ["outside"] * 50
 
 
-def synthetic(folder: Path) -> Run:
+def synthetic(folder: Path) -> RunWriter:
     """A run of one draft, without models."""
     write_run(folder / "run", Recipe(drafts={"small": 0.0}))
-    return Run.open(folder / "run")
+    return RunWriter.open(folder / "run")
 
 
 def timed(run_: Run, factor: float, rule: str = "strict") -> DecodingTimes:
@@ -407,7 +408,7 @@ def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, fl
 
     from alphaprof.config.load import load_profile
     from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
-    from alphaprof.profiling.run.pipeline import load
+    from alphaprof.profiling.run.profile import load
     from alphaprof.rules import parse_rule
     from tests.profiling.test_pipeline import Silent
 
@@ -572,7 +573,7 @@ def test_steps_of_a_run_are_timed_at_the_contexts_of_its_documents(tmp_path: Pat
     contexts = documents["prompt_tokens"].to_numpy() + documents["continuation_tokens"].to_numpy() / 2
     assert found.contexts == (round(contexts.min()), round(contexts.max()))
     assert found.contexts[0] <= found.mean_context <= found.contexts[1]
-    assert run_.manifest.config["costs"]["context"] == list(found.contexts)
+    assert run_.manifest.profile.costs["context"] == list(found.contexts)
     latency = run_.latency().to_pylist()
     assert {row["context"] for row in latency if row["model"] == "close" and row["step"] == "draft"} == set(found.contexts)
     assert max(row["context"] for row in latency if row["model"] == "brief") < 24 < found.contexts[1]

@@ -15,7 +15,7 @@ from alphaprof.cli import measuring
 from alphaprof.commands import runs
 from alphaprof.errors import WorkerFailed
 from alphaprof.log.place import place_of
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from tests.synthetic import Recipe, interrupted, write_run
 
 FAILS = "import sys; sys.exit('error: no such file\\nhint: make it')"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from alphaprof.costs.cost_model import RooflineSetting, roofline_rows, shape_of
+from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
 from alphaprof.costs.roofline import (
     ACCELERATORS,
     Accelerator,
@@ -27,6 +27,7 @@ from alphaprof.costs.roofline import (
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
+from alphaprof.log.manifest import CostsAsked
 from tests.loops import each
 from tests.synthetic import facts
 
@@ -215,7 +216,7 @@ ENDS = [(Load(4, batch, 1024), PUBLISHED[batch]) for batch in (1, 256)]
 
 
 def test_the_usual_efficiencies_give_published_ratios() -> None:
-    shape, usual = ModelShape.from_config(LLAMA), RooflineSetting("h100-sxm")
+    shape, usual = ModelShape.from_config(LLAMA), CostsAsked("roofline", accelerator="h100-sxm")
     efficiency = Efficiency(usual.memory_efficiency, usual.compute_efficiency)
     for batch, ratio in PUBLISHED.items():
         verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
@@ -250,10 +251,10 @@ def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
 
 TARGET, SMALL = ModelShape.from_config(LLAMA), ModelShape.from_config(QWEN3)
 DRAFTS = {"small": SMALL, "ngram": None}
-PLAIN = RooflineSetting("h100-sxm")
+PLAIN = CostsAsked("roofline", accelerator="h100-sxm")
 
 
-def rows(setting: RooflineSetting = PLAIN, gamma: int = 2) -> dict[tuple[str, str, int, int, int], StepRow]:
+def rows(setting: CostsAsked = PLAIN, gamma: int = 2) -> dict[tuple[str, str, int, int, int], StepRow]:
     found = roofline_rows(TARGET, DRAFTS, setting, gamma, (1, 8), (0, 1024), (128, 512))
     keyed = {(row.model, row.step, row.tokens, row.batch, row.context): row for row in found}
     assert len(keyed) == len(found)
@@ -276,7 +277,7 @@ def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later
     times = {(row.step, row.tokens): row.ms for row in found if row.model == "eagle"}
     assert set(times) == {("draft", 1), *(("draft_first", n) for n in (1, 2, 3))}
     for tokens in (1, 2, 3):
-        assert times["draft_first", tokens] == pytest.approx(PLAIN.ms(shape, False, tokens, 8, 512) + 0.25)
+        assert times["draft_first", tokens] == pytest.approx(roofline_ms(PLAIN, shape, False, tokens, 8, 512) + 0.25)
     joining = 1000 * (2e8 / (0.8 * 3.35e12) + 8 * 2e8 / (0.66 * 989e12))
     assert times["draft_first", 1] - times["draft", 1] == pytest.approx(joining)
     steps = StepTable(found).times("eagle", 2, 8, 512)
@@ -322,7 +323,7 @@ def test_interpolation_meets_the_roofline_of_a_dense_model(batch: int, context: 
     table = StepTable(roofline_rows(TARGET, DRAFTS, PLAIN, 3, (1, 64), (0, 4096), ()))
     times = table.times("small", 3, batch, context)
     for tokens, found in times.target.items():
-        assert found.ms == pytest.approx(PLAIN.ms(TARGET, True, tokens, batch, context), rel=1e-9)
+        assert found.ms == pytest.approx(roofline_ms(PLAIN, TARGET, True, tokens, batch, context), rel=1e-9)
 
 
 def test_a_model_of_an_unknown_shape_is_refused_with_what_to_do() -> None:

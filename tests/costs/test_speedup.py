@@ -27,7 +27,7 @@ from alphaprof.costs.speedup import (
 )
 from alphaprof.costs.timing import median_error
 from alphaprof.stats.estimate import ratio
-from alphaprof.totals.replay import RoundCounts, Trace, expected_replay, replay, run_lengths
+from alphaprof.totals.replay import RoundCounts, Trace, expected_replays, replay, run_lengths
 from tests import reference
 from tests.loops import each
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds
@@ -441,7 +441,7 @@ def drawn_texts(request: pytest.FixtureRequest) -> Drawn:
     start, ready = np.arange(POOL) * LENGTH, np.full(len(accept), 256)
     never = np.zeros(len(accept), dtype=bool)
     trace = Trace(never, ready, start, start + LENGTH, np.full(POOL, LENGTH), never)
-    found = expected_replay(trace, kept, accept, DEPTH)
+    found = expected_replays(trace, (kept, accept), [DEPTH])[DEPTH]
     names = np.arange(POOL).astype(str)
     needed = float(expected_rounds(law, LENGTH - 1, DEPTH).mean()) * float(round_costs(STEPS, DEPTH)[-1])
     return Drawn(RoundCounts.of(found, names), (LENGTH - 1) / needed, spread)

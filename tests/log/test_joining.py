@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from alphaprof.errors import DiskFull, RunExists
-from alphaprof.log.joining import Beginning, joined
 from alphaprof.log.place import place_of
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
-from alphaprof.log.store import Run
+from alphaprof.log.writer import Beginning, RunWriter, joined
 from tests.synthetic import Recipe, manifest
 
 CONFIG: dict[str, Any] = {"target": "a", "decision": {"gamma": 1}}
@@ -30,18 +29,18 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def begun(run: Run) -> list[str]:
+def begun(run: RunWriter) -> list[str]:
     """The files of a run whose process has begun it and measured nothing."""
     return sorted(["manifest.json", "profile.json", *run.manifest.files, f"workers/{run.worker}.json"])
 
 
 @contextlib.contextmanager
-def written(folder: Path, config: dict[str, Any] | None = None, resume: bool = False) -> Iterator[Run]:
+def written(folder: Path, config: dict[str, Any] | None = None, resume: bool = False) -> Iterator[RunWriter]:
     """Join a directory and write files there, as the staging of prompts does."""
     with joined(place_of(folder), config or CONFIG, resume):
-        run = Run(folder, manifest(Recipe()))
+        run = RunWriter(folder, manifest(Recipe()))
         with run.beginning():
-            run.write_prompts(arrow_schema(PROMPT_COLUMNS).empty_table(), 0)
+            run.stage(arrow_schema(PROMPT_COLUMNS).empty_table(), 0)
             yield run
 
 

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
-from alphaprof.log.disk import WRITTEN
 from alphaprof.log.place import LocalPlace, Place, address_of, objects, place_of, require_put_if_absent
+from alphaprof.log.place.local import WRITTEN
 
 PART = "positions/draft=a/part-00001.1f2e3d4c.parquet"
 COMMIT = "commits/00001.json"

@@ -9,10 +9,10 @@ import pytest
 
 import alphaprof
 from alphaprof.log.place import place_of
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.json import render_json
 from alphaprof.report.build import build_report
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import join_totals
 from scripts.synthetic_log import Size, write_log
 from tests.log.test_place import Gate, gate, on_servers, server
 from tests.synthetic import Domain, Recipe, write_run
@@ -55,7 +55,7 @@ def test_a_report_fetches_a_twentieth_of_the_log(gate: Gate, tmp_path: Path, kin
     are sampled, and their totals, which are expectations, are four times as large.
     """
     local = write_log(tmp_path / "run", Size.of(1_000_000, kind=kind))
-    finish(local)
+    local.finish(join_totals)
     remote = copied(local, "s3://bucket/runs/r1")
     log = sum(file.size for name, file in local.manifest.files.items() if name.startswith(("positions/", "continuations/")))
     gate.sent = 0

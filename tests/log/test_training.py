@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alphaprof.errors import HeadRecordUnreadable
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.log.training import TRAINING, read_training, texts_digest
 from tests.heads import training_record, write_training
 from tests.synthetic import Recipe, write_anew

@@ -15,8 +15,8 @@ import yaml
 from transformers import GenerationConfig
 
 from alphaprof.config.options import TargetOptions
+from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
-from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip

@@ -3,7 +3,7 @@
 What object stores do (bad credentials, a missing bucket, 503s, an exception before a request, a lost answer) is in
 tests/log/test_place.py, and what a profile makes of it (503s, a store that fails for good, one that ignores put-if-absent)
 in test_remote_profile.py. A worker that fails or is killed, as `--workers` sees it, is in tests/commands/test_workers.py and
-test_many_workers.py; two that finish at once, and a commit that is withdrawn, in tests/totals/test_finish.py.
+test_many_workers.py; two that finish at once, and a commit that is withdrawn, in tests/log/test_finish.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.joining import SIGN
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import LocalPlace, place_of
-from alphaprof.log.store import Run
-from alphaprof.profiling.run import parts, pipeline
+from alphaprof.log.run import Run
+from alphaprof.log.writer import SIGN
+from alphaprof.profiling.run import parts
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
 from tests.profiling.test_many_workers import (
     Meanwhile,
@@ -95,7 +96,7 @@ def test_two_workers_measure_one_shard(sampled_run: Run, tiny: Path, tmp_path: P
     """The same part twice at once: one of two attempts is named, the other one's files are removed."""
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     profiled(path, out, Part(0, 2))
-    pipeline.profile(load_profile(path), out, Meanwhile(lambda: profiled(path, out, Part(1, 2))), part=Part(1, 2))
+    profiling.profile(load_profile(path), out, Meanwhile(lambda: profiled(path, out, Part(1, 2))), part=Part(1, 2))
     require_equal(Run.open(out), sampled_run)
     part = [worker for worker in Run.open(out).workers().values() if worker.part == "1/2"]
     assert len(part) == 2

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from alphaprof.config.load import load_profile
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads import draft
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tokenizer
-from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
 from tests.runs import Silent
@@ -42,7 +42,7 @@ def profiled(folder: Path, target: Path, rows: list[dict[str, Any]], continuatio
         "costs": {"source": "none"},
     }
     (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
-    return pipeline.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
+    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
 
 
 @pytest.fixture(scope="module")

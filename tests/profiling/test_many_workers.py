@@ -22,10 +22,11 @@ from alphaprof.config.load import load_profile
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import commit_name
-from alphaprof.log.store import Run
-from alphaprof.profiling.run import parts, pipeline
+from alphaprof.log.run import Run
+from alphaprof.profiling.run import parts
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import Part, part_of
-from alphaprof.profiling.run.shards import Plan
+from alphaprof.profiling.run.shard import Plan
 from alphaprof.report.build import build_report
 from tests.conftest import slow
 from tests.runs import Silent, mixed_file, profile_file
@@ -60,7 +61,7 @@ def require_equal(found: Run, expected: Run) -> None:
 
 def profiled(path: Path, out: Path, part: Part = parts.WHOLE, **more: Any) -> Run:
     """A part of a profile."""
-    return pipeline.profile(load_profile(path), out, Silent(), part=part, **more)
+    return profiling.profile(load_profile(path), out, Silent(), part=part, **more)
 
 
 @pytest.mark.parametrize(
@@ -127,19 +128,19 @@ def test_parts_stop_where_one_process_stops(case: str, tiny: Path, tmp_path: Pat
         enough.append(len(run.shards))
         return "sure" if len(run.shards) == 5 else None
 
-    whole = pipeline.profile(options, tmp_path / "one", Silent(), settled=after_five)
+    whole = profiling.profile(options, tmp_path / "one", Silent(), settled=after_five)
     assert enough == [1, 2, 3, 4, 5]
-    measure = pipeline.measure_shard
+    measure = profiling.measure_shard
 
     def measuring(plan: Plan, index: int, *rest: Any) -> Any:
         measured[index % 3].append(index)
         return measure(plan, index, *rest)
 
-    monkeypatch.setattr(pipeline, "measure_shard", measuring)
+    monkeypatch.setattr(profiling, "measure_shard", measuring)
 
     def work(part: int, *inner: int) -> Run:
         progress = Meanwhile(lambda: work(*inner)) if inner else Silent()
-        return pipeline.profile(options, tmp_path / "three", progress, settled=after_five, part=Part(part, 3))
+        return profiling.profile(options, tmp_path / "three", progress, settled=after_five, part=Part(part, 3))
 
     for turn in turns:
         enough.clear()

@@ -35,7 +35,7 @@ from alphaprof.errors import (
     RunMismatch,
 )
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.run_draft import side_of
+from alphaprof.log.run import Run, side_of
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -45,11 +45,11 @@ from alphaprof.log.schema import (
     totals_columns,
     violations,
 )
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import load_model
-from alphaprof.profiling.run import pipeline, shards
-from alphaprof.profiling.texts.continuations import thinking
+from alphaprof.profiling.run import profile as profiling
+from alphaprof.profiling.texts.continuations import generate, thinking
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
@@ -293,7 +293,7 @@ def test_a_complete_run_is_left_alone(greedy_run: Run, tiny: Path, tmp_path: Pat
 def test_damaged_step_times_are_measured_again_and_nothing_else(
     greedy_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run.open(Path(shutil.copytree(greedy_run.path, tmp_path / "run")))
+    run = RunWriter.open(Path(shutil.copytree(greedy_run.path, tmp_path / "run")))
     old = {"code": "not_timed_there", "message": "of the times that are lost", "remedy": "none"}
     earlier = (old, old | {"code": "busy"})
     left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=earlier)
@@ -301,7 +301,7 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
     for folder in ("latency.", "documents/", "totals/draft=close/"):
         (name,) = (name for name in run.manifest.files if name.startswith(folder))
         (run.path / name).write_bytes(b"PAR1")
-    monkeypatch.setattr(pipeline, "measure_shard", None)
+    monkeypatch.setattr(profiling, "measure_shard", None)
     again = run_profile(greedy_run.path.parent / "profile.yaml", run.path, resume=True)
     again.verify()
     expected, found = tables(greedy_run.path), tables(again.path)
@@ -341,7 +341,7 @@ def test_damaged_shards_are_measured_again_and_no_other_ones(
     names = [greedy_run.name_of(folder, index) for index in (0, 2)]
     for name in names:
         damage(out / name, how)
-    original, load = pipeline.measure_shard, pipeline.load
+    original, load = profiling.measure_shard, profiling.load
 
     def counting(plan: Any, index: int, *rest: Any) -> Any:
         measured.append(index)
@@ -351,8 +351,8 @@ def test_damaged_shards_are_measured_again_and_no_other_ones(
         assert list(Run.open(out).commits()) == ([0, 1, 2, 3] if complete else [0, 2, 3])  # it may fail, and change nothing
         return load(*rest, **named)
 
-    monkeypatch.setattr(pipeline, "measure_shard", counting)
-    monkeypatch.setattr(pipeline, "load", loading)
+    monkeypatch.setattr(profiling, "measure_shard", counting)
+    monkeypatch.setattr(profiling, "load", loading)
     run_profile(greedy_run.path.parent / "profile.yaml", out, resume=True)
     assert measured == ([0, 2] if complete else [0, 1, 2])
     require_same_tables(out, greedy_run)
@@ -409,14 +409,14 @@ def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> N
 def test_running_out_of_memory_halves_batches_and_says_so(
     greedy_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = shards.generate
+    original = generate
 
     def small(target: Any, documents: Any, ids_drawn: int) -> Any:
         if len(documents) > 1:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
         return original(target, documents, ids_drawn)
 
-    monkeypatch.setattr(shards, "generate", small)
+    monkeypatch.setattr("alphaprof.profiling.run.shard.generate", small)
     path = profile_file(tmp_path, tiny, drafts=SKIP, costs=ROOFLINE)
     run = run_profile(path, tmp_path / "run")
     assert sum(shard.halved_batches for shard in run.shards) > 0
@@ -424,7 +424,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
     for name in expected:
         if name.startswith("continuations"):
             assert found[name].equals(expected[name])
-    monkeypatch.setattr(shards, "generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("alphaprof.profiling.run.shard.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
         run_profile(path, tmp_path / "other")
 
@@ -467,11 +467,11 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
         run_profile(path, out, True)
     edited(own_target, "generation_config.json", eos_token_id=256)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "version", lambda name: "1.0")
+        patch.setattr(profiling, "version", lambda name: "1.0")
         with pytest.raises(RunMismatch, match=rf"torch 1\.0, not {re.escape(version('torch'))}; transformers 1\.0, not"):
             run_profile(path, out, True)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "version", lambda name: "1.0" if name == "numba" else version(name))
+        patch.setattr(profiling, "version", lambda name: "1.0" if name == "numba" else version(name))
         with pytest.raises(RunMismatch, match=rf"\(numba 1\.0, not {re.escape(version('numba'))}\)"):
             run_profile(path, out, True)
     run = run_profile(path, out, True, "decision.min_speedup=2")
@@ -484,7 +484,7 @@ def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp
     edited(own_target, "generation_config.json", eos_token_id=97)
     edited(own_target, "config.json", eos_token_id=97)
     path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"}, costs={"source": "none"})
-    run = pipeline.profile(load_profile(path, limit=1), tmp_path / "run", Silent())
+    run = profiling.profile(load_profile(path, limit=1), tmp_path / "run", Silent())
     assert run.manifest.target.eos == (97, 256)
 
 
@@ -504,7 +504,7 @@ def test_weights_that_miss_a_domain_are_refused_before_anything_is_measured(tiny
     source = {"domain": {"column": "team"}, "path": str(file), "prompt": "{text}"}
     path = profile_file(tmp_path, tiny, data=[source], decision={"weights": {"a": 1.0}})
     with pytest.raises(ProfileInvalid, match=r"decision\.weights does not name domain 'b'"):
-        pipeline.profile(load_profile(path), tmp_path / "run", Silent())
+        profiling.profile(load_profile(path), tmp_path / "run", Silent())
     assert not (tmp_path / "run" / "positions").exists()
 
 
@@ -512,7 +512,7 @@ def test_models_that_do_not_fit_into_memory_say_so(tiny: Path, tmp_path: Path, m
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(pipeline, "load_model", full)
+    monkeypatch.setattr(profiling, "load_model", full)
     with pytest.raises(OutOfMemory, match="the models do not fit into memory"):
         run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
 
@@ -527,7 +527,7 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
     progress = Silent()
     drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}}
     path = profile_file(tmp_path, tiny, target={"model": str(tmp_path / "mamba"), "dtype": "float32"}, drafts=drafts)
-    run = pipeline.profile(load_profile(path), tmp_path / "run", progress)
+    run = profiling.profile(load_profile(path), tmp_path / "run", progress)
     assert "not_timed" in progress.warnings
     assert run.latency() is None
     report = build_report(run)
@@ -634,9 +634,9 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
 def test_texts_are_measured_again_without_writing_them(
     sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "generate", None)
+    monkeypatch.setattr("alphaprof.profiling.run.shard.generate", None)
     options = load_profile(sampled_run.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
-    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
+    run = profiling.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
     assert run.manifest.reused == str(sampled_run.path)
     assert run.documents().to_pylist() == sampled_run.documents().to_pylist()
     for draft in ("close", "ngram"):
@@ -646,7 +646,7 @@ def test_texts_are_measured_again_without_writing_them(
     for change, words in others.items():
         other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
         with pytest.raises(RunMismatch, match=words):
-            pipeline.profile(other, tmp_path / "other", Silent(), reuse=sampled_run.path)
+            profiling.profile(other, tmp_path / "other", Silent(), reuse=sampled_run.path)
 
 
 @pytest.mark.parametrize("generation_config", [True, False])
@@ -658,7 +658,7 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
     continuation = {"kind": "sampled", "max_new_tokens": 4, "top_k": 30, "generation_config": generation_config}
     target = {"model": str(own_target), "dtype": "float32"}
     path = profile_file(tmp_path, tiny, target=target, continuation=continuation, costs={"source": "none"})
-    run = pipeline.profile(load_profile(path, limit=1), tmp_path / "run", progress)
+    run = profiling.profile(load_profile(path, limit=1), tmp_path / "run", progress)
     assert progress.warnings.count("not_modelled") == generation_config
     told = [warning["message"] for warning in run.manifest.warnings if warning["code"] == "not_modelled"]
     assert len(told) == generation_config
@@ -724,7 +724,7 @@ def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would
 
     def until(name: str, resume: bool = False) -> Run:
         asked.clear()
-        return pipeline.profile(options, tmp_path / name, Silent(), resume, settled=enough)
+        return profiling.profile(options, tmp_path / name, Silent(), resume, settled=enough)
 
     whole = until("whole")
     documents = len(whole.documents())
@@ -740,5 +740,5 @@ def test_a_run_until_decided_that_is_interrupted_or_damaged_stops_where_it_would
         require_same_tables(run.path, expected)
     assert until("whole", resume=True).shards == whole.shards
     assert asked == []
-    kept = pipeline.profile(options, tmp_path / "whole", Silent(), resume=True)
+    kept = profiling.profile(options, tmp_path / "whole", Silent(), resume=True)
     assert (kept.manifest.status, len(kept.documents())) == ("complete", documents)

@@ -21,8 +21,8 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import Quantisation
-from alphaprof.log.store import Run
+from alphaprof.log.manifest import Quantisation, StoredProfile
+from alphaprof.log.run import Run
 from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
 from alphaprof.report.inputs import ReportInputs
@@ -220,4 +220,4 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     assert (found["target_model"]["dtype"], found["target_model"]["quantised"]["method"]) == ("float32", "rows8")
     for served, stands_in in (("rows8", False), ("float32", True), ("fp8", True)):
         config = changed_question(manifest.config, [f"decision.served_dtype={served}"])
-        assert bool(ReportInputs.of(Run.open(run), "engine", config).question.stand_in) == stands_in
+        assert bool(ReportInputs.of(Run.open(run), "engine", StoredProfile.of(config)).question.stand_in) == stands_in

@@ -25,8 +25,9 @@ from alphaprof.config.load import load_profile
 from alphaprof.config.profile import ExecutionOptions
 from alphaprof.errors import ExtraMissing, OptionInvalid, RunMismatch, RunUnreadable, WorkerFailed
 from alphaprof.log.manifest import commit_name
-from alphaprof.log.store import Run
-from alphaprof.profiling.run import on_ray, pipeline
+from alphaprof.log.run import Run
+from alphaprof.profiling.run import on_ray
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.on_ray import Measurer, actors_for, profile_on_ray, require_ray
 from alphaprof.profiling.run.parts import Part
 from tests.profiling.test_many_workers import COMMAND, profiled, require_equal
@@ -163,7 +164,7 @@ def test_actors_stop_where_one_process_stops(tiny: Path, tmp_path: Path) -> None
     data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
     path = profile_file(tmp_path, tiny, drafts=drafts, data=data)
     given = ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
-    whole = pipeline.profile(
+    whole = profiling.profile(
         load_profile(path, given), tmp_path / "one", Silent(), settled=lambda run: "sure" if len(run.shards) == 5 else None
     )
     script = textwrap.dedent(SETTLED).replace("PATH", str(path)).replace("OUT", str(tmp_path / "several"))
@@ -184,7 +185,7 @@ def test_an_actor_that_computes_otherwise_answers_with_both_named(
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
     run = profiled(path, out, Part(0, 4))
     left = next(index for index in range(len(run.manifest.staged)) if index not in run.commits())
-    monkeypatch.setattr(pipeline, "set_threads", lambda *_, **__: None)  # 1 is what the run has
+    monkeypatch.setattr(profiling, "set_threads", lambda *_, **__: None)  # 1 is what the run has
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     execution = ExecutionOptions(engine="ray").model_dump(mode="json")
     actor = Measurer(str(out), execution)

@@ -9,8 +9,8 @@ import pytest
 from alphaprof.config.load import load_profile
 from alphaprof.errors import DiskFull, RunExists, RunUnreadable
 from alphaprof.log.place import place_of
-from alphaprof.log.store import Run
-from alphaprof.profiling.run import pipeline
+from alphaprof.log.run import Run
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import WHOLE, Part
 from tests.log.test_place import Gate, gate, on_servers, server
 from tests.profiling.test_many_workers import require_equal
@@ -22,7 +22,7 @@ OUT = "s3://bucket/runs/r1"
 
 
 def profiled(path: Path, part: Part = WHOLE, resume: bool = False) -> Run:
-    return pipeline.profile(load_profile(path), OUT, Silent(), part=part, resume=resume)
+    return profiling.profile(load_profile(path), OUT, Silent(), part=part, resume=resume)
 
 
 @on_servers
@@ -55,7 +55,7 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(
     with pytest.raises(
         (DiskFull, RunUnreadable), match="the store failed or cannot be reached, and asking again did not help"
     ):
-        pipeline.profile(load_profile(path), OUT, Failing())
+        profiling.profile(load_profile(path), OUT, Failing())
     gate.always = None
     assert "commits/00000.json" in place_of(OUT).names("commits")
     require_equal(profiled(path, resume=True), sampled_run)

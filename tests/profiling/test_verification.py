@@ -18,7 +18,7 @@ from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, expected_replay
+from alphaprof.totals.replay import Trace, expected_replays
 from tests import reference
 from tests.conftest import slow
 from tests.profiling.test_sampling import assert_follows
@@ -90,7 +90,7 @@ def exactly(target: Model, draft: Model, choice: Choice, gamma: int) -> Expected
         # Behind a token that the draft does not have it proposes nothing.
         known = np.cumsum([0, *(token >= draft.vocabulary for token in text[:-1])]) == 0
         trace = Trace(np.zeros(size), np.where(known, 256, 0), start, stop, np.array([LENGTH]), np.zeros(size, dtype=bool))
-        counted = expected_replay(trace, np.array(kept), np.array(kept), gamma)
+        counted = expected_replays(trace, (np.array(kept), np.array(kept)), [gamma])[gamma]
         sums += probability * np.array([counted.rounds[0], counted.drafted.sum(), counted.accepted.sum()])
     return Expected(found, *map(float, sums))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alphaprof.profiling.run.shards import WAITING, Writer
+from alphaprof.profiling.run.shard import WAITING, Writer
 
 PATIENCE = 30  # seconds, after which a test fails rather than hangs
 

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 import alphaprof
 from alphaprof.config.load import changed_question
 from alphaprof.log.notes import NOTES
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.render.first_screen import ALONE, CSV, first_screen, first_screen_csv
 from alphaprof.render.report import ReportAnswer

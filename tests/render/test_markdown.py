@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render import report as report_texts
 from alphaprof.render.blocks import Table
 from alphaprof.render.first_screen import first_screen

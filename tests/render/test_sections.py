@@ -18,7 +18,7 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.commands.trees import build_trees
 from alphaprof.log.manifest import Trial
-from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.run import RunDraft
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.report import ReportAnswer
 from alphaprof.render.sections import NAMES, SECTIONS

@@ -12,7 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution
@@ -36,7 +37,7 @@ SAMPLED = Recipe(
 )  # fmt: skip
 
 
-def with_special(run: Run) -> Run:
+def with_special(run: RunWriter) -> RunWriter:
     """The run with a special token beside EOS."""
     target = dataclasses.replace(run.manifest.target, special=(EOS, MARKER))
     run.write_manifest(dataclasses.replace(run.manifest, target=target))
@@ -88,7 +89,7 @@ LOST = {
 LOST |= {7: "draft"}
 
 
-def by_hand(path: Path, **decision: Any) -> Run:
+def by_hand(path: Path, **decision: Any) -> RunWriter:
     """Twelve tokens: the first right, seven lost to one cause each, four right; gamma 2."""
     recipe = Recipe(
         domains={"d": Domain(documents=1, shortest=12, longest=12)},

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.sections.certificates import Tally, tallies
 from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import certain_runs
@@ -109,13 +110,13 @@ def tally_of(run: Run, rule: str, draft: str = "small") -> Tally:
     return tallies(run, draft)[rule]
 
 
-def handmade(path: Path, length: int, documents: int = 1, **options: Any) -> Run:
+def handmade(path: Path, length: int, documents: int = 1, **options: Any) -> RunWriter:
     """A run of greedy documents of one length, under strict."""
     domains = {"code": Domain(documents=documents, shortest=length, longest=length)}
     return write_run(path / "run", Recipe(domains=domains, certificates=True, **options))
 
 
-def with_margins(run: Run, margins: Array) -> Run:
+def with_margins(run: RunWriter, margins: Array) -> RunWriter:
     """The run with these margins, position by position, and entropies that are their negatives on another scale."""
 
     def change(rows: pd.DataFrame) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.log.manifest import Trial
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.report.build import Report, build_report
 from tests.reporting import as_json, as_markdown, as_terminal, only, reported

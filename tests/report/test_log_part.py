@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.json import render_json
 from alphaprof.report import build
 from alphaprof.report.build import Report, build_report

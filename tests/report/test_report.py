@@ -15,7 +15,7 @@ from scipy import stats
 
 from alphaprof.config.load import changed_question
 from alphaprof.errors import ProfileInvalid
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.verdict import held_out

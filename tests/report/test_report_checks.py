@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check

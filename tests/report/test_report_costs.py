@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
-from alphaprof.costs.cost_model import RooflineSetting
+from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
-from alphaprof.log.manifest import Environment
+from alphaprof.log.manifest import CostsAsked, Environment
+from alphaprof.log.run import Run
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import GammaResult
 from tests.costs.test_roofline import LLAMA, QWEN3
@@ -78,13 +79,13 @@ def rows(batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (8,
     return found
 
 
-def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe = RECIPE, **costs: Any) -> Run:
+def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe = RECIPE, **costs: Any) -> RunWriter:
     """A synthetic run with these step times."""
     run = write_run(path, recipe)
     run.write_latency(pa.Table.from_pylist(table or rows(), schema=arrow_schema(LATENCY_COLUMNS)))
     settings = {"source": "measured", "concurrency": [1, 16, 64], "context": [8, 2008], "repeats": 5, "mode": "eager"}
     run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": settings | costs}))
-    return Run.open(path)
+    return RunWriter.open(path)
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +288,7 @@ def test_notes_on_local_timing_stay_with_the_times_they_are_about(tmp_path: Path
         assert not any(word in note.remedy for note in report.notes for word in ("idle machine", "costs.budget"))
 
 
-def shaped(run: Run, path: Path) -> Run:
+def shaped(run: RunWriter, path: Path) -> RunWriter:
     """The run with models of known shapes."""
     shapes = {"target": ModelShape.from_config(LLAMA), "small": ModelShape.from_config(QWEN3)}
     fields = {name: dataclasses.asdict(shape) for name, shape in shapes.items()}
@@ -295,7 +296,7 @@ def shaped(run: Run, path: Path) -> Run:
     drafts = {name: dataclasses.replace(facts, shape=fields.get(name)) for name, facts in manifest.drafts.items()}
     target = dataclasses.replace(manifest.target, shape=fields["target"])
     run.write_manifest(dataclasses.replace(manifest, target=target, drafts=drafts))
-    return Run.open(path)
+    return RunWriter.open(path)
 
 
 def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> None:
@@ -305,10 +306,12 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured, ")
     assert "not_measured" in codes(report)
     target = ModelShape.from_config(LLAMA)
-    setting = RooflineSetting("h100-sxm", tp=2)
+    setting = CostsAsked("roofline", accelerator="h100-sxm", tp=2)
     for tokens in (1, 4):
         context = round(context_of(run))
-        assert report.times.target_ms[tokens] == pytest.approx(setting.ms(target, True, tokens, 1, context) + 0.5, rel=1e-3)
+        assert report.times.target_ms[tokens] == pytest.approx(
+            roofline_ms(setting, target, True, tokens, 1, context) + 0.5, rel=1e-3
+        )
     (memory,) = report.times.memory
     small = ModelShape.from_config(QWEN3)
     assert (memory.draft, memory.weight_bytes) == ("small", small.total_weight_bytes)

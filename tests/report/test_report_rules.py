@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.rules import DEFAULT_RULES
 from tests.loops import each

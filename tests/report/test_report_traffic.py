@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio
 from tests.reporting import log_of, only, recounted, reported, rows_of

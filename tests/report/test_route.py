@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from alphaprof.costs.speedup import Decoded, Mix, StepTimes, without_draft
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.model import ServerPool
@@ -133,7 +134,7 @@ def test_the_route_is_that_of_a_search_through_all(
 
 
 def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], dict[str, StepTimes], ReportInputs]:
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
+    inquiry = ReportInputs.of(run, "engine", run.manifest.profile)
     pools: dict[str, dict[str, DocumentTotals]] = {}
     for item in draft_pools(inquiry, inquiry.deciding):
         pools.setdefault(item.draft, {})[item.domain] = item.pool
@@ -229,7 +230,7 @@ def test_fewer_than_five_documents_tell_of_no_gain(tmp_path: Path) -> None:
         assert route.worth_it == worth_it
 
 
-def sequential(run: Run, choosing: int) -> Run:
+def sequential(run: RunWriter, choosing: int) -> Run:
     """The run as one whose documents came in random order."""
     reach = dict.fromkeys(DOMAINS, 400)
     settings = {"choosing": choosing, "available": 500, "reach": reach, "shard_documents": 16}

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.errors import ProfileInvalid, RunMismatch
-from alphaprof.log.store import Run
-from alphaprof.profiling.run import pipeline
+from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.report.build import Report, build_report, settled
 from alphaprof.stats.estimate import ratio
 from alphaprof.stats.sequential import Bounds, decide_sequentially
@@ -35,11 +36,11 @@ ORDER = {
 }
 
 
-def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> Run:
+def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> RunWriter:
     """A synthetic run that came in random order (its documents are alike in any)."""
     run = write_run(path, recipe)
     run.write_manifest(dataclasses.replace(run.manifest, sequential=ORDER | order))
-    return Run.open(path)
+    return RunWriter.open(path)
 
 
 def asked(run: Run, **decision: Any) -> Report:
@@ -146,7 +147,7 @@ def test_rounds_of_hugging_face_have_one_token_more(tmp_path: Path) -> None:
 
 
 def until(path: Path, out: Path, *overrides: str, resume: bool = False, stop: Any = None) -> Run:
-    return pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume, settled=stop or settled)
+    return profiling.profile(load_profile(path, list(overrides)), out, Silent(), resume, settled=stop or settled)
 
 
 def plain_file(folder: Path, tiny: Path) -> Path:
@@ -210,9 +211,9 @@ def test_what_cannot_be_drawn_at_random_is_refused(tiny: Path, tmp_path: Path) -
         until(path, tmp_path / "run", "decision.weights={long: 0.5, short: 0.5}")
     stopped = until(path, tmp_path / "stopped", stop=lambda run: "enough")
     with pytest.raises(RunMismatch, match="stopped early because the verdict was sure"):
-        pipeline.profile(load_profile(path), tmp_path / "again", Silent(), reuse=stopped.path)
-    pipeline.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
-    begun = Run.open(tmp_path / "begun")
+        profiling.profile(load_profile(path), tmp_path / "again", Silent(), reuse=stopped.path)
+    profiling.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
+    begun = RunWriter.open(tmp_path / "begun")
     begun.write_manifest(dataclasses.replace(begun.manifest, status="running"))
     with pytest.raises(RunMismatch, match="begun without --until-decided"):
         until(path, tmp_path / "begun", "data.0.limit=4", resume=True)

@@ -18,7 +18,7 @@ from alphaprof.log.manifest import DraftFacts
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour, expected_replay, runs_by_depth
+from alphaprof.totals.replay import Flavour, expected_replays, runs_by_depth
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 from tests.totals.test_replay import Models, conditional_counts, corpus, process, random_models, texts
@@ -105,8 +105,9 @@ def test_equal_depths_are_those_of_a_draft_without_depth(
 ) -> None:
     kept, accept, proposed = (np.array(column) for column in zip(*positions, strict=True))
     one = corpus(np.zeros(len(kept)), proposed, [len(kept)], np.array([len(kept) + 1]))
-    plain = expected_replay(one, kept, accept, gamma, flavour)
-    deep = expected_replay(one, np.stack([kept] * 4, 1), np.stack([accept] * 4, 1), gamma, flavour)
+    plain = expected_replays(one, (kept, accept), [gamma], flavour)[gamma]
+    by_depth = np.stack([kept] * 4, 1), np.stack([accept] * 4, 1)
+    deep = expected_replays(one, by_depth, [gamma], flavour)[gamma]
     for name, values in vars(plain).items():
         assert getattr(deep, name) == pytest.approx(values, abs=1e-12), name
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals

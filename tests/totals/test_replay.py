@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.profiling.models.kinds import PromptLookup
-from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
+from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replay, run_lengths, steps
 from tests.loops import each
 
 Array = np.ndarray[Any, Any]
@@ -175,7 +175,7 @@ def test_expectations_of_what_is_certain_are_the_facts(
     lengths = [len(document) for document in given_documents]
     many = corpus(agrees, proposed, lengths, limit=np.array(lengths) + room)
     kept = agrees.astype(float)
-    assert_equal(expected_replay(many, kept, kept, gamma, flavour), replay(many, gamma, flavour))
+    assert_equal(expected_replays(many, (kept, kept), [gamma], flavour)[gamma], replay(many, gamma, flavour))
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,8 @@ def test_expected_counts_are_those_of_every_way_it_can_go(flavour: Flavour, tiny
     """Given each text: rounds, and drafted, tested and accepted tokens by depth."""
     models, gamma = tiny_models
     written = list(texts(models))
-    found = expected_replay(*logged(models, written), gamma, flavour)
+    one, *chances = logged(models, written)
+    found = expected_replays(one, tuple(chances), [gamma], flavour)[gamma]
     enumerated = conditional_counts(process(models, gamma, flavour), written, gamma)
     for name in ("rounds", "drafted", "tested", "accepted"):
         assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
@@ -360,7 +361,8 @@ def test_control_is_zero_on_average_over_texts(flavour: Flavour, tiny_models: tu
     """But not on each of them; given a text it is the tested positions' a_t less beta_t."""
     models, gamma = tiny_models
     chances = texts(models)
-    control = expected_replay(*logged(models, list(chances)), gamma, flavour).control
+    one, *probabilities = logged(models, list(chances))
+    control = expected_replays(one, tuple(probabilities), [gamma], flavour)[gamma].control
     assert float(np.array(list(chances.values())) @ control) == pytest.approx(0, abs=1e-12)
     if models.context > 1:
         assert np.abs(control).max() > 0.1
@@ -371,7 +373,7 @@ def test_control_by_hand() -> None:
     accepted or not tested... : P(tested) = 1, 1 - a_1, 1 - (1 - a_1) a_2.
     """
     kept, accept = np.array([0.3, 0.5, 0.25, 1.0]), np.array([0.9, 0.6, 0.5, 0.25])
-    found = expected_replay(trace([0, 0, 0, 0]), kept, accept, 1)
+    found = expected_replays(trace([0, 0, 0, 0]), (kept, accept), [1])[1]
     assert found.tested.tolist() == [[1 + 0.5 + (1 - 0.5 * 0.25)]]
     assert found.control == pytest.approx([1 * -0.1 + 0.5 * -0.25 + 0.875 * 0.75])
     assert found.accepted == pytest.approx(np.array([[0.5 + 0.5 * 0.25 + 0.875]]))
@@ -535,6 +537,6 @@ def test_expected_counts_are_the_mean_over_independent_acceptances(
     every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes), limit)
     facts = replay(every, gamma, flavour)
     one = corpus(np.zeros(size), proposed, [size], limit[:1])
-    found = expected_replay(one, kept, kept, gamma, flavour)
+    found = expected_replays(one, (kept, kept), [gamma], flavour)[gamma]
     for name in COUNTS:
         assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name

@@ -17,7 +17,7 @@ import pytest
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.log.tables import totals_content
 from alphaprof.rules import DEFAULT_RULES, parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of

@@ -15,10 +15,9 @@ from alphaprof.errors import RunUnreadable
 from alphaprof.log import files
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import Shard
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import DraftTotals, read_totals, shard_totals
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import DraftTotals, join_totals, read_totals, shard_totals
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -32,12 +31,12 @@ ORDER = [("rule", "ascending"), ("document", "ascending")]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunWriter:
     """Ten shards of two documents, in one file."""
     return write_run(tmp_path / "run", RECIPE)
 
 
-def covered(run: Run) -> list[tuple[int, int] | None]:
+def covered(run: RunWriter) -> list[tuple[int, int] | None]:
     """The shards that the files in the folder cover, whether a manifest names them or not."""
     return sorted(shards_of(path.name) or (-1, -1) for path in (run.path / "totals" / "draft=small").iterdir())
 
@@ -50,37 +49,39 @@ def rows(table: pa.Table) -> list[dict]:
     return table.set_column(1, "rule", table["rule"].cast(pa.string())).sort_by(ORDER).to_pylist()
 
 
-def test_totals_are_joined_in_files_of_enough_documents(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_totals_are_joined_in_files_of_enough_documents(
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are the same rows however they are cut, and pandas reads the folder."""
     request = TotalsRequest(RULES, run.gammas)
     going = interrupted(run, tmp_path / "going")
     cuts = {6: [(0, 2), (3, 5), (6, 8), (9, 9)], 8: [(0, 3), (4, 7), (8, 9)]}  # the latter of another version
     for enough, expected in cuts.items():
         monkeypatch.setattr(files, "ENOUGH", enough)
-        finish(going)
+        going.finish(join_totals)
         assert covered(going) == expected
         assert rows(read_totals(going, "small", request)) == rows(read_totals(run, "small", request))
         assert len(pd.read_parquet(going.path / "totals")) == 2 * 20 * len(RULES)
 
 
-def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run, tmp_path: Path) -> None:
+def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: RunWriter, tmp_path: Path) -> None:
     """By a process that finishes the run: those of each shard, that the report knew of, are gone."""
     request = TotalsRequest(RULES, run.gammas)
     expected = rows(read_totals(run, "small", request))
     going = with_totals_of_shards(run, tmp_path / "going")
     held = DraftTotals(going, "small")
     assert len(held.parts) == 10
-    finish(Run.open(going.path))
+    RunWriter.open(going.path).finish(join_totals)
     assert covered(going) == [(0, 9)]
     shutil.rmtree(going.path / "positions")
     assert rows(pa.concat_tables(held.read(request, None, list))) == expected
-    (part,) = Run.open(going.path).totals_parts("small")
+    (part,) = RunWriter.open(going.path).totals_parts("small")
     (going.path / part.name).write_bytes(b"")
     with pytest.raises(RunUnreadable):
-        DraftTotals(Run.open(going.path), "small").read(request, None, list)
+        DraftTotals(RunWriter.open(going.path), "small").read(request, None, list)
 
 
-def with_totals_of_shards(run: Run, folder: Path) -> Run:
+def with_totals_of_shards(run: RunWriter, folder: Path) -> RunWriter:
     """The run while it goes on, all of its shards committed by one that adds up each shard's totals."""
     going = interrupted(run, folder, 0)
     for shard in run.shards:
@@ -88,32 +89,32 @@ def with_totals_of_shards(run: Run, folder: Path) -> Run:
         logs = {draft: run.positions(draft, shard.index) for draft in run.manifest.drafts}
         totals = {draft: shard_totals(going, draft, log, texts) for draft, log in logs.items()}
         assert going.commit(shard, logs, texts, totals)
-    return Run.open(folder)
+    return RunWriter.open(folder)
 
 
 def test_totals_of_shards_are_joined_without_a_look_at_the_log(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the file that is worked out from the log, to the last bit."""
     going = with_totals_of_shards(run, tmp_path / "going")
     assert [(part.first, part.last) for part in going.totals_parts("small")] == [(index, index) for index in range(10)]
-    monkeypatch.setattr(Run, "positions", lambda *_: pytest.fail("reads the log"))
-    finish(going)
+    monkeypatch.setattr(RunWriter, "positions", lambda *_: pytest.fail("reads the log"))
+    going.finish(join_totals)
     assert joined(going) == joined(run)
 
 
-def joined(run: Run) -> dict[str, bytes]:
+def joined(run: RunWriter) -> dict[str, bytes]:
     """The files of totals of all drafts."""
     return {name: (run.path / name).read_bytes() for name in run.manifest.files if name.startswith("totals/")}
 
 
 @pytest.mark.parametrize("positions", [1, 100])
 def test_however_many_shards_are_counted_at_once_the_files_are_equal(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int
 ) -> None:
     monkeypatch.setattr("alphaprof.totals.files.POSITIONS", positions)
     going = interrupted(run, tmp_path / "going")
-    finish(going)
+    going.finish(join_totals)
     assert joined(going) == joined(run)
 
 

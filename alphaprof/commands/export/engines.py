@@ -14,7 +14,7 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, speedup, without_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN, Manifest
-from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.run import RunDraft
 from alphaprof.report.format import count, interval, many, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
@@ -59,7 +59,7 @@ def export(
     acceptance = Acceptance(
         draft=manifest.drafts[side.draft],
         model=_own_model(manifest, side.draft),
-        revision=manifest.config["drafts"].get(side.draft, {}).get("revision"),
+        revision=manifest.profile.revisions[side.draft],
         served=manifest.imported is not None,
         drawn=not scope.exact,
         gamma=scope.gamma,
@@ -159,9 +159,7 @@ def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None)
     if (drafting := run.manifest.drafting) != CHAIN:
         problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
         raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
-    asked = {"draft": side.draft, "rule": rule, "gamma": gamma}
-    decision = run.manifest.config["decision"] | {name: value for name, value in asked.items() if value is not None}
-    inputs = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
+    inputs = ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft, rule, gamma))
     for bound in map(parse_rule, inputs.deciding):
         if bound.rule.lossy or not bound.rule.timed:
             hint = "export strict, one_hot or lossless; alphaprof validate --rule measures lossy rules, trees replays trees"
@@ -176,7 +174,7 @@ def _truncates(sampling: Mapping[str, float]) -> bool:
 def _allowed_gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
     """Gammas that the run has and the reader takes. Raises `OptionInvalid` for another one that is asked for."""
     run, most = side.run, EXPORTS[to].most
-    gamma = named or run.manifest.config["decision"]["gamma"]
+    gamma = named or run.manifest.profile.decision.gamma
     gammas = [known for known in run.gammas if most is None or known <= most]
     if not gammas or gamma not in (AUTO, *gammas):
         limit = "" if most is None else f" ({to} takes at most {most} drafts a round)"
@@ -329,7 +327,7 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
-    same = scope.truncated and manifest.config.get("draft_processing") == "same"
+    same = scope.truncated and manifest.profile.draft_processing == "same"
     if form.serves and form.engine == VLLM and acceptance.drawn and same:
         yield (
             "drafts were drawn with the target's top_k, top_p and min_p, and vLLM draws them by temperature only: "

@@ -24,7 +24,6 @@ from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
 from alphaprof.log.files import DRAFT_NAME
-from alphaprof.log.joining import joined
 from alphaprof.log.manifest import (
     CHAIN,
     LOG_PROMPTS,
@@ -39,8 +38,9 @@ from alphaprof.log.manifest import (
 )
 from alphaprof.log.notes import note
 from alphaprof.log.place import place_of
+from alphaprof.log.run import Run
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
-from alphaprof.log.store import Run, remove_unnamed
+from alphaprof.log.writer import RunWriter, joined, remove_unnamed
 from alphaprof.version import __version__
 
 ONE_BY_ONE = "token"  # drafts are verified one after the other
@@ -100,7 +100,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics out of {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _imported_manifest(asked, read)
-        run = Run(place, manifest)
+        run = RunWriter(place, manifest)
         with run.beginning():
             run.write_totals([_totals_table(read.requests, imported)], (0, 0), asked.draft)
             run.write_documents(_documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))

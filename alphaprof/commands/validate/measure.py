@@ -14,9 +14,9 @@ from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
-from alphaprof.log.joining import joined
 from alphaprof.log.place import place_of
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
+from alphaprof.log.writer import joined
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
     DecodingSetup,
@@ -26,8 +26,8 @@ from alphaprof.profiling.decoding.speculative import (
     require_decodable,
     require_own_text,
 )
-from alphaprof.profiling.run.pipeline import in_memory, profile_with_models, time_steps_of
-from alphaprof.profiling.run.shards import Plan, Progress
+from alphaprof.profiling.run.profile import in_memory, profile_with_models, time_steps_of
+from alphaprof.profiling.run.shard import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, decoded_rule, parse_rule
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
@@ -459,7 +459,7 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
-    book = open_costs(run, manifest.config["costs"], context)
+    book = open_costs(run, manifest.profile.costs, context)
     times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
         _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)

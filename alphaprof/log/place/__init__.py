@@ -7,11 +7,22 @@ import secrets
 from pathlib import Path
 
 from alphaprof.errors import DiskFull, OptionInvalid
-from alphaprof.log.place.local import LocalPlace
+from alphaprof.log.place.local import LocalPlace, reading, writing
 from alphaprof.log.place.objects import KEYS, ObjectPlace
 from alphaprof.log.place.protocol import Content, Place
 
-__all__ = ["Content", "LocalPlace", "ObjectPlace", "Place", "address_of", "is_remote", "place_of", "require_put_if_absent"]
+__all__ = [
+    "Content",
+    "LocalPlace",
+    "ObjectPlace",
+    "Place",
+    "address_of",
+    "is_remote",
+    "place_of",
+    "reading",
+    "require_put_if_absent",
+    "writing",
+]
 SCHEMES = tuple(KEYS)  # az://CONTAINER/..., in the account that the environment names
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)")  # what pathlib makes of a URI

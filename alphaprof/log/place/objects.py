@@ -87,6 +87,9 @@ class ObjectPlace:
     def remove_temporary(self) -> None:
         """Nothing: an object is there whole or not at all."""
 
+    def require_there(self) -> None:
+        """Nothing: an object store has no folders."""
+
     def require_writable(self) -> None:
         """Raise `DiskFull` where nothing can be written."""
         name = f".probe-{secrets.token_hex(8)}"

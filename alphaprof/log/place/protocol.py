@@ -35,6 +35,9 @@ class Place(Protocol):
     def discard(self) -> None:
         """Remove the run's own folder as far as it is empty."""
 
+    def require_there(self) -> None:
+        """Raise `DiskFull` where the run's own folder is gone; of an object store the next write tells."""
+
     def require_writable(self) -> None:
         """Raise `DiskFull` where it cannot be made or written, as far as that is known before any work."""
 

@@ -16,7 +16,7 @@ from alphaprof.profiling.decoding.drafters import GREEDILY, Cached, Choice, Choo
 from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.run.shards import Loaded
+from alphaprof.profiling.run.shard import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 

@@ -22,12 +22,11 @@ from typing import Any
 from alphaprof import errors
 from alphaprof.config.profile import ExecutionOptions, ProfileOptions
 from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, RunUnreadable, WorkerFailed
-from alphaprof.log.joining import joined
 from alphaprof.log.manifest import PROFILE, commit_name
 from alphaprof.log.place import LocalPlace, Place, address_of, place_of
-from alphaprof.log.store import Run
-from alphaprof.profiling.run import pipeline
-from alphaprof.profiling.run.shards import Plan, Progress, measure_shard
+from alphaprof.log.writer import RunWriter, joined
+from alphaprof.profiling.run.profile import Settled, begin, conclude, first_settled, in_memory, join, require_verdict
+from alphaprof.profiling.run.shard import Plan, Progress, measure_shard
 from alphaprof.profiling.texts.corpus import documents_of
 from alphaprof.version import install_line
 
@@ -37,7 +36,7 @@ AGAIN = 3  # times that a killed actor is replaced without having measured a sha
 STORE = 100_000_000  # bytes of a local Ray's object store: only numbers of shards pass through it
 ADDRESS = "RAY_ADDRESS"
 KEPT = "what is measured is kept: mend the cause, then the same command with --resume"
-Failure = dict[str, Any]  # an `AlphaprofError` as plain data, since Ray would make a traceback of it
+Failure = dict[str, str]  # an `AlphaprofError` as plain data, since Ray would make a traceback of it
 
 
 def require_ray() -> None:
@@ -69,23 +68,23 @@ def profile_on_ray(
     progress: Progress,
     resume: bool = False,
     reuse: Path | None = None,
-    settled: pipeline.Settled | None = None,
-) -> Run:
-    """Like `pipeline.profile`, by actors of Ray: on the cluster of RAY_ADDRESS, or on this machine. Raises the errors of
+    settled: Settled | None = None,
+) -> RunWriter:
+    """Like `profile`, by actors of Ray: on the cluster of RAY_ADDRESS, or on this machine. Raises the errors of
     `errors.py`, those of actors among them.
     """
     require_ray()
     if settled is not None:
-        pipeline.require_verdict(options)
+        require_verdict(options)
     place, looked = place_of(out), None
     with joined(place, options.model_dump(mode="json"), resume, several=True):
         with _session(place, progress) as ray:
             _stage(ray, options, place, progress, reuse, settled is not None)
-            run = Run.open(place)
+            run = RunWriter.open(place)
             if run.manifest.status != "complete":
                 looked = _Driver(ray, run, options.execution, progress).drive(settled)
         if looked is not None:  # only now: actors are gone, and write nothing more
-            pipeline.conclude(run, progress, settled, *looked)
+            conclude(run, progress, settled, *looked)
     return run
 
 
@@ -146,10 +145,8 @@ def _stage(
         silence.say(
             progress, "the run has not begun: models are loaded, prompts read and steps timed, or it waits for a GPU"
         )
-    failure = _got(ray, ended)
-    if failure is not None:
-        raise _error_of(failure)
-    for warning in Run.open(place).manifest.warnings:
+    _require_done(ray, ended, "the actor that begins the run was killed")
+    for warning in RunWriter.open(place).manifest.warnings:
         progress.warn(**warning)
 
 
@@ -158,21 +155,23 @@ def _begin(where: str, config: Mapping[str, Any], reuse: str | None, in_random_o
 
     def work() -> None:
         options, texts = ProfileOptions.model_validate(config), Path(reuse) if reuse else None
-        with pipeline.in_memory():
-            pipeline.begin(options, _reached(where), Unheard(), True, texts, in_random_order)
+        with in_memory():
+            begin(options, _reached(where), Unheard(), True, texts, in_random_order)
 
     return failure_of(work)
 
 
-def _got(ray: Any, reference: Any, who: str = "the actor that begins the run was killed") -> Any:
-    """What an actor has answered. Raises `WorkerFailed` where it was killed; a bug keeps its traceback."""
+def _require_done(ray: Any, reference: Any, who: str) -> None:
+    """Raise what an actor has answered if it failed, and `WorkerFailed` if it was killed; a bug keeps its traceback."""
     try:
-        return ray.get(reference)
+        failure = ray.get(reference)
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).strip().splitlines()[-1:])
         raise WorkerFailed(f"{who}: {reason}", f"see why in Ray's logs, memory first; {KEPT}") from None
+    if failure is not None:
+        raise _error_of(failure)
 
 
 class Measurer:
@@ -191,15 +190,15 @@ class Measurer:
         return failure_of(lambda: self._measure(shard))
 
     def _measure(self, shard: int | None) -> None:
-        with pipeline.in_memory():
+        with in_memory():
             if self._plan is None:
-                run = Run.open(_reached(self._where))
+                run = RunWriter.open(_reached(self._where))
                 config = run.manifest.config | {"execution": dict(self._execution)}
-                self._plan = pipeline.join(ProfileOptions.model_validate(config), run, Unheard())
+                self._plan = join(ProfileOptions.model_validate(config), run, Unheard())
             run = self._plan.run
             if shard is not None and not run.is_finished() and not run.place.has(commit_name(shard)):
                 documents = list(documents_of(run.prompts(shard)))
-                measure_shard(self._plan, shard, documents, lambda *_: run.require_there())()
+                measure_shard(self._plan, shard, documents, lambda *_: run.place.require_there())()
 
 
 class Unheard:
@@ -225,15 +224,12 @@ def failure_of(work: Callable[[], None]) -> Failure | None:
     try:
         work()
     except AlphaprofError as error:
-        words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        return {"kind": type(error).__name__, "host": platform.node(), **words}
+        return {"kind": type(error).__name__, "host": platform.node(), "message": error.message, "hint": error.hint}
     return None
 
 
 def _error_of(failure: Failure) -> AlphaprofError:
-    kind = getattr(errors, failure["kind"])
-    more = (failure["exit_code"],) if kind is WorkerFailed else ()
-    error: AlphaprofError = kind(failure["message"], failure["hint"], *more)
+    error: AlphaprofError = getattr(errors, failure["kind"])(failure["message"], failure["hint"])
     error.add_note(f"an actor of Ray on {failure['host']} says so; {KEPT}")
     return error
 
@@ -268,7 +264,7 @@ def actors_for(execution: ExecutionOptions, resources: Mapping[str, float], gpus
 class _Driver:
     """Has actors measure what is missing of a run, and tells of it."""
 
-    def __init__(self, ray: Any, run: Run, execution: ExecutionOptions, progress: Progress) -> None:
+    def __init__(self, ray: Any, run: RunWriter, execution: ExecutionOptions, progress: Progress) -> None:
         self._ray, self._run, self._progress = ray, run, progress
         resources = ray.cluster_resources()
         committed = run.commits()
@@ -281,9 +277,9 @@ class _Driver:
         remote = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy="SPREAD")(Measurer)
         self._actor = partial(remote.remote, address_of(run.place), execution.model_dump(mode="json"))
 
-    def drive(self, settled: pipeline.Settled | None) -> tuple[int | None, int]:
+    def drive(self, settled: Settled | None) -> tuple[int | None, int]:
         """Measure, until all is done or settled. Returns after how many shards it is, and how many were looked at: see
-        `pipeline.first_settled`. Raises what an actor raises.
+        `first_settled`. Raises what an actor raises.
         """
         run, progress, staged, silence = self._run, self._progress, self._run.manifest.staged, _Silence()
         progress.start("profiling", sum(staged), "documents")
@@ -301,7 +297,7 @@ class _Driver:
                 silence.end()
             there |= commits.keys()
             if settled is not None:
-                enough, asked = pipeline.first_settled(run, settled, asked, progress)
+                enough, asked = first_settled(run, settled, asked, progress)
             if len(there) == len(staged):
                 break
             loaded = f"{self._loaded} of {self._actors} actors have loaded their models"
@@ -324,7 +320,7 @@ class _Driver:
     def _take(self, answer: Any) -> None:
         actor, shard, replaced = self._busy.pop(answer)
         try:
-            failure = _got(self._ray, answer, f"an actor was killed {AGAIN + 1} times in a row")
+            _require_done(self._ray, answer, f"an actor was killed {AGAIN + 1} times in a row")
         except WorkerFailed:
             if replaced == AGAIN:
                 raise
@@ -333,8 +329,6 @@ class _Driver:
                 self._lacking.appendleft(shard)
             self._give(self._actor(), None, replaced + 1)
             return
-        if failure is not None:
-            raise _error_of(failure)
         self._loaded += shard is None
         if self._lacking:
             self._give(actor, self._lacking.popleft(), replaced if shard is None else 0)

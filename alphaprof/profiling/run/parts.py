@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.joining import last_seen
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import Place
+from alphaprof.log.writer import last_seen
 
 PATIENCE = 1800.0  # seconds that a part waits for a sign of the one that stages the prompts
 LOOK = 2.0  # seconds between two looks

@@ -19,8 +19,8 @@ import pyarrow as pa
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import RandomOrder, left_out_remedy
 from alphaprof.log.place import is_remote
+from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
-from alphaprof.log.store import Run
 from alphaprof.profiling.models.hub import first_line, is_local
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
 from alphaprof.profiling.texts.reading import Row, rows

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from alphaprof.log.disk import writing
+from alphaprof.log.place import writing
 from alphaprof.log.split import RunText
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, recorded

@@ -18,6 +18,7 @@ from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import DataEmpty, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
 from alphaprof.log.manifest import MANIFEST
 from alphaprof.log.place import LocalPlace, place_of
+from alphaprof.log.run import Run
 from alphaprof.log.split import (
     PARTS,
     RANDOM,
@@ -33,7 +34,6 @@ from alphaprof.log.split import (
     split,
     texts_of,
 )
-from alphaprof.log.store import Run
 from alphaprof.log.training import (
     BEGINS,
     CURVE,
@@ -56,9 +56,8 @@ from alphaprof.log.training import (
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
-from alphaprof.profiling.run.pipeline import in_memory, profile, set_threads
-from alphaprof.profiling.run.resume import as_measured
-from alphaprof.profiling.run.shards import Progress
+from alphaprof.profiling.run.profile import as_measured, in_memory, profile, set_threads
+from alphaprof.profiling.run.shard import Progress
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import (
     CONFIG,
@@ -75,7 +74,7 @@ from alphaprof.profiling.training.initial import (
     weights_content,
 )
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
-from alphaprof.totals.decoded import decoded_totals
+from alphaprof.totals.pool import decoded_totals
 from alphaprof.version import __version__
 
 if TYPE_CHECKING:
@@ -523,7 +522,7 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
 def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
     """Acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
     table = of_units(run.documents(), record.units.test)
-    totals, rules = decoded_totals(run, draft, table, run.manifest.config)
+    totals, rules = decoded_totals(run, draft, table, run.manifest.profile.decision.rule)
     kinds = np.array(table["continuation"].to_pylist())
     shown = [f"By replay of {len(table)} test documents (`alphaprof report {TESTED}` in this folder says more):", ""]
     gammas = run.gammas

@@ -19,8 +19,8 @@ import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
 from alphaprof.log.manifest import DraftFacts, ModelFacts, Trained
+from alphaprof.log.run import Run
 from alphaprof.log.schema import PROPOSED_LIMIT, deeper_names
-from alphaprof.log.store import Run
 from alphaprof.report.format import count, many
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule

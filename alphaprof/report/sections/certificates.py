@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.certificates import beta_bound, budget, mean_beta_bound

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, time_spent
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.inputs import DraftPool
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import Manifest
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.report.model import Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule

@@ -8,16 +8,16 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import Eagle3Draft
+from alphaprof.log.run import Run
 from alphaprof.log.split import of_units, texts_of
-from alphaprof.log.store import Run
 from alphaprof.log.training import TESTED
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import load_model, load_tokenizer
-from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
-from alphaprof.totals.decoded import decoded_totals
+from alphaprof.totals.pool import decoded_totals
 from tests.conftest import ROOT
 from tests.runs import Silent
 
@@ -31,12 +31,12 @@ def test_a_short_training_drafts_three_tenths_right_and_real_rounds_are_those_of
     """A third of the demo's steps, on 12,219 tokens."""
     changes = [f"target.model={stories15m}", "costs.source=none"]
     options = load_profile(ROOT / "profiles" / "stories.yaml", changes)
-    pipeline.profile(options, tmp_path / "run", Silent())
+    profiling.profile(options, tmp_path / "run", Silent())
     record = train(options, str(tmp_path / "run"), tmp_path / "head", TrainingOptions(steps=28), Silent())
     assert record.size.tokens > 11_000
     run = Run.open(tmp_path / "head" / TESTED)
     test = of_units(run.documents(), record.units.test)
-    totals, _ = decoded_totals(run, "head", test, run.manifest.config)
+    totals, _ = decoded_totals(run, "head", test, run.manifest.profile.decision.rule)
     assert totals["accepted"].sum() / totals["proposals"].sum() > 0.30
     target, tokenizer = load_model("target", options.target, "float32", extra_eos=(2,)), load_tokenizer(options.target)
     given = Eagle3Draft(kind="eagle3", model=str(tmp_path / "head"))

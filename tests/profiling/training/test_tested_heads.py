@@ -12,10 +12,10 @@ import yaml
 from alphaprof.config.load import load_profile
 from alphaprof.errors import DataEmpty, RunExists
 from alphaprof.log.manifest import Trained
-from alphaprof.log.store import Run
+from alphaprof.log.run import Run
 from alphaprof.log.training import CURVE, read_training
 from alphaprof.profiling.heads.eagle_files import trained_of
-from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train_curve
 from tests.conftest import Runner
 from tests.profiling.training.conftest import Case
@@ -82,7 +82,7 @@ def test_a_profile_of_all_documents_tests_a_head_on_those_held_out(
     tree["drafts"] = {"mine": {"kind": "eagle3", "model": str(heads / "heads" / "1-0")}}
     profile = case.profile.parent / "mine.yaml"
     profile.write_text(yaml.safe_dump(tree))
-    pipeline.profile(load_profile(profile, []), tmp_path / "run", Silent(), reuse=case.run)
+    profiling.profile(load_profile(profile, []), tmp_path / "run", Silent(), reuse=case.run)
     known = yaml.safe_load((heads / CURVE).read_text())
     entry = {"draft": "mine", "run": str(tmp_path / "run")}
     (heads / "beside.yaml").write_text(yaml.safe_dump(known | {"beside": {"tuned": entry}}))

@@ -26,8 +26,8 @@ from alphaprof.errors import (
     RunMismatch,
 )
 from alphaprof.log.place import LocalPlace
+from alphaprof.log.run import Run
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_of, unit_of
-from alphaprof.log.store import Run
 from alphaprof.log.training import TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_draft
@@ -37,8 +37,7 @@ from alphaprof.profiling.training.features import Features
 from alphaprof.profiling.training.train import train
 from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, logits_by_depth, steps_of
 from alphaprof.rules import parse_rule
-from alphaprof.totals.decoded import decoded_totals
-from alphaprof.totals.pool import DocumentTotals
+from alphaprof.totals.pool import DocumentTotals, decoded_totals
 from tests.conftest import Runner
 from tests.heads import write_training
 from tests.profiling.training.conftest import Case
@@ -81,7 +80,7 @@ def results(head: Path) -> dict[str, DocumentTotals]:
     """The totals of each unit in the run that tested a head."""
     run = Run.open(head / TESTED)
     table = run.documents()
-    totals, _ = decoded_totals(run, "head", table, run.manifest.config)
+    totals, _ = decoded_totals(run, "head", table, run.manifest.profile.decision.rule)
     units = map(unit_of, table["cluster"].to_pylist(), table["prompt_hash"].to_pylist())
     return {unit: totals.rows(np.array([row])) for row, unit in enumerate(units)}
 
@@ -182,7 +181,7 @@ def test_real_decoding_has_the_rounds_of_replay(head: Path, case: Case, target: 
 def test_sampled_texts_are_tested_by_the_rule_that_the_decision_asks_for(sampled: Case, tmp_path: Path) -> None:
     out = trained(sampled, tmp_path / "head")
     run = Run.open(out / TESTED)
-    totals, rules = decoded_totals(run, "head", run.documents(), run.manifest.config)
+    totals, rules = decoded_totals(run, "head", run.documents(), run.manifest.profile.decision.rule)
     assert set(rules) == {"lossless"}
     assert set(run.documents()["continuation"].to_pylist()) == {"sampled"}
     assert (totals["rounds_1"] <= totals["tokens"]).all()

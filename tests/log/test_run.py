@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
-from alphaprof.log import files
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import read_totals
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import join_totals, read_totals
 from scripts.bench_log import bytes_per_position
 from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
 
@@ -43,7 +41,7 @@ def refusing(code: int) -> Callable[..., None]:
 
 @pytest.mark.parametrize("code", REMEDIES, ids=errno.errorcode.get)
 def test_a_disk_that_cannot_be_written_is_an_error_that_keeps_what_was_there(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """Nothing of the shard is committed then, and the run goes on with it later."""
     going = interrupted(run, tmp_path / "going", 1)
@@ -55,17 +53,17 @@ def test_a_disk_that_cannot_be_written_is_an_error_that_keeps_what_was_there(
     assert REMEDIES[code] in caught.value.hint
     assert contents(going) == before
     assert commit_again(going, run, 1)
-    assert len(Run.open(going.path).shards) == 2
+    assert len(RunWriter.open(going.path).shards) == 2
 
 
-def commit_again(going: Run, source: Run, index: int) -> bool:
+def commit_again(going: RunWriter, source: RunWriter, index: int) -> bool:
     """Commit a shard of a run with what another one holds of it."""
     logs = {draft: source.positions(draft, index) for draft in source.manifest.drafts}
     return going.commit(source.shards[index], logs, source.continuations(index))
 
 
 def test_the_files_of_a_shard_are_on_the_disk_before_its_commit(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is synced and has its name before the next begins, and so has its folder: where the power goes, a commit never
     names a file that is empty.
@@ -87,7 +85,7 @@ STORY = Domain(documents=2, temperature=0.7, continuation="sampled")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunWriter:
     return write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=3), "story": STORY}))
 
 
@@ -97,7 +95,7 @@ MADE_AGAIN = {"totals": "totals/draft=small/part-*", "documents": "documents/par
 FILES = {**LOG, **TIMES, **MADE_AGAIN}
 
 
-def file_in(run: Run, kind: str) -> Path:
+def file_in(run: RunWriter, kind: str) -> Path:
     """The one file of a kind."""
     (path,) = run.path.glob(FILES[kind])
     return path
@@ -113,7 +111,7 @@ DAMAGE = {
 }
 
 
-def read_all(run: Run) -> list[object]:
+def read_all(run: RunWriter) -> list[object]:
     """What every table of a run holds, position logs and continuations of its second shard."""
     request = TotalsRequest(run.rules, run.gammas)
     tables = [run.positions("small", 1), run.continuations(1), run.documents(), run.latency()]
@@ -123,7 +121,7 @@ def read_all(run: Run) -> list[object]:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", [*LOG, *TIMES])
-def test_a_damaged_file_is_named_with_a_next_step(run: Run, kind: str, damage: str) -> None:
+def test_a_damaged_file_is_named_with_a_next_step(run: RunWriter, kind: str, damage: str) -> None:
     """Step times that somebody deleted are a run without step times."""
     path = file_in(run, kind)
     DAMAGE[damage](path)
@@ -140,24 +138,26 @@ def test_a_damaged_file_is_named_with_a_next_step(run: Run, kind: str, damage: s
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", MADE_AGAIN)
-def test_what_the_log_can_tell_is_worked_out_again(run: Run, kind: str, damage: str) -> None:
+def test_what_the_log_can_tell_is_worked_out_again(run: RunWriter, kind: str, damage: str) -> None:
     """And written by `finish`, under the name that it had: the content is the same."""
     expected, before, path = read_all(run), contents(run), file_in(run, kind)
     DAMAGE[damage](path)
-    again = Run.open(run.path)
+    again = RunWriter.open(run.path)
     assert read_all(again) == expected
     assert again.damaged == ({str(path.relative_to(run.path))} if damage != "missing" or kind == "documents" else set())
     with pytest.raises(RunUnreadable, match=path.name) as caught:
         again.verify()
     assert caught.value.hint == "alphaprof profile with --resume makes it again"
-    finish(again)
-    Run.open(run.path).verify()
+    again.finish(join_totals)
+    RunWriter.open(run.path).verify()
     assert contents(run) == before
 
 
-def test_a_bit_in_a_file_that_is_too_large_to_be_read_whole_is_found_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bit_in_a_file_that_is_too_large_to_be_read_whole_is_found_too(
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the footer's digest, or by the checksum of its page: whatever bit it is but for the headers of pages."""
-    monkeypatch.setattr(files, "SMALL", 0)
+    monkeypatch.setattr("alphaprof.log.run.SMALL", 0)
     path = file_in(run, "positions")
     expected, content = run.positions("small", 1), path.read_bytes()
     rng = np.random.default_rng(0)
@@ -170,7 +170,7 @@ def test_a_bit_in_a_file_that_is_too_large_to_be_read_whole_is_found_too(run: Ru
     assert silent == 0
 
 
-def test_shards_that_changed_places_are_found(run: Run) -> None:
+def test_shards_that_changed_places_are_found(run: RunWriter) -> None:
     first, second = (run.path / run.name_of("positions/draft=small", index) for index in (0, 1))
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
@@ -180,7 +180,7 @@ def test_shards_that_changed_places_are_found(run: Run) -> None:
     assert run.damaged_shards() == [0, 1]
 
 
-def test_a_copy_without_its_log_is_verified_as_what_it_is(run: Run) -> None:
+def test_a_copy_without_its_log_is_verified_as_what_it_is(run: RunWriter) -> None:
     """Damaged totals come from the run that it was copied from."""
     shutil.rmtree(run.path / "positions")
     run.verify()
@@ -192,13 +192,13 @@ def test_a_copy_without_its_log_is_verified_as_what_it_is(run: Run) -> None:
     assert caught.value.hint == "copy it again from the run that has the position log"
 
 
-def test_a_run_that_goes_on_has_the_shards_that_are_committed_without_a_gap(run: Run, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_has_the_shards_that_are_committed_without_a_gap(run: RunWriter, tmp_path: Path) -> None:
     """In whatever order they come; each is read as soon as those before it are there."""
     run = write_run(tmp_path / "many", dataclasses.replace(MANY, shard_documents=2))
     going = interrupted(run, tmp_path / "going", 1)
     for index, there in ((3, 1), (2, 1), (1, 4)):
         assert commit_again(going, run, index)
-        opened = Run.open(going.path)
+        opened = RunWriter.open(going.path)
         assert (len(opened.shards), set(opened.commits())) == (there, {0, *range(index, 4)})
         assert opened.documents().equals(run.documents().slice(0, 2 * there))
     assert [opened.positions("small", index) for index in range(4)] == [run.positions("small", index) for index in range(4)]
@@ -210,26 +210,28 @@ MANY = Recipe(domains={"code": Domain(documents=8)})
 
 
 @pytest.mark.parametrize("damage", ["half", "another shard's", "edited"])
-def test_a_damaged_commit_is_none_for_readers_and_its_shard_is_measured_again(run: Run, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_commit_is_none_for_readers_and_its_shard_is_measured_again(
+    run: RunWriter, tmp_path: Path, damage: str
+) -> None:
     going = interrupted(run, tmp_path / "going")
     path, text = going.path / "commits" / "00001.json", (going.path / "commits" / "00001.json").read_text()
     data = json.loads(text) | {"seconds": 1.0}
     other = (going.path / "commits" / "00000.json").read_text()
     path.write_text({"half": text[: len(text) // 2], "another shard's": other, "edited": json.dumps(data)}[damage])
-    opened = Run.open(going.path)
+    opened = RunWriter.open(going.path)
     assert len(opened.shards) == 1
     assert opened.damaged_shards() == [1]
     opened.withdraw(1)
     assert not path.exists()
 
 
-def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None:
+def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: RunWriter) -> None:
     (totals,) = run.totals_parts("small")
-    assert Run(run.path, dataclasses.replace(run.manifest, files={})).latency() is None
+    assert RunWriter(run.path, dataclasses.replace(run.manifest, files={})).latency() is None
     named = {name: file for name, file in run.manifest.files.items() if not name.startswith("totals")}
-    assert Run(run.path, dataclasses.replace(run.manifest, files=named)).totals_parts("small") == []
+    assert RunWriter(run.path, dataclasses.replace(run.manifest, files=named)).totals_parts("small") == []
     with pytest.raises(RunUnreadable, match="not one of the files"):
-        Run(run.path, dataclasses.replace(run.manifest, files={})).continuations(0)
+        RunWriter(run.path, dataclasses.replace(run.manifest, files={})).continuations(0)
     assert (run.path / totals.name).exists()
 
 

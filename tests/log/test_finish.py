@@ -13,10 +13,9 @@ import pytest
 from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.manifest import Worker
 from alphaprof.log.place import LocalPlace
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import build_report
-from alphaprof.totals.files import shard_totals
-from alphaprof.totals.finish import finish
+from alphaprof.totals.files import join_totals, shard_totals
 from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 RECIPE = Recipe(domains={"code": Domain(documents=12, shortest=4, longest=8)}, shard_documents=2)  # six shards
@@ -24,51 +23,51 @@ MINE = ("notes.txt", "positions/thesis.parquet", "totals/draft=small/part-00000.
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunWriter:
     return write_run(tmp_path / "run", RECIPE)
 
 
 @pytest.fixture
-def going(run: Run, tmp_path: Path) -> Run:
+def going(run: RunWriter, tmp_path: Path) -> RunWriter:
     """The same with all shards committed, and not finished."""
     return interrupted(run, tmp_path / "going")
 
 
-def commit_again(going: Run, source: Run, index: int) -> bool:
+def commit_again(going: RunWriter, source: RunWriter, index: int) -> bool:
     """Commit a shard with what another run holds of it, totals included."""
     positions, texts = source.positions("small", index), source.continuations(index)
     totals = {"small": shard_totals(going, "small", positions, texts)}
     return going.commit(source.shards[index], {"small": positions}, texts, totals)
 
 
-def data_of(run: Run) -> dict[str, bytes]:
+def data_of(run: RunWriter) -> dict[str, bytes]:
     """What readers of its folders see."""
     return {name: content for name, content in contents(run).items() if name.endswith(".parquet")}
 
 
-def test_a_run_that_is_finished_twice_or_by_two_at_once_is_the_same(run: Run, going: Run) -> None:
+def test_a_run_that_is_finished_twice_or_by_two_at_once_is_the_same(run: RunWriter, going: RunWriter) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(finish, [Run.open(going.path) for _ in range(4)]))
-    assert Run.open(going.path).manifest == run.manifest
+        list(pool.map(lambda run: run.finish(join_totals), [RunWriter.open(going.path) for _ in range(4)]))
+    assert RunWriter.open(going.path).manifest == run.manifest
     before = contents(going)
     assert data_of(going) == data_of(run)
-    finish(Run.open(going.path))
-    finish(going)
+    RunWriter.open(going.path).finish(join_totals)
+    going.finish(join_totals)
     assert contents(going) == before
 
 
 @pytest.mark.parametrize(("lost", "words"), [((3,), r"1 of 6 shards \(3\)"), ((0, 5), r"2 of 6 shards \(0, 5\)")])
-def test_a_run_with_gaps_is_not_finished(going: Run, lost: tuple[int, ...], words: str) -> None:
+def test_a_run_with_gaps_is_not_finished(going: RunWriter, lost: tuple[int, ...], words: str) -> None:
     for index in lost:
         going.withdraw(index)
     before = contents(going)
     with pytest.raises(RunMismatch, match=f"lacks {words}") as caught:
-        finish(going)
+        going.finish(join_totals)
     assert "--resume measures them" in caught.value.hint
     assert contents(going) == before
 
 
-def test_what_no_commit_names_is_removed_in_the_end_and_what_is_not_ours_stays(run: Run, going: Run) -> None:
+def test_what_no_commit_names_is_removed_in_the_end_and_what_is_not_ours_stays(run: RunWriter, going: RunWriter) -> None:
     """Files of killed processes; until then `positions()` is the door to the log."""
     for folder in ("positions/draft=small", "continuations", "prompts"):
         (going.path / folder).mkdir(exist_ok=True)
@@ -76,17 +75,17 @@ def test_what_no_commit_names_is_removed_in_the_end_and_what_is_not_ours_stays(r
     for name in MINE:
         (going.path / name).parent.mkdir(parents=True, exist_ok=True)
         (going.path / name).write_text("mine")
-    finish(going)
+    going.finish(join_totals)
     left = set(contents(going)) - set(going.manifest.files)
     assert {name for name in left if not name.startswith(("commits/", "workers/"))} == {"manifest.json", *MINE}
     (going.path / "positions" / "thesis.parquet").unlink()
     assert len(pd.read_parquet(going.path / "positions")) == run.manifest.positions
 
 
-def test_a_shard_that_two_processes_measure_is_committed_by_one(run: Run, tmp_path: Path) -> None:
+def test_a_shard_that_two_processes_measure_is_committed_by_one(run: RunWriter, tmp_path: Path) -> None:
     """The other one takes back what it wrote, and nothing else."""
     first = interrupted(run, tmp_path / "going", 1)
-    second = Run.open(first.path)
+    second = RunWriter.open(first.path)
     assert commit_again(first, run, 1)
     before = contents(first)
     assert not commit_again(second, run, 1)
@@ -94,45 +93,45 @@ def test_a_shard_that_two_processes_measure_is_committed_by_one(run: Run, tmp_pa
     assert {commit.worker for commit in second.commits().values()} >= {first.worker}
 
 
-def test_a_run_that_needs_fewer_shards_is_finished_without_the_others(run: Run, going: Run) -> None:
+def test_a_run_that_needs_fewer_shards_is_finished_without_the_others(run: RunWriter, going: RunWriter) -> None:
     """Also without those that come later; and finishing it again asks for no more."""
-    late = Run.open(going.path)
+    late = RunWriter.open(going.path)
     late.withdraw(5)
-    finish(going, 3)
+    going.finish(join_totals, 3)
     assert (going.manifest.status, len(going.shards), len(going.documents())) == ("complete", 3, 6)
     before = contents(going)
     assert not commit_again(late, run, 5)
     assert contents(going) == before
-    finish(Run.open(going.path))
+    RunWriter.open(going.path).finish(join_totals)
     assert contents(going) == before
-    Run.open(going.path).verify()
+    RunWriter.open(going.path).verify()
     assert len(pd.read_parquet(going.path / "positions")) == going.manifest.positions
     assert sorted(going.commits()) == [0, 1, 2]
 
 
 def test_the_last_shard_stays_where_another_process_finishes_the_run_at_once(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the commit and the next step of the process that measured it."""
-    last, other = interrupted(run, tmp_path / "going", 5), Run(tmp_path / "going", run.manifest)
+    last, other = interrupted(run, tmp_path / "going", 5), RunWriter(tmp_path / "going", run.manifest)
     put_new = last.place.put_new
 
     def and_finished(_: LocalPlace, name: str, content: Any) -> bool:
         try:
             return put_new(name, content)
         finally:
-            other.manifest = Run.open(other.place).manifest
-            finish(other)
+            other.manifest = RunWriter.open(other.place).manifest
+            other.finish(join_totals)
 
     monkeypatch.setattr(LocalPlace, "put_new", and_finished)
     assert commit_again(last, run, 5)
-    assert len(Run.open(last.path).shards) == 6
-    Run.open(last.path).verify()
+    assert len(RunWriter.open(last.path).shards) == 6
+    RunWriter.open(last.path).verify()
 
 
-def measured_by(run: Run, device: str, **environment: Any) -> Worker:
+def measured_by(run: RunWriter, device: str, **environment: Any) -> Worker:
     """Register a process that computes otherwise as the one that measured the run."""
-    worker = run.me(device, run.manifest.environment | environment)
+    worker = Worker.here(device, run.manifest.environment | environment)
     run.worker = next(iter(run.commits().values())).worker
     run.register(worker)
     return worker
@@ -146,24 +145,24 @@ ODD: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_processes_that_compute_otherwise_are_refused_or_noted(run: Run, going: Run, case: str) -> None:
+def test_processes_that_compute_otherwise_are_refused_or_noted(run: RunWriter, going: RunWriter, case: str) -> None:
     """As the profile says; every report of the run has the note then."""
     device, environment, words = ODD[case]
     measured_by(going, device, **environment)
     with pytest.raises(RunMismatch, match=f"processes that compute otherwise .*: {words}$") as caught:
-        finish(going)
+        going.finish(join_totals)
     assert "--set execution.mixed_devices=true" in caught.value.hint
-    assert Run.open(going.path).manifest.status == "running"
+    assert RunWriter.open(going.path).manifest.status == "running"
     mixed = going.manifest.config | {"execution": {"mixed_devices": True}}
     going.write_manifest(dataclasses.replace(going.manifest, config=mixed))
-    finish(going)
-    finish(Run.open(going.path))
-    (warning,) = Run.open(going.path).manifest.warnings
+    going.finish(join_totals)
+    RunWriter.open(going.path).finish(join_totals)
+    (warning,) = RunWriter.open(going.path).manifest.warnings
     assert (warning["code"], words in warning["message"]) == ("mixed_devices", True)
     assert words in next(note.message for note in build_report(going).notes if note.code == "mixed_devices")
 
 
-def test_a_shard_of_other_documents_than_were_staged_is_refused_and_measured_again(run: Run, going: Run) -> None:
+def test_a_shard_of_other_documents_than_were_staged_is_refused_and_measured_again(run: RunWriter, going: RunWriter) -> None:
     """As many documents, but others; and a number of them that is another one."""
     shards = run.shards
     for staged, prompts, odd in (
@@ -171,36 +170,40 @@ def test_a_shard_of_other_documents_than_were_staged_is_refused_and_measured_aga
         ((2,) * 6, [shard.digest if shard.index != 4 else "0" * 32 for shard in shards], [4]),
     ):
         going.write_manifest(dataclasses.replace(going.manifest, staged=staged, prompts=tuple(prompts)))
-        opened = Run.open(going.path)
+        opened = RunWriter.open(going.path)
         with pytest.raises(RunMismatch, match=rf"1 shards of .* \({odd[0]}\) are of other documents than were staged"):
-            finish(opened)
-        assert Run.open(going.path).damaged_shards() == odd
+            opened.finish(join_totals)
+        assert RunWriter.open(going.path).damaged_shards() == odd
     going.write_manifest(dataclasses.replace(going.manifest, prompts=tuple(shard.digest for shard in shards)))
-    finish(Run.open(going.path))
-    assert Run.open(going.path).manifest.status == "complete"
+    RunWriter.open(going.path).finish(join_totals)
+    assert RunWriter.open(going.path).manifest.status == "complete"
 
 
-def test_a_run_that_is_finished_with_a_withdrawn_commit_is_finished_again_with_the_new_one(run: Run, going: Run) -> None:
+def test_a_run_that_is_finished_with_a_withdrawn_commit_is_finished_again_with_the_new_one(
+    run: RunWriter, going: RunWriter
+) -> None:
     """A process withdraws a damaged shard while another one, that has read its commit, finishes the run."""
     path = going.path / going.name_of("continuations", 2)
-    mender, finisher = Run.open(going.path), Run.open(going.path)
+    mender, finisher = RunWriter.open(going.path), RunWriter.open(going.path)
     mender.withdraw(2)
     finisher.commits = lambda afresh=False: dict(going.commits()) | {2: cached}  # type: ignore[method-assign]
     cached = run.commits()[2]
-    finish(finisher)
-    assert Run.open(going.path).manifest.status == "complete"
+    finisher.finish(join_totals)
+    assert RunWriter.open(going.path).manifest.status == "complete"
     path.write_bytes(b"damaged")
     assert commit_again(mender, run, 2)
-    assert Run.open(going.path).manifest.status == "running"
-    finish(mender)
-    again = Run.open(going.path)
+    assert RunWriter.open(going.path).manifest.status == "running"
+    mender.finish(join_totals)
+    again = RunWriter.open(going.path)
     again.verify()
     assert again.manifest.status == "complete"
     assert again.name_of("continuations", 2) == f"continuations/part-00002.{mender.worker}.parquet"
     assert again.positions("small", 2).equals(run.positions("small", 2))
 
 
-def test_a_disk_that_fails_for_a_moment_is_no_damage(run: Run, going: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_for_a_moment_is_no_damage(
+    run: RunWriter, going: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be read now may be whole: nothing is withdrawn for it, and no commit is taken for torn."""
 
     def failing(self: LocalPlace, name: str) -> Any:
@@ -217,25 +220,25 @@ def test_a_disk_that_fails_for_a_moment_is_no_damage(run: Run, going: Run, monke
 
     monkeypatch.setattr(LocalPlace, "read", commits_fail)
     with pytest.raises(RunUnreadable, match="Input/output error"):
-        Run.open(going.path)
+        RunWriter.open(going.path)
 
 
-def test_a_shard_that_another_process_has_measured_anew_is_not_withdrawn(run: Run, tmp_path: Path) -> None:
+def test_a_shard_that_another_process_has_measured_anew_is_not_withdrawn(run: RunWriter, tmp_path: Path) -> None:
     first = interrupted(run, tmp_path / "going")
-    late = Run.open(first.path)
+    late = RunWriter.open(first.path)
     assert late.commits().keys() == first.commits().keys()
     first.withdraw(2)
     assert commit_again(first, run, 2)
     late.withdraw(2)
-    assert 2 in Run.open(first.path).commits()
+    assert 2 in RunWriter.open(first.path).commits()
 
 
-def test_a_decision_that_was_changed_meanwhile_stays(run: Run, going: Run) -> None:
+def test_a_decision_that_was_changed_meanwhile_stays(run: RunWriter, going: RunWriter) -> None:
     """Who finishes a run takes what stands in it then, not what stood there when it began."""
-    other = Run.open(going.path)
+    other = RunWriter.open(going.path)
     changed = going.manifest.config["decision"] | {"min_speedup": 1.7}
     other.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | {"decision": changed}))
-    finish(going)
-    assert Run.open(going.path).manifest.config["decision"]["min_speedup"] == 1.7
+    going.finish(join_totals)
+    assert RunWriter.open(going.path).manifest.profile.decision.min_speedup == 1.7
     other.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | {"decision": changed}))
-    assert Run.open(going.path).manifest.status == "complete"
+    assert RunWriter.open(going.path).manifest.status == "complete"

@@ -1,47 +1,38 @@
-"""The run directory: shards that are written once, committed by one process each, and read back as Arrow tables."""
+"""A run as readers see it: its documents, position log, totals and step times, checked against the manifest and commits that
+name them. `log.writer` writes it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
-import platform
 import re
-import secrets
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphaprof.errors import NoPositionLog, RunDamaged, RunExists, RunMismatch, RunUnreadable
-from alphaprof.log.disk import reading
-from alphaprof.log.files import SMALL, TotalsPart, attempt_of, file_of, readable, require_same, shards_of
+from alphaprof.errors import NoPositionLog, OptionInvalid, RunDamaged, RunMismatch, RunUnreadable, shown
+from alphaprof.log.files import SMALL, TotalsPart, readable, require_same, shards_of
 from alphaprof.log.manifest import (
-    LATENCY,
     LOGGED,
-    MANIFEST,
-    PROFILE,
     Commit,
-    Environment,
     File,
     Manifest,
     Shard,
     Worker,
-    commit_name,
-    part_name,
     read_commit,
     read_manifest,
     read_status,
     read_worker,
 )
-from alphaprof.log.place import LocalPlace, Place, place_of
+from alphaprof.log.place import LocalPlace, Place, place_of, reading
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -53,84 +44,40 @@ from alphaprof.log.schema import (
     imported_totals_columns,
     totals_columns,
 )
-from alphaprof.log.tables import rows_of, table_content, totals_content
+from alphaprof.log.tables import rows_of
 
-OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
 COMMITTED = re.compile(r"commits/(\d{5,})\.json")
-TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
 AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
 ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
 TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
 
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 AT_ONCE = 32  # files that are asked of an object store at the same time: each answer takes long, and little work
 
 
-def require_new(place: Place, hint: str = "add --resume to finish it, or choose another --out") -> None:
-    """Raise `RunExists` rather than overwrite anything, and `DiskFull` where a place cannot be made.
-
-    `hint`: what to do where it holds a run already.
-    """
-    place.require_writable()
-    names = set(place.names(""))
-    if MANIFEST in names:
-        raise RunExists(f"{place.shown} holds a run already", hint)
-    if PROFILE not in names and names:
-        raise RunExists(f"{place.shown} exists and is not empty", "choose a new directory for --out")
-
-
-def remove_unnamed(place: Place, named: Collection[str]) -> None:
-    """Remove files of a run that are not among some names; files of a user's own stay, wherever they lie."""
-    for name in place.names(""):
-        folder, _, file = name.rpartition("/")
-        ours = OURS.fullmatch(folder) and shards_of(file) is not None
-        if (ours or (not folder and TIMES.fullmatch(file))) and name not in named:
-            place.remove(name)
-
-
-@contextlib.contextmanager
-def run_directory(out: Path | None) -> Iterator[Path]:
-    """Yields a directory for a new run: `out`, or where that is None one that is removed in the end."""
-    if out is not None:
-        yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="alphaprof-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder) / "run"
-
-
 class Run:
-    """A run directory, or the same in an object store. Reading methods see complete shards only; a missing or foreign
-    directory raises `RunUnreadable`, and so does a file that is not as it was written.
+    """A run directory, or the same in an object store. Readers see complete shards only; a missing or foreign directory
+    raises `RunUnreadable`, and so does a file that is not as it was written.
 
-    A file is written once and never again: its name says which process measured it, or what is in it. A commit is written
-    last, by one process alone, and names the files of a shard; so any number of processes may write a run.
-    `damaged`: files whose content was worked out again, since they could not be read; `refused`: commits of this process
-    that came later than another's; `torn`: shards whose commits cannot be read, which are none for readers.
-
-    A commit is read once, since nothing changes it. A damaged shard's may be withdrawn, and another one take its place:
-    who needs to know for sure, and reads it for the last time, reads all of them afresh.
+    `damaged`: files whose content was worked out again, since they could not be read; `torn`: shards whose commits cannot
+    be read, which are none for readers.
     """
 
     def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
         self.place = place_of(where) if isinstance(where, (Path, str)) else where
         self.manifest = manifest
-        self.worker = secrets.token_hex(4)  # tells the files of this process apart from those of others
         self.damaged: set[str] = set()
-        self.refused = 0
         self.torn: set[int] = set()
-        self._written: set[str] = set()
         self._commits: dict[str, Commit] = {}
         self._footers: dict[str, pq.FileMetaData] = {}
         self._kept: dict[str, tuple[pq.FileMetaData, dict[str, pa.ChunkedArray]]] | None = None
-        self._recording = Lock()
         self._index: tuple[dict[str, File], dict[tuple[str, int], str]] = {}, {}
 
     @classmethod
-    def open(cls, where: Place | Path | str) -> Run:
+    def open(cls, where: Place | Path | str) -> Self:
         """The run in a place, with the shards that are committed by now."""
         place = place_of(where) if isinstance(where, (Path, str)) else where
         run = cls(place, read_manifest(place))
@@ -147,7 +94,7 @@ class Run:
         its log stays in memory, so that every column is fetched once.
         """
         other = Run(self.place, manifest)
-        other.worker, other._footers, other._written = self.worker, self._footers, self._written
+        other._footers = self._footers
         other._kept = {} if keep else None
         return other
 
@@ -170,7 +117,9 @@ class Run:
 
     def commits(self, afresh: bool = False) -> dict[int, Commit]:
         """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet.
-        `afresh`: those that were read before are read again.
+
+        A commit is read once, since nothing changes it. `afresh`: all are read again, since a damaged shard's may have been
+        withdrawn and replaced.
         """
         names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
         self.torn, self._commits = set(), {} if afresh else self._commits
@@ -201,154 +150,20 @@ class Run:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def commit(
-        self,
-        shard: Shard,
-        positions: Mapping[str, pa.Table],
-        continuations: pa.Table,
-        totals: Mapping[str, pa.Table] | None = None,
-        seconds: float = 0.0,
-    ) -> bool:
-        """Write a shard, tables by draft, and commit it. False where another process was faster, or has finished the run
-        without this shard: what this one wrote is removed then. Raises `DiskFull`.
-        """
-        part, files = part_name(shard.index, shard.index, self.worker), dict[str, File]()
-        for draft, table in positions.items():
-            name = f"positions/draft={draft}/{part}"
-            files[name] = self._write(name, table_content(table, self.log_of(draft).columns, name))
-        name = f"continuations/{part}"
-        files[name] = self._write(name, table_content(continuations, CONTINUATION_COLUMNS, name))
-        for draft, table in (totals or {}).items():
-            name = f"totals/draft={draft}/{part}"
-            files[name] = self._write(name, table_content(table, self.totals_columns, name))
-        commit = Commit(shard, files, self.worker, round(seconds, 3), _now())
-        named = commit_name(shard.index)
-        if (mine := self.place.put_new(named, commit.to_json().encode())) and self._is_wanted(commit):
-            self._commits[named] = commit
-            return True
-        self.refused += 1
-        for name in [named] * mine + list(files):
-            self.place.remove(name)
-        return False
-
-    def _is_wanted(self, commit: Commit) -> bool:
-        """Whether a run holds a shard whose commit was just written: it is running, or was finished with it. Where it was
-        finished with an earlier commit that was withdrawn meanwhile, it is running again.
-        """
-        if read_status(self.place) == "running":
-            return True
-        now = read_manifest(self.place)
-        if commit.shard.index >= len(now.shards):
-            return False
-        if not {name for name in commit.files if not name.startswith("totals/")} <= now.files.keys():
-            self.write_manifest(now.reopened())
-        return True
-
-    def me(self, device: str, environment: Environment, part: str = "0/1") -> Worker:
-        """The worker of the run that this process is."""
-        return Worker(platform.node(), os.getpid(), _now(), device, environment, part)
-
-    def register(self, worker: Worker) -> None:
-        """Say who this process is, before its first shard."""
-        self.place.put(f"workers/{self.worker}.json", worker.to_json().encode())
-
     def workers(self) -> dict[str, Worker]:
         """Who works on a run or did, by the name that commits give them."""
         files = [file for file in self.place.names("workers") if file.endswith(".json")]
         read = self._each(partial(read_worker, self.place), files)
         return {Path(file).stem: it for file, it in zip(files, read, strict=True) if it is not None}
 
-    def require_there(self) -> None:
-        """Raise `DiskFull` where the directory is gone; of an object store the next write tells."""
-        if isinstance(self.place, LocalPlace):
-            self.place.require_there()
-
     def is_finished(self) -> bool:
         """Whether some process has finished the run meanwhile."""
         return self.manifest.status == "complete" or read_status(self.place) == "complete"
 
-    def withdraw(self, index: int) -> None:
-        """Remove the commit of a damaged shard, so that it is measured again; not where another process has done that."""
-        name = commit_name(index)
-        known = self._commits.pop(name, None)
-        try:
-            stored = read_commit(self.place, name)
-        except RunDamaged:
-            stored = known
-        if stored == known:
-            self.place.remove(name)
-
-    def _write(self, name: str, content: bytes | pa.Buffer) -> File:
-        self._written.add(name)  # a write that fails may leave it there
-        self.place.put(name, content)
-        return file_of(content)
-
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Replace manifest.json."""
-        self.manifest = manifest
-        self.place.put(MANIFEST, (manifest.to_json() + "\n").encode())
-
-    def update_manifest(self, change: Callable[[Manifest], Manifest]) -> None:
-        """Change some fields of the manifest as it is stored now, whatever other processes have written meanwhile."""
-        self.place.put(MANIFEST, (change(read_manifest(self.place)).to_json() + "\n").encode())
-        self.manifest = change(self.manifest)
-
-    def begin(self, part: str = "0/1") -> bool:
-        """Write the manifest of a run that begins; False where another process has written one. `part`: this process's."""
-        begun = self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
-        if begun and self.manifest.imported is None:
-            self.register(self.me(self.manifest.target.device, self.manifest.environment, part))
-        return begun
-
-    @contextlib.contextmanager
-    def beginning(self) -> Iterator[None]:
-        """Removes what this process has written, and no other one, where the block ends and the run is not its own."""
-        self.place.make()  # a process that began the same run, and failed, may have removed it
-        try:
-            yield
-        finally:
-            with contextlib.suppress(Exception):  # nothing may hide what ended the block
-                named = read_manifest(self.place).files if self.place.has(MANIFEST) else {}
-                for name in self._written - named.keys():
-                    self.place.remove(name)
-
-    def write_prompts(self, table: pa.Table, index: int) -> None:
-        """Write the documents of a shard as they are to be measured; the next manifest names them."""
-        name = f"prompts/{part_name(index, index, self.worker)}"
-        self._record(name, table_content(table, PROMPT_COLUMNS, name))
-
-    def write_totals(self, tables: Sequence[pa.Table], shards: tuple[int, int], draft: str) -> None:
-        """Write a draft's totals of shards, from the first to the last, which tables hold one after the other; the next
-        manifest names them in the place of parts that overlap them.
-        """
-        folder = f"totals/draft={draft}"
-        content = totals_content(tables, self.totals_columns, folder)
-        self._record(f"{folder}/{part_name(*shards, attempt_of(content))}", content, instead=True)
-
-    def write_documents(self, table: pa.Table, shards: tuple[int, int]) -> None:
-        """Write the documents of shards, from the first to the last; the next manifest names them in the place of others."""
-        content = table_content(table, DOCUMENT_COLUMNS, "documents")
-        self._record(f"documents/{part_name(*shards, attempt_of(content))}", content, instead=True)
-
-    def write_latency(self, table: pa.Table) -> None:
-        """Write the step times; the next manifest names them in the place of earlier ones."""
-        content = table_content(table, LATENCY_COLUMNS, "latency")
-        self._record(f"{LATENCY}{attempt_of(content)}.parquet", content, self.manifest.times)
-
-    def _record(self, name: str, content: pa.Buffer, gone: Iterable[str] = (), instead: bool = False) -> None:
-        """Write a file and take it into the manifest, which is not written yet, in the place of others."""
-        file = self._write(name, content)
-        with self._recording:  # files may be written by several threads
-            if instead:
-                gone = [other for other in self.manifest.files if _overlap(other, name)]
-            files = {other: known for other, known in self.manifest.files.items() if other not in gone}
-            self.damaged -= {name, *gone}
-            self.manifest = dataclasses.replace(self.manifest, files=files | {name: file})
-
     @property
     def rules(self) -> list[str]:
         """Ids of the rules whose acceptance the log holds."""
-        return list(self.manifest.config["rules"])
+        return list(self.manifest.profile.rules)
 
     @property
     def log_rules(self) -> LogRules:
@@ -362,7 +177,7 @@ class Run:
     @property
     def gammas(self) -> list[int]:
         """The speculation lengths that the totals hold."""
-        return list(self.manifest.config["gammas"])
+        return list(self.manifest.profile.gammas)
 
     @property
     def totals_columns(self) -> tuple[Column, ...]:
@@ -448,12 +263,6 @@ class Run:
                 self.damaged.update(names)
         return self.collected(self.shards)
 
-    def documents_parts(self) -> set[tuple[int, int]]:
-        """The shards, from the first to the last, whose documents have a file of their own that is as it was written."""
-        names = self._parts("documents")
-        whole = zip(names, self._each(self._is_whole, names), strict=True)
-        return {shards for name, there in whole if there and (shards := shards_of(name)) is not None}
-
     def collected(self, shards: Sequence[Shard]) -> pa.Table:
         """The documents of some shards, from their continuations."""
         schema = arrow_schema(DOCUMENT_COLUMNS)
@@ -507,11 +316,7 @@ class Run:
             return None
         return self._read(name, TIMED_AGAIN, LATENCY_COLUMNS)
 
-    def damaged_shards(
-        self,
-        mine: Callable[[int], bool] = lambda _: True,
-        by: Collection[str] | None = None,
-    ) -> list[int]:
+    def damaged_shards(self, mine: Callable[[int], bool] = lambda _: True, by: Collection[str] | None = None) -> list[int]:
         """Those of some committed shards whose texts or positions are not what was written, or not of the documents that
         were staged: small files are compared whole, others by their size and footer. Raises `RunUnreadable` for what cannot
         be read now, and may be whole.
@@ -627,17 +432,44 @@ def _metadata(footer: bytes) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def _is_logged(name: str) -> bool:
     return name.partition("/")[0] in LOGGED
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Whether two files of one folder cover the same shards."""
-    first, second = shards_of(one), shards_of(other)
-    if one.rpartition("/")[0] != other.rpartition("/")[0] or first is None or second is None:
-        return False
-    return first[0] <= second[1] and second[0] <= first[1]
+@dataclass(frozen=True)
+class RunDraft:
+    """A run and one of its drafts, as commands name them: RUN or RUN:DRAFT."""
+
+    run: Run
+    draft: str
+
+    @property
+    def label(self) -> str:
+        """How it is named on the command line."""
+        return f"{self.run.path}:{self.draft}"
+
+    def asked(self, config: dict[str, Any]) -> RunDraft:
+        """The same with another decision or other costs than the run's own; nothing is written."""
+        return RunDraft(self.run.view(dataclasses.replace(self.run.manifest, config=config)), self.draft)
+
+
+def side_of(text: str) -> RunDraft:
+    """Read RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` if a draft is missing or not named."""
+    path, colon, draft = text, "", ""
+    if not os.path.exists(text) and ":" in text:
+        path, colon, draft = text.rpartition(":")
+    run = Run.open(Path(path))
+    names = list(run.manifest.drafts)
+    require_drafts(run)
+    if not colon and len(names) == 1:
+        draft = names[0]
+    if draft not in names:
+        what = f"{path} has no draft {shown(draft)}" if colon else f"{path} has {len(names)} drafts"
+        raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
+    return RunDraft(run, draft)
+
+
+def require_drafts(run: Run) -> None:
+    """Raise `OptionInvalid` for a run without any draft."""
+    if not run.manifest.drafts:
+        raise OptionInvalid(f"{run.path} has no draft", "profile the target with one: the profile's drafts name them")

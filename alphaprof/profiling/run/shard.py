@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
-from alphaprof.log.store import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
@@ -30,21 +30,33 @@ from alphaprof.profiling.texts.continuations import (
     scoring_batches,
     thinking,
 )
-from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder
+from alphaprof.profiling.texts.corpus import Document
 from alphaprof.totals.files import shard_totals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from alphaprof.config.profile import ProfileOptions
-    from alphaprof.profiling.run.resume import Reused
-    from alphaprof.profiling.texts.corpus import Staged
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]
 Work = Callable[[], None]
-Documents: TypeAlias = "Corpus | InRandomOrder | Reused | Staged"
 WAITING = 1  # pieces that may wait while one is written: what is measured must fit into memory
+
+
+class DocumentSource(Protocol):
+    """Documents in order, and how many were left out or cut, by reason: a `Corpus`, or what stands in for one."""
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Documents that were left out."""
+
+    @property
+    def truncated(self) -> Mapping[str, int]:
+        """Documents that were cut."""
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents."""
 
 
 class Progress(Protocol):
@@ -71,7 +83,7 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     target: Model
     drafts: Sequence[Draft]
-    documents: Documents
+    documents: DocumentSource
     scorer: Scorer
 
 
@@ -79,7 +91,7 @@ class Loaded:
 class Plan(Loaded):
     """A loaded profile with the run that is made of it."""
 
-    run: Run
+    run: RunWriter
 
 
 def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Work:

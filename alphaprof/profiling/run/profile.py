@@ -1,0 +1,643 @@
+"""A run, top to bottom: `profile` begins it, or goes on with it, measures the shards of its part, and concludes it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from alphaprof.config.options import MeasuredCosts, NoCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.costs.cost_model import shape_of
+from alphaprof.costs.engine_table import read_engine_table
+from alphaprof.costs.steps import TARGET
+from alphaprof.costs.timing import is_busy
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunDamaged, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
+from alphaprof.log.manifest import (
+    MANIFEST,
+    DraftFacts,
+    Environment,
+    Manifest,
+    ModelFacts,
+    RandomOrder,
+    Worker,
+    now,
+    read_manifest,
+)
+from alphaprof.log.notes import note
+from alphaprof.log.place import Place, address_of, place_of
+from alphaprof.log.run import Run
+from alphaprof.log.split import unit_of
+from alphaprof.log.writer import FREE, RunWriter, alive, joined
+from alphaprof.profiling.heads.wiring import check_wiring
+from alphaprof.profiling.models import hub
+from alphaprof.profiling.models.dtype import settled as settled_dtype
+from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.load import (
+    eos_of,
+    is_out_of_memory,
+    load_model,
+    load_tokenizer,
+    special_ids,
+    token_count,
+    tokenizer_fingerprint,
+)
+from alphaprof.profiling.models.processing import not_modelled
+from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.profiling.run.parts import WHOLE, Part, wait_until_begun
+from alphaprof.profiling.run.shard import Loaded, Plan, Progress, Writer, measure_shard
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.scorer import Extras, Scorer
+from alphaprof.profiling.texts.continuations import digest
+from alphaprof.profiling.texts.corpus import (
+    Corpus,
+    Document,
+    InRandomOrder,
+    Staged,
+    document_of,
+    documents_of,
+    policy,
+    prompt_table,
+)
+from alphaprof.profiling.timing import latency
+from alphaprof.profiling.timing.steppers import NotTimed
+from alphaprof.rules import parse_rule
+from alphaprof.totals.documents import require_weights
+from alphaprof.totals.files import join_totals
+from alphaprof.version import __version__
+
+# What a run so far says: why no more documents are needed, or None.
+Settled = Callable[[Run], str | None]
+
+
+def profile(
+    options: ProfileOptions,
+    out: Path | str,
+    progress: Progress,
+    resume: bool = False,
+    reuse: Path | None = None,
+    settled: Settled | None = None,
+    part: Part = WHOLE,
+    units: frozenset[str] | None = None,
+) -> Run:
+    """Profile into the directory `out`, or with `resume` go on with the run there, which other processes may be doing too.
+    Raises the errors of `errors.py`.
+
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: of
+    these independent units alone. `settled`: documents come in random order, until it says of the run so far that no more
+    are needed; such a run is complete then, and without `settled` it goes on to its last document. `part`: which shards
+    this process measures; part 0 begins the run, and the last one finishes it.
+    """
+    if settled is not None:
+        require_verdict(options)
+    place, config = place_of(out), options.model_dump(mode="json")
+    if part.index:
+        wait_until_begun(place, part, progress.say)
+    with in_memory(), joined(place, config, resume or part != WHOLE, several=part != WHOLE):
+        plan = begin(options, place, progress, resume, reuse, settled is not None, part, units)
+        if isinstance(plan, Run):
+            return plan
+        _work(plan, progress, settled, part)
+    return plan.run
+
+
+def require_verdict(options: ProfileOptions) -> None:
+    """Raise `ProfileInvalid` if no verdict can end a run."""
+    if isinstance(options.costs, NoCosts):
+        raise ProfileInvalid(
+            "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is no "
+            "verdict",
+            "profile without --until-decided, or name a source of step times: --set costs.source=measured",
+        )
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[None]:
+    """Raise `OutOfMemory` if what it encloses does not fit into memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        hint = "use a smaller dtype, another device, or a device_map"
+        raise OutOfMemory("the models do not fit into memory", hint) from None
+
+
+# Begin: load models, stage prompts, time steps; or find what is missing in the run that is there.
+
+
+def begin(
+    options: ProfileOptions,
+    place: Place,
+    progress: Progress,
+    resume: bool = False,
+    reuse: Path | None = None,
+    in_random_order: bool = False,
+    part: Part = WHOLE,
+    units: frozenset[str] | None = None,
+) -> Plan | Run:
+    """Stage prompts and time steps in a place without a run, or find what is missing in the one that is there: what a
+    process needs that measures its shards, or a run that is complete. Raises the errors of `errors.py`.
+    """
+    if place.has(MANIFEST):
+        return _resumed(options, RunWriter.open(place), progress, in_random_order, part, resume)
+    set_threads(options.execution.threads, alone=part == WHOLE and options.execution.engine == "local")
+    with alive(place) if part != WHOLE else contextlib.nullcontext():
+        plan = _begun(options, place, progress, reuse, in_random_order, units)
+        with plan.run.beginning():
+            stage(plan, progress)
+            if isinstance(options.costs, MeasuredCosts):
+                _measure_latency(plan, options.costs, progress)
+            began = plan.run.begin(str(part))
+    # Another process may have begun the same run meanwhile.
+    return plan if began else _resumed(options, RunWriter.open(place), progress, in_random_order, part, resume)
+
+
+def set_threads(threads: int | str, alone: bool = True) -> None:
+    """Have torch compute with as many threads as a run does; `auto`: as it chooses, or one if several processes share a
+    machine.
+    """
+    if threads != "auto" or not alone:
+        torch.set_num_threads(1 if threads == "auto" else int(threads))
+
+
+def _begun(
+    options: ProfileOptions,
+    place: Place,
+    progress: Progress,
+    reuse: Path | None = None,
+    in_random_order: bool = False,
+    units: frozenset[str] | None = None,
+    first: int | None = None,
+) -> Plan:
+    """Load everything for a new run, whose manifest is not written yet; what can fail early fails here."""
+    loaded = load(options, progress, reuse, units=units)
+    order: RandomOrder | None = None
+    if first is not None and isinstance(loaded.documents, Corpus):
+        loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
+    if in_random_order and isinstance(loaded.documents, Corpus):
+        drawn = InRandomOrder.of(loaded.documents, options)
+        loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
+    texts = address_of(place_of(reuse)) if reuse else None
+    manifest = dataclasses.replace(_manifest(loaded), reused=texts, sequential=order)
+    require_costs(options, manifest.target, manifest.drafts)
+    if isinstance(loaded.documents, Reused):
+        loaded.documents.require_same_target(manifest)
+    run = RunWriter(place, manifest)
+    plan = Plan(**vars(loaded), run=run)
+    trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
+    drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
+    warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
+    for warning in warnings:
+        progress.warn(**warning)
+    run.manifest = dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings)
+    return plan
+
+
+def load(
+    options: ProfileOptions,
+    progress: Progress,
+    reuse: Path | None = None,
+    run: Run | None = None,
+    units: frozenset[str] | None = None,
+) -> Loaded:
+    """Load models and find the data. Raises the errors of `errors.py`. `run`: one that holds the documents already, so that
+    neither data nor hub are read for them. `reuse`, `units`: as of `profile`.
+    """
+    reused = Reused.open(reuse, options, units) if reuse else None
+    if reused is not None:  # its text is that of the target in its dtype
+        options = as_measured(options, reused.run.manifest)
+    progress.say(f"loading {options.target.model}")
+    tokenizer = load_tokenizer(options.target)
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    if target.choice is not None:
+        options = settled_dtype(options, target.choice.chosen)
+        progress.say(target.choice.reason)
+    drafts = load_drafts(options, target, tokenizer)
+    dispatch.warm_up(target.device, progress.say)
+    staged = Staged(run) if run is not None else reused
+    documents = staged or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    for _ in itertools.islice(documents, len(options.data)):  # one of every source
+        pass  # a missing file or column is found before any work
+    extras = Extras.of(options.rules, options.certificates)
+    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    return Loaded(options, tokenizer, target, drafts, documents, scorer)
+
+
+def _manifest(loaded: Loaded) -> Manifest:
+    """What a run begins with."""
+    rules = loaded.scorer.extras.log_rules(loaded.options.rules)
+    return Manifest(
+        status="running",
+        alphaprof=__version__,
+        created=now(),
+        config=loaded.options.model_dump(mode="json"),
+        target=dataclasses.replace(loaded.target.facts(), special=special_ids(loaded.tokenizer)),
+        drafts={draft.name: draft.facts() for draft in loaded.drafts},
+        tokenizer=tokenizer_fingerprint(loaded.tokenizer),
+        environment=_environment(loaded.target.device),
+        emitted=rules.emitted,
+        certified=rules.certified,
+    )
+
+
+def _environment(device: torch.device) -> Environment:
+    packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
+    with contextlib.suppress(PackageNotFoundError):  # not there on every system
+        packages["triton"] = version("triton")
+    return {
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "packages": packages,
+    }
+
+
+def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
+    """Raise `CostsUnreadable` if step times from elsewhere cannot be had: known before any work."""
+    costs = options.costs
+    lookups = [name for name, facts in drafts.items() if not facts.has_steps]
+    if isinstance(costs, TableCosts):
+        models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
+        heads = [name for name in models if name not in drafts or drafts[name].by_depth]
+        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
+    elif isinstance(costs, RooflineCosts):
+        for name, facts in {TARGET: target, **drafts}.items():
+            if name not in lookups:
+                shape_of(name, facts)
+
+
+def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
+    """Yield what is known to be odd before any work, as notes."""
+    kinds = [options.continuation_of(index) for index in range(len(options.data))]
+    raw = [
+        Path(source.path).name
+        for source, kind in zip(options.data, kinds, strict=True)
+        if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
+    ]
+    if raw and has_template:
+        yield note("raw_prompts", files=", ".join(raw))
+    if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
+        yield note("no_verdict", rule=options.decision.rule)
+    choice = scorer.target.model.choice
+    if choice is not None and choice.chosen != choice.stored:
+        yield note("other_dtype", reason=choice.reason)
+    if reason := dispatch.why_unavailable(scorer.target.model.device):
+        yield note("slow_statistics", reason=reason)
+    if options.certificates and not scorer.extras.certified:
+        yield note("no_thresholds", rules=", ".join(options.rules))
+    if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
+        yield from (note("not_modelled", setting=setting) for setting in not_modelled(scorer.target.model.served))
+    for forced in (scorer.target, *scorer.drafts):
+        if isinstance(forced, TeacherForced) and not forced.chunked:
+            yield note("full_logits", model=forced.model.name)
+
+
+def _has_verdict(options: ProfileOptions, named: str) -> bool:
+    """Whether a rule has rounds on some of the text, without which no verdict can come out of the run."""
+    rule = parse_rule(named).rule
+    policies = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
+    texts = {"sampled" if fields["processing"] else "greedy" for fields in policies if fields["on_policy"]}
+    return rule.chained and bool(texts & set(rule.policies))
+
+
+def stage(plan: Plan, progress: Progress) -> None:
+    """Write the prompts of a run by shards. The next manifest names them, and what was left out."""
+    progress.start("reading prompts", hub.expected_documents(plan.options), "documents")
+    run, stream, staged, digests = plan.run, iter(plan.documents), list[int](), list[str]()
+    order = run.manifest.sequential
+    size = order["shard_documents"] if order else plan.options.shard_documents
+    while documents := list(itertools.islice(stream, size)):
+        require_weights(plan.options.decision.weights, (document.domain for document in documents))
+        run.stage(prompt_table(documents), len(staged))
+        staged.append(len(documents))
+        digests.append(digest(documents))
+        progress.advance(len(documents))
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    run.manifest = dataclasses.replace(
+        run.manifest, staged=tuple(staged), prompts=tuple(digests), skipped=skipped, truncated=truncated
+    )
+
+
+def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
+    """Time the steps on the first prompts' tokens; the next manifest names the times."""
+    progress.start("timing steps", 100, "parts")
+    text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
+    try:
+        subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
+        first = plan.options.decision.concurrency
+        timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say, first)
+    except NotTimed as error:
+        _note(plan, progress, note("not_timed", reason=error, remedy=error.remedy))
+        return
+    plan.run.write_latency(timed.table)
+    # Of earlier times, that were damaged, nothing is true any more.
+    kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] not in ("not_timed_there", "busy"))
+    environment = plan.run.manifest.environment | Environment(timing_waiting=timed.waiting)
+    plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=kept, environment=environment)
+    smaller = "lower costs.concurrency or costs.context"
+    left_out = [(reason, smaller) for reason in timed.left_out]
+    for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
+        _note(plan, progress, note("not_timed_there", reason=reason, remedy=remedy))
+    if timed.waiting is not None and is_busy(timed.waiting):
+        _note(plan, progress, note("busy", waiting=timed.waiting))
+
+
+def _note(plan: Plan, progress: Progress, warning: dict[str, str]) -> None:
+    """Tell whoever watches, and every report of the run, whose next manifest has it."""
+    progress.warn(**warning)
+    warnings = (*plan.run.manifest.warnings, warning)
+    plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=warnings)
+
+
+# Resume or join a run that has begun.
+
+
+def _resumed(
+    options: ProfileOptions, run: RunWriter, progress: Progress, in_random_order: bool, part: Part, resume: bool
+) -> Plan | Run:
+    """What measures the rest of the run that is there, damaged shards included, or the run if it is complete. What others
+    measured is compared with what they wrote if the run is resumed, and not by each part that begins: that compares what it
+    wrote itself.
+    """
+    costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
+    options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
+    _require_same_profile(run, options)
+    if in_random_order and run.manifest.sequential is None:
+        hint = "finish it without, or choose another --out"
+        raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
+    earlier = {name for name, worker in run.workers().items() if worker.part == str(part)}
+    damaged = run.damaged_shards(part.has, None if resume else earlier)
+    if damaged:
+        progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
+    untimed = costs is not None and part.index == 0 and not _timed(run)
+    if run.manifest.status == "complete" and not untimed and not damaged:
+        _adopt_decision(run, options, progress)
+        progress.say(f"{run.path} is complete already")
+        run.finish(join_totals)  # as far as its totals or documents were lost
+        return run
+    plan = join(options, run, progress, part)  # nothing is changed for a process that cannot go on with it
+    _adopt_decision(run, options, progress)
+    if damaged:
+        run.reopen(damaged)
+    progress.say(f"resuming after {len(run.committed())} complete shards")
+    if costs is not None and untimed:
+        _measure_latency(plan, costs, progress)
+        times, told = run.manifest.times, run.manifest.warnings
+        run.update_manifest(lambda stored: dataclasses.replace(stored.with_times(times), warnings=told))
+    if run.manifest.status == "complete":  # its step times alone were lost
+        run.finish(join_totals)
+        return run
+    return plan
+
+
+def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
+    """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
+    return settled_dtype(options, manifest.profile.dtype)
+
+
+def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
+    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
+    before, asked = earlier.manifest.config, options.model_dump(mode="json")
+    if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
+        hint = "resume with the profile and options of the first call, or choose another --out"
+        raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
+
+
+def _timed(run: Run) -> bool:
+    """Whether steps were timed, or cannot be. Step times that are damaged are lost."""
+    try:
+        return any(warning["code"] == "not_timed" for warning in run.manifest.warnings) or run.latency() is not None
+    except RunUnreadable:
+        return False
+
+
+def _adopt_decision(earlier: RunWriter, options: ProfileOptions, progress: Progress) -> None:
+    """A changed decision needs no new measurement: the run takes it over, and reports ask it from then on."""
+    changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
+    others = {name for name, value in changed.items() if earlier.manifest.config.get(name) != value}
+    if others:
+        earlier.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | changed))
+    if others - {"execution"}:
+        progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
+
+
+def join(options: ProfileOptions, run: RunWriter, progress: Progress, part: Part = WHOLE) -> Plan:
+    """What a process needs that measures a part of the shards of a run which has begun, with the options of that run. Raises
+    `RunMismatch` if its models are others, or it computes otherwise.
+    """
+    set_threads(run.manifest.environment["torch_threads"])
+    loaded = load(options, progress, run=run)
+    mine = _manifest(loaded)
+    worker = Worker.here(mine.target.device, mine.environment, str(part))
+    _require_same_models(run.manifest, mine, worker)
+    run.register(worker)
+    return Plan(**vars(loaded), run=run)
+
+
+def _require_same_models(before: Manifest, mine: Manifest, worker: Worker) -> None:
+    """Raise `RunMismatch` unless models and tokenizer are those of a run that goes on, and its processes compute alike:
+    `worker` is this one. The profile may allow that they do not.
+    """
+    mixed = mine.profile.mixed_devices
+    if not mixed and (found := worker.differs_from(before)):
+        raise RunMismatch(
+            f"this process computes otherwise than the one that began the run ({'; '.join(found)}): its rows could differ",
+            "compute as the run began, profile into a new directory, or accept it: --set execution.mixed_devices=true",
+        )
+    earlier, models = {"target": before.target, **before.drafts}, {"target": mine.target, **mine.drafts}
+    fields = [f"{name} {field}" for name, facts in models.items() for field in _differing(earlier[name], facts)]
+    odd = [field for field in fields if not (mixed and field.endswith(" device"))]
+    odd += ["tokenizer"] if before.tokenizer != mine.tokenizer else []
+    if odd:
+        hint = "put the same models back, or profile into a new directory"
+        raise RunMismatch(f"models are not those that the run began with ({', '.join(odd)} differ)", hint)
+
+
+def _differing(old: ModelFacts, new: ModelFacts) -> list[str]:
+    """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
+    elsewhere = ("reference", "shape", "special", "trials", "trained")  # tokenizers are compared by themselves
+    return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
+
+
+# Measure the shards of a part, and conclude.
+
+
+def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: Part = WHOLE) -> None:
+    """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; whoever finds that all
+    are committed, or that a verdict is sure, finishes it.
+    """
+    run, staged = plan.run, plan.run.manifest.staged
+    progress.start("profiling", sum(staged), "documents")
+    there = run.committed()
+    progress.advance(sum(staged[index] for index in there))
+
+    def advance(steps: float, positions: int) -> None:
+        writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
+        run.place.require_there()
+        progress.advance(steps, positions)
+
+    asked, enough, taken = 0, None, set[int]()
+    with Writer() as writer:
+        while not run.is_finished():
+            if settled is not None:
+                writer.wait()  # what is asked next reads every shard so far
+                if part.asks(run.committed(), len(staged)):
+                    enough, asked = first_settled(run, settled, asked, progress)
+            committed = run.committed()
+            progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
+            there |= committed
+            done = taken | there
+            lacking = [index for index in range(len(staged)) if part.has(index) and index not in done]
+            if enough is not None or not lacking:
+                break
+            index = lacking[-1 if run.refused else 0]  # where another process works on the same ones, from the other end
+            taken.add(index)
+            writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance))
+    if part != WHOLE and not run.is_finished() and enough is None and len(run.committed()) < len(staged):
+        run.refresh()
+        progress.say(f"part {part} is done; others measure {len(staged) - len(run.committed())} shards still")
+        return
+    conclude(run, progress, settled, enough, asked)
+
+
+def first_settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
+    """After how many shards a verdict is sure, of those that follow each other (None: after none of them yet), and how many
+    were looked at. `asked`: how many were looked at before.
+    """
+
+    def reason_after(count: int) -> str | None:
+        return settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
+
+    run.refresh()
+    for count in range(asked + 1, len(run.shards) + 1):
+        try:
+            reason = reason_after(count)
+        except RunDamaged:  # another process has withdrawn a shard, and committed it anew
+            run.refresh(afresh=True)
+            if len(run.shards) < count:
+                break
+            reason = reason_after(count)
+        if reason:
+            progress.say(reason)
+            return count, count
+    return None, len(run.shards)
+
+
+def conclude(
+    run: RunWriter, progress: Progress, settled: Settled | None = None, enough: int | None = None, asked: int = 0
+) -> None:
+    """Finish a run all of whose shards are committed, or after the first `enough` of them; `asked`: see `first_settled`."""
+    if run.is_finished():  # by another process
+        run.manifest = read_manifest(run.place)
+    else:
+        if settled is not None and enough is None:
+            enough, _ = first_settled(run, settled, asked, progress)
+        progress.say("adding up totals")
+        run.finish(join_totals, enough)
+
+
+# Documents of an earlier run with their continuations.
+
+
+class Reused:
+    """Stands in for a `Corpus`: the same documents in the same order, each with the continuation that the run stored.
+
+    `units`: of these independent units alone (`log.split.unit_of`); None: all documents.
+    """
+
+    def __init__(self, run: Run, units: frozenset[str] | None = None) -> None:
+        self.run, self.units = run, units
+        self.skipped = Counter(run.manifest.skipped)
+        self.truncated = Counter(run.manifest.truncated)
+
+    @classmethod
+    def open(cls, path: Path, options: ProfileOptions, units: frozenset[str] | None = None) -> Reused:
+        """The documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` if `options` ask for other
+        data or continuations than the run holds.
+        """
+        run = Run.open(path)
+        run.require_complete()
+        order = run.manifest.sequential
+        if order is not None and run.manifest.documents < order["available"]:
+            raise RunMismatch(
+                f"{path} stopped early because the verdict was sure: how many documents it has depends on its results",
+                "reuse continuations of a run that measured all of its documents",
+            )
+        before, asked = run.manifest.config, options.model_dump(mode="json")
+        if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
+            hint = "reuse continuations with the data and continuation of the run that made them"
+            raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
+        return cls(run, units)
+
+    def require_same_target(self, mine: Manifest) -> None:
+        """Raise `RunMismatch` unless the run was made with this target, dtype and tokenizer."""
+        before = self.run.manifest
+        if _differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
+            hint = "profile without --reuse-continuations: another target writes other text"
+            raise RunMismatch(f"{self.run.path} was made with another target, dtype or tokenizer", hint)
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, in order."""
+        for shard in self.run.shards:
+            for row in self.run.continuations(shard.index).to_pylist():
+                if self.units is None or unit_of(row["cluster"], row["prompt_hash"]) in self.units:
+                    yield document_of(row, row["continuation_ids"], row["finish"] == "length")
+
+
+# Runs of other commands: documents without step times, and step times without documents.
+
+
+def profile_with_models(options: ProfileOptions, place: Place, progress: Progress, first: int | None = None) -> Plan:
+    """Profile into a new place without timing any step; the complete run with its loaded models. `first`: so many documents,
+    default all. Raises the errors of `errors.py`.
+    """
+    with in_memory():
+        plan = _begun(options, place, progress, first=first)
+        with plan.run.beginning():
+            stage(plan, progress)
+            if not plan.run.begin():
+                raise RunExists(f"{place.shown} holds a run already", "choose another --out")
+        _work(plan, progress)
+    return plan
+
+
+def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
+    """Time the steps for a run that has no step times yet, by `costs` instead of those of its profile, and note these in it.
+    Raises `OutOfMemory`.
+    """
+    config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
+    with in_memory():
+        plan.run.manifest = dataclasses.replace(plan.run.manifest, config=config)
+        _measure_latency(plan, costs, progress)
+        plan.run.write_manifest(plan.run.manifest)
+
+
+def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
+    """A run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
+    `StepsNotTimed` if a model's steps cannot be timed.
+    """
+    costs = options.costs
+    if not isinstance(costs, MeasuredCosts):
+        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
+    place = place_of(out)
+    with in_memory(), joined(place, options.model_dump(mode="json")):
+        plan = _begun(options, place, progress)
+        with plan.run.beginning():
+            _measure_latency(plan, costs, progress)
+            plan.run.begin()
+    if plan.run.latency() is None:
+        warning = plan.run.manifest.warnings[-1]
+        raise StepsNotTimed(warning["message"], warning["remedy"])
+    return plan.run
