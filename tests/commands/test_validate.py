@@ -376,7 +376,7 @@ def test_what_cannot_be_validated_is_refused_in_two_lines(
 
 def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:
     """The drafts that pipelines are tested with, and prompt lookup, on two domains."""
-    from tests.profiling.test_pipeline import profile_file
+    from tests.runs import profile_file
 
     drafts = {
         "close": {"kind": "model", "model": str(tiny / "draft")},
@@ -392,7 +392,7 @@ def validated(
 ) -> Validation:
     from alphaprof.commands.validate.measure import validate
     from alphaprof.config.load import load_profile
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     run_, measured = validate(load_profile(path, None, documents), out, gammas, 2, Silent(), rules=rules)
     return build_validation(run_, measured, 0.1, kept=True)
@@ -406,7 +406,7 @@ def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, fl
     from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
     from alphaprof.profiling.run.pipeline import load
     from alphaprof.rules import parse_rule
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     loaded = load(load_profile(path, None, 3), Silent())
     (drafting,) = [DecodingSetup(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]

@@ -56,7 +56,7 @@ from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.conftest import slow
-from tests.runs import MIXED, NEW_TOKENS, Silent, interrupted, log_of, mixed_file, profile_file, run_profile
+from tests.runs import MIXED, NEW_TOKENS, Silent, interrupted, log_of, mixed_file, profile_file, run_profile, tables
 from tests.synthetic import interrupted as left_running
 from tests.tiny import tokenizer
 
@@ -69,14 +69,6 @@ def strict_totals(run: Run, draft: str) -> Any:
     """Totals of one draft under strict acceptance."""
     totals = read_totals(run, draft, TotalsRequest(run.rules, run.gammas))
     return totals.filter(pc.equal(totals["rule"].cast("string"), "strict"))
-
-
-def tables(out: Path) -> dict[str, Any]:
-    """Every table of a complete run but the latency, by its path less what tells apart who wrote it."""
-    paths = sorted(path for path in out.rglob("*.parquet") if not path.name.startswith("latency."))
-    found = {str(path.relative_to(out).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in paths}
-    assert len(found) == len(paths)
-    return found
 
 
 def require_same_tables(out: Path, expected: Run) -> None:

@@ -415,7 +415,7 @@ def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
     """Runs on tiny models, of greedy text and of sampled text with and without truncation, by their drafts."""
     from alphaprof.config.load import load_profile
     from alphaprof.profiling.run.pipeline import profile
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     rows = [{"text": f"{place} the quick brown fox " * (1 + place % 3)} for place in range(6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -18,7 +18,7 @@ from alphaprof.profiling.run import pipeline
 from alphaprof.report.build import Report, build_report, settled
 from alphaprof.stats.estimate import ratio
 from alphaprof.stats.sequential import Bounds, decide_sequentially
-from tests.profiling.test_pipeline import Silent, profile_file, run_profile, tables
+from tests.runs import Silent, profile_file, run_profile, tables
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 
 LENGTH = 60
