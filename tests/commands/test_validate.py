@@ -478,18 +478,20 @@ def test_each_kind_of_text_is_decoded_by_the_rules_that_belong_to_it(tmp_path: P
 
 @pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["greedy", *slow([("sampled",)])])
-def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(tmp_path: Path, tiny: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "documents", "gammas"), [("greedy", 2, [2]), *slow([("sampled", 3, [1, 2])])])
+def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(
+    tmp_path: Path, tiny: Path, kind: str, documents: int, gammas: list[int]
+) -> None:
     path = tiny_profile(tmp_path, tiny, continuation={"kind": kind, "max_new_tokens": 24})
-    found = validated(path, tmp_path / "run")
+    found = validated(path, tmp_path / "run", documents, gammas)
     assert found.exact
-    assert found.documents == found.plain_same_text == 6
+    assert found.documents == found.plain_same_text == 2 * documents
     assert {(cell.draft, cell.domain, cell.gamma) for cell in found.cells} == {
-        (draft, domain, gamma) for draft in ("close", "skip", "ngram") for domain in ("long", "short") for gamma in (1, 2)
+        (draft, domain, gamma) for draft in ("close", "skip", "ngram") for domain in ("long", "short") for gamma in gammas
     }
     for cell in found.cells:
         assert cell.rule == ("strict" if kind == "greedy" else "one_hot")
-        assert cell.same_text == cell.same_rounds == cell.documents == 3
+        assert cell.same_text == cell.same_rounds == cell.documents == documents
         assert cell.tokens_per_round.measured == pytest.approx(cell.tokens_per_round.predicted)
         assert cell.error is not None
         assert cell.wall_speedup > 0
