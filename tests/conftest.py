@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import socket
@@ -42,6 +43,18 @@ def _no_waiting_for_disks() -> Iterator[None]:
     """Files count as on the disk at once: no test takes the power away, and thousands of small files would wait for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command_line() -> Iterator[None]:
+    """The command line, which typer makes anew at every call, is made once: that takes as long as many a test."""
+    from typer import main, testing
+
+    once = functools.cache(main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "get_command", once)
+        patch.setattr(testing, "_get_command", once)
         yield
 
 
