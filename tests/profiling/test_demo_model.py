@@ -33,7 +33,7 @@ from tests.profiling.test_independence import scored
 
 pytestmark = pytest.mark.demo_model
 ROOT = Path(__file__).parents[2]
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def run(demo_model: Path, weights: Path, tmp_path_factory: pytest.TempPathFactor
     sampled = {"kind": "sampled", "temperature": 0.8, "top_p": 0.95, "max_new_tokens": NEW_TOKENS}
     tree["data"] = [*sources[:3], sources[5] | {"domain": "drawn", "continuation": sampled}]
     tree["continuation"]["max_new_tokens"] = NEW_TOKENS
-    tree["costs"], tree["gammas"] = {"repeats": 3, "context": 64}, [1, 3, 4]
+    tree["costs"], tree["gammas"] = {"source": "none"}, [1, 3, 4]
     (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
     command = [sys.executable, "-m", "alphaprof", "profile", "profile.yaml", "--out", "run", "--limit", "2"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
