@@ -23,8 +23,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # no GPU: kernels run in NumPy; read once, when something imports triton
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+settings.register_profile("all", deadline=None)  # a busy machine is no failure
+settings.register_profile("default", deadline=None, max_examples=40)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried on fewer examples where slow tests are left out."""
+    settings.load_profile("default" if "not slow" in config.option.markexpr else "all")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
