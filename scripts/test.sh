@@ -43,4 +43,6 @@ case $mode in
 esac
 # Two processes of one thread each: threads of torch that compete for processors take many times as long.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# Hundreds of processes of alphaprof are started: what Python compiled is kept.
+unset PYTHONDONTWRITEBYTECODE
 .venv/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import socket
@@ -22,8 +23,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # no GPU: kernels run in NumPy; read once, when something imports triton
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+settings.register_profile("all", deadline=None)  # a busy machine is no failure
+settings.register_profile("default", deadline=None, max_examples=40)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried on fewer examples where slow tests are left out."""
+    settings.load_profile("default" if "not slow" in config.option.markexpr else "all")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +48,18 @@ def _no_waiting_for_disks() -> Iterator[None]:
     """Files count as on the disk at once: no test takes the power away, and thousands of small files would wait for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command_line() -> Iterator[None]:
+    """The command line, which typer makes anew at every call, is made once: that takes as long as many a test."""
+    from typer import main, testing
+
+    once = functools.cache(main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "get_command", once)
+        patch.setattr(testing, "_get_command", once)
         yield
 
 

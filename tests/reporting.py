@@ -40,6 +40,12 @@ def reported(path: Path, recipe: Recipe | None = None) -> Report:
     return build_report(write_run(path / "run", recipe))
 
 
+def asked(run: Run, **decision: Any) -> Report:
+    """The report of a run under another decision."""
+    config = run.manifest.config
+    return build_report(run, config=config | {"decision": config["decision"] | decision})
+
+
 def only(report: Report, domain: str, draft: str = "small", rule: str | None = None) -> Result:
     """The one result of a domain and draft (and rule, where the report holds several)."""
     mine = [result for result in report.results if (result.domain, result.draft) == (domain, draft)]

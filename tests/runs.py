@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -127,6 +128,14 @@ def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) ->
 def log_of(run: Run, draft: str) -> pd.DataFrame:
     """The positions of one draft."""
     return pd.read_parquet(run.path / "positions", filters=[("draft", "==", draft)]).reset_index(drop=True)
+
+
+def tables(out: Path) -> dict[str, Any]:
+    """Every table of a complete run but the latency, by its path less what tells apart who wrote it."""
+    paths = sorted(path for path in out.rglob("*.parquet") if not path.name.startswith("latency."))
+    found = {str(path.relative_to(out).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in paths}
+    assert len(found) == len(paths)
+    return found
 
 
 def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from alphaprof.errors import DataEmpty
 from scripts import campaign
 
 SEED = 17
-COUNTS = {name: count // 20 for name, (_, count) in campaign.PARTS.items()}
+COUNTS = {name: count // 20 for name, (_, count) in campaign.PARTS.items()} | {"workers": 3}
 
 
 def require_target(name: str, **options: bool) -> None:

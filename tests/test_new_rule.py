@@ -15,8 +15,8 @@ from alphaprof.log.run import Run
 from alphaprof.profiling.decoding.speculative import require_decodable
 from alphaprof.report.build import build_report
 from alphaprof.rules import RULES, SAMPLED, Parameter, Rule, agrees, one_hot, parse_rule
-from tests.profiling.test_pipeline import profile_file, run_profile
 from tests.reporting import as_terminal
+from tests.runs import profile_file, run_profile
 
 pytestmark = pytest.mark.models
 

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,6 @@ TOKENS = (1, 2, 5, 9)
 SPREAD = 4.0  # logits of these models lie that many times as far apart as those of real ones
 ASSUMED = "h200"  # where the GPU is in no table
 MOST_STATISTICS, MOST_SCORING = 0.10, 1.05
-Figures = dict[str, Any]
 
 
 def within(setting: Setting, most: float) -> Setting:

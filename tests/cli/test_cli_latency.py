@@ -22,7 +22,7 @@ from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
 from tests.loops import each
-from tests.profiling.test_pipeline import profile_file, run_profile
+from tests.runs import profile_file, run_profile
 
 pytestmark = pytest.mark.models
 SMALL = ["--set", "costs.repeats=3", "--set", "costs.context=[16,32]", "--set", "costs.concurrency=[1,2]"]

@@ -221,7 +221,7 @@ def test_the_first_lines_of_getting_started_run_on_tiny_models(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dry run, a few documents, and a report of them, as the page has it."""
-    from tests.profiling.test_pipeline import profile_file
+    from tests.runs import profile_file
 
     drafts = {"small": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
     profile_file(tmp_path, tiny, drafts=drafts, gammas=[1, 2]).rename(tmp_path / "my.yaml")

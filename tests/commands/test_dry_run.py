@@ -20,7 +20,7 @@ from alphaprof.config.load import load_profile
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from tests.conftest import Runner
-from tests.profiling.test_pipeline import NEW_TOKENS, Silent, profile_file
+from tests.runs import NEW_TOKENS, Silent, profile_file
 from tests.tiny import llama, tokenizer
 
 FINE = "none of which stops the run. Nothing was written."

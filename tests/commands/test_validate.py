@@ -380,7 +380,7 @@ def test_what_cannot_be_validated_is_refused_in_two_lines(
 
 def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:
     """The drafts that pipelines are tested with, and prompt lookup, on two domains."""
-    from tests.profiling.test_pipeline import profile_file
+    from tests.runs import profile_file
 
     drafts = {
         "close": {"kind": "model", "model": str(tiny / "draft")},
@@ -396,7 +396,7 @@ def validated(
 ) -> Validation:
     from alphaprof.commands.validate.measure import validate
     from alphaprof.config.load import load_profile
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     run_, measured = validate(load_profile(path, None, documents), out, gammas, 2, Silent(), rules=rules)
     return build_validation(run_, measured, 0.1, kept=True)
@@ -410,7 +410,7 @@ def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, fl
     from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
     from alphaprof.profiling.run.profile import load
     from alphaprof.rules import parse_rule
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     loaded = load(load_profile(path, None, 3), Silent())
     (drafting,) = [DecodingSetup(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]
@@ -482,18 +482,20 @@ def test_each_kind_of_text_is_decoded_by_the_rules_that_belong_to_it(tmp_path: P
 
 @pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["greedy", *slow([("sampled",)])])
-def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(tmp_path: Path, tiny: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "documents", "gammas"), [("greedy", 2, [2]), *slow([("sampled", 3, [1, 2])])])
+def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(
+    tmp_path: Path, tiny: Path, kind: str, documents: int, gammas: list[int]
+) -> None:
     path = tiny_profile(tmp_path, tiny, continuation={"kind": kind, "max_new_tokens": 24})
-    found = validated(path, tmp_path / "run")
+    found = validated(path, tmp_path / "run", documents, gammas)
     assert found.exact
-    assert found.documents == found.plain_same_text == 6
+    assert found.documents == found.plain_same_text == 2 * documents
     assert {(cell.draft, cell.domain, cell.gamma) for cell in found.cells} == {
-        (draft, domain, gamma) for draft in ("close", "skip", "ngram") for domain in ("long", "short") for gamma in (1, 2)
+        (draft, domain, gamma) for draft in ("close", "skip", "ngram") for domain in ("long", "short") for gamma in gammas
     }
     for cell in found.cells:
         assert cell.rule == ("strict" if kind == "greedy" else "one_hot")
-        assert cell.same_text == cell.same_rounds == cell.documents == 3
+        assert cell.same_text == cell.same_rounds == cell.documents == documents
         assert cell.tokens_per_round.measured == pytest.approx(cell.tokens_per_round.predicted)
         assert cell.error is not None
         assert cell.wall_speedup > 0
@@ -573,7 +575,7 @@ def test_steps_of_a_run_are_timed_at_the_contexts_of_its_documents(tmp_path: Pat
     contexts = documents["prompt_tokens"].to_numpy() + documents["continuation_tokens"].to_numpy() / 2
     assert found.contexts == (round(contexts.min()), round(contexts.max()))
     assert found.contexts[0] <= found.mean_context <= found.contexts[1]
-    assert run_.manifest.config["costs"]["context"] == list(found.contexts)
+    assert run_.manifest.profile.costs["context"] == list(found.contexts)
     latency = run_.latency().to_pylist()
     assert {row["context"] for row in latency if row["model"] == "close" and row["step"] == "draft"} == set(found.contexts)
     assert max(row["context"] for row in latency if row["model"] == "brief") < 24 < found.contexts[1]

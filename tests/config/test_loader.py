@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import strategies as st
 
 from alphaprof.config.load import load_profile, validate
 from alphaprof.config.options import ModelDraft
@@ -297,9 +296,6 @@ def test_an_override_that_means_nothing_is_refused(tmp_path: Path, override: str
         load_profile(write(tmp_path, PROFILE), [override])
     assert problem in caught.value.message
     assert advice in caught.value.hint
-
-
-KEY = st.sampled_from(["target", "data", "drafts", "model", "code", "gammas", "0", "9", "", "\u00b2"]) | st.text()
 
 
 def test_a_default_yields_to_the_file_and_the_file_to_set_and_set_to_a_later_set(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from alphaprof.costs.engine_table import COLUMNS, read_engine_table
 from alphaprof.costs.steps import StepRow, StepTable
@@ -185,6 +184,3 @@ def test_the_examples_of_the_page_are_read(tmp_path: Path, kind: str) -> None:
     table = StepTable(read(tmp_path, example, name=f"costs.{kind}"))
     times = table.times("small", 4, 1, 1024)
     assert (times.decode.ms, times.target[5].ms, times.draft.ms) == (7.1, 7.5, 1.1)
-
-
-times = st.floats(1e-6, 1e6)

@@ -13,6 +13,7 @@ from alphaprof.profiling.heads import eagle
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import recorded
+from tests.conftest import slow
 from tests.eagle import HIDDEN, IDS, VOCABULARY, Recomputing, Tensors, config, loaded, target, tensors, written
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -26,6 +27,7 @@ LLAMA3 = {
 }
 EMBEDDING = torch.randn(VOCABULARY, 24, generator=torch.Generator().manual_seed(3))
 # What a variant changes in the config, the ids that it can draft, and tensors that it has beside.
+OWN = "own embedding, narrower than the target"
 VARIANTS: dict[str, tuple[dict[str, Any], list[int] | None, Tensors]] = {
     "plain": ({}, [0, 2, 3, 5, 6], {}),
     "norm before the residual": ({"norm_before_residual": True}, [0, 2, 3, 5, 6], {}),
@@ -46,7 +48,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[int] | None, Tensors]] = {
     "qwen3": ({"layer": {"model_type": "qwen3"}}, [0, 2, 3, 5, 6], {}),
     "all tokens": ({"draft_vocab_size": VOCABULARY}, None, {}),
     "a mapping that does not ascend": ({}, [5, 0, 6, 2, 3], {}),
-    "own embedding, narrower than the target": (
+    OWN: (
         {"target_hidden_size": HIDDEN, "layer": {"hidden_size": 24}},
         [0, 2, 3, 5, 6],
         {"embed_tokens.weight": EMBEDDING},
@@ -115,7 +117,10 @@ def tokens(case: Case, logits: torch.Tensor) -> list[int]:
     return (best if case.network.ids is None else case.network.ids[best]).tolist()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+DISTINCT = ("plain", "a norm for each state", "two states", "three layers, all norms", "qwen3", "all tokens", OWN)
+
+
+@pytest.mark.parametrize("variant", [*DISTINCT, *slow((name,) for name in VARIANTS if name not in DISTINCT)])
 def test_every_round_is_that_of_a_decoder_that_recomputes_everything(case: Any, variant: str) -> None:
     """Drafts up to and with the first wrong one by the pass, and all of them by the cache."""
     this = case(variant)
@@ -135,6 +140,7 @@ def test_every_round_is_that_of_a_decoder_that_recomputes_everything(case: Any, 
             assert made == drafted
 
 
+@pytest.mark.slow
 def test_rounds_enough_are_compared(case: Any) -> None:
     """More than 1,000, of which some accept three drafts."""
     cases = [case(variant) for variant in VARIANTS]

@@ -19,14 +19,17 @@ from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tok
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
+from tests.loops import each
 from tests.runs import Silent
 
 pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_stories15m"
 GAMMAS = (1, 2, 3, 5)
 TEXTS = json.loads((GOLDEN / "rounds.json").read_text())["texts"]
-ENGINE = GOLDEN.parent / "vllm" / "rounds-eagle3-stories15m.json"
+REQUESTS = json.loads((GOLDEN.parent / "vllm" / "rounds-eagle3-stories15m.json").read_text())["requests"]
+SHARES = [pytest.param(8, id="an eighth"), pytest.param(1, id="all", marks=pytest.mark.slow)]  # of the recorded texts
 SIZE = len(TEXTS[0]["text"])
+Recorded = tuple[Run, list[dict[str, Any]]]
 
 
 def profiled(folder: Path, target: Path, rows: list[dict[str, Any]], continuation: dict[str, Any], **changes: Any) -> Run:
@@ -45,11 +48,12 @@ def profiled(folder: Path, target: Path, rows: list[dict[str, Any]], continuatio
     return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
 
 
-@pytest.fixture(scope="module")
-def run(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The recorded prompts, whose continuations the target writes anew."""
-    greedy = {"kind": "greedy", "max_new_tokens": SIZE}
-    return profiled(tmp_path_factory.mktemp("golden"), stories15m, [{"prompt": text["prompt"]} for text in TEXTS], greedy)
+@pytest.fixture(scope="module", params=SHARES)
+def golden(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The recorded prompts, whose continuations the target writes anew; what was recorded."""
+    texts, greedy = TEXTS[:: request.param], {"kind": "greedy", "max_new_tokens": SIZE}
+    rows = [{"prompt": text["prompt"]} for text in texts]
+    return profiled(tmp_path_factory.mktemp("golden"), stories15m, rows, greedy), texts
 
 
 def rounds(run: Run, gamma: int) -> list[list[list[int]]]:
@@ -70,47 +74,51 @@ def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
     return [[at, min(accepted, SIZE - at)] for at, accepted in text["rounds"][str(gamma)]]
 
 
-def test_the_target_writes_the_recorded_texts(run: Run) -> None:
+def test_the_target_writes_the_recorded_texts(golden: Recorded) -> None:
+    run, texts = golden
     written = run.continuations(0)["continuation_ids"].to_pylist()
-    assert written == [text["text"] for text in TEXTS]
+    assert written == [text["text"] for text in texts]
 
 
-@pytest.mark.parametrize("gamma", GAMMAS)
-def test_every_round_is_the_recorded_one(run: Run, gamma: int) -> None:
-    expected = [recorded(text, gamma) for text in TEXTS]
+@each("gamma", GAMMAS)
+def test_every_round_is_the_recorded_one(golden: Recorded, gamma: int) -> None:
+    run, texts = golden
+    expected = [recorded(text, gamma) for text in texts]
     assert rounds(run, gamma) == expected
-    assert sum(map(len, expected)) > 350
+    assert sum(map(len, expected)) > 40 * len(texts)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("golden", [1], indirect=True, ids=["all"])
 @pytest.mark.usefixtures("one_thread")
-def test_real_decoding_has_the_recorded_rounds(run: Run, stories15m: Path) -> None:
+def test_real_decoding_has_the_recorded_rounds(golden: Recorded, stories15m: Path) -> None:
     """With caches of its own, on the target's states of verified tokens."""
+    run, texts = golden
     options = load_profile(run.path.parent / "profile.yaml", [])
     tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
     (head,) = load_drafts(options, target, tokenizer)
     total = 0
     for gamma in GAMMAS:
         engine = Speculation(target, head, parse_rule("strict"), gamma)
-        for text in TEXTS:
+        for text in texts:
             found = engine.decode(np.array(text["prompt"], dtype=np.int32), SIZE)
             assert found.ids.tolist() == text["text"]
             assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
             total += len(found.accepted)
-    assert total > 1500
+    assert total > 180 * len(texts)
 
 
-@pytest.fixture(scope="module")
-def served(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=SHARES)
+def served(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The prompts of a real vLLM that drafted with the head, whose continuations the target writes anew; its requests."""
-    requests = json.loads(ENGINE.read_text())["requests"]
-    rows = [{"prompt": request["prompt_ids"]} for request in requests]
+    requests = REQUESTS[:: request.param]
+    rows = [{"prompt": item["prompt_ids"]} for item in requests]
     greedy = {"kind": "greedy", "max_new_tokens": 120}
     return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, greedy, serve_as="vllm"), requests
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 5])
-def test_every_round_is_that_of_a_real_vllm(served: tuple[Run, list[dict[str, Any]]], gamma: int) -> None:
+@each("gamma", [1, 3, 5])
+def test_every_round_is_that_of_a_real_vllm(served: Recorded, gamma: int) -> None:
     run, requests = served
     texts = [request["continuation_ids"] for request in requests]
     assert run.continuations(0)["continuation_ids"].to_pylist() == texts
@@ -122,7 +130,7 @@ def test_every_round_is_that_of_a_real_vllm(served: tuple[Run, list[dict[str, An
             at += accepted + 1
         assert found == expected
         total += len(expected)
-    assert total > 3000
+    assert total > 70 * len(requests)
 
 
 def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
@@ -132,11 +140,11 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     hashed = []
     monkeypatch.setattr(draft, "fingerprint_of", lambda *parts: hashed.append(parts) or fingerprint_of(*parts))
     greedy = {"kind": "greedy", "max_new_tokens": SIZE}
-    texts = [{"prompt": text["prompt"]} for text in TEXTS]
-    run = profiled(tmp_path, stories15m, texts, greedy, serve_as="sglang")
+    rows = [{"prompt": text["prompt"]} for text in TEXTS[::4]]
+    run = profiled(tmp_path, stories15m, rows, greedy, serve_as="sglang")
     facts = run.manifest.drafts["head"]
     assert "2, 4, 6" in facts.reading["target states"]
-    assert rounds(run, 3) != [recorded(text, 3) for text in TEXTS]
+    assert rounds(run, 3) != [recorded(text, 3) for text in TEXTS[::4]]
     (warning,) = [warning for warning in run.manifest.warnings if warning["code"] == "wiring"]
     assert "one layer earlier" in warning["message"]
     assert "[1, 3, 5]" in warning["remedy"]

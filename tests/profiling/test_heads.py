@@ -29,6 +29,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
 from tests import reference
+from tests.conftest import slow
 from tests.profiling.test_scoring import Crossed, PretendedGpu
 from tests.tiny import llama
 
@@ -251,7 +252,7 @@ def test_real_rounds_are_those_of_replay(ids: list[int] | None, rule: str, layer
     assert accepted > 20
 
 
-@pytest.mark.parametrize("ids", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("ids", [REDUCED, *slow([(None,)])], ids=str)
 def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
     ids: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,8 @@ from alphaprof.profiling.texts.continuations import Continuation, generate, gene
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, run_lengths, steps
-from tests.profiling.test_architectures import CONFIGS, network
+from tests.conftest import slow
+from tests.profiling.test_architectures import CONFIGS, OTHERS, SOME, network
 from tests.profiling.test_scoring import PretendedGpu
 from tests.tiny import llama, noisy
 
@@ -165,7 +166,9 @@ SHOWN: dict[str, tuple[set[str], float, float]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize(
+    "kind", ["model", "layer_skip", "lookup", "short context", *slow([("padded",), ("itself",), ("shuffled",)])]
+)
 def test_strict_texts_are_plain_ones_and_rounds_are_those_of_replay(kind: str) -> None:
     ours, draft = pair(kind)
     seen: set[str] = set()
@@ -195,7 +198,7 @@ def shown(found: Decoded, gamma: int, finish: str) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("kind", ["model", "layer_skip", "lookup"])
+@pytest.mark.parametrize("kind", ["model", "lookup", *slow([("layer_skip",)])])
 def test_one_hot_texts_are_plain_samples_and_rounds_are_those_of_replay(kind: str) -> None:
     ours, draft = pair(kind)
     settings = Processing(0.4) if kind == "lookup" else SAMPLED
@@ -258,7 +261,7 @@ def lively(name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*SOME, *slow((name,) for name in OTHERS)])
 def test_other_architectures_decode_as_transformers_does_sliding_windows_included(name: str) -> None:
     item = document(1, 13, NEW_TOKENS)
     model = DraftModel("target", lively(name), "model", name)

@@ -21,6 +21,7 @@ from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, expected_replays
 from tests import reference
 from tests.conftest import slow
+from tests.loops import each
 from tests.profiling.test_sampling import assert_follows
 from tests.tiny import llama, noisy
 
@@ -29,7 +30,7 @@ Array = np.ndarray[Any, Any]
 PROMPT = np.array([1, 0, 2], dtype=np.int32)
 EOS = 3
 LENGTH = 3
-RUNS = 2000
+RUNS, FEW = 2000, 400  # texts of a law, and by default
 CONTEXTS = 61  # rows of a table
 
 
@@ -140,21 +141,25 @@ MORE_LAWS = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "gamma", "settings", "draft_processing", "sizes"), [*LAWS, *slow(MORE_LAWS)], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "gamma", "settings", "draft_processing", "sizes", "runs"),
+    [*((*law, FEW) for law in LAWS), *slow((*law, RUNS) for law in [*LAWS, *MORE_LAWS])],
+    ids=str,
+)
 def test_texts_follow_the_law_of_the_target_and_rounds_their_expectation(
-    rule: str, gamma: int, settings: Processing, draft_processing: str, sizes: tuple[int, int]
+    rule: str, gamma: int, settings: Processing, draft_processing: str, sizes: tuple[int, int], runs: int
 ) -> None:
     target, draft = tables(*sizes)
     choice = Choice(settings, 11, draft_processing, width=max(sizes))
     engine = Speculation(target, draft, parse_rule(rule), gamma, choice)
-    runs = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(RUNS)]
+    decoded = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(runs)]
     compared = draft if rule == "lossless" else point_mass(draft)
     expected = exactly(target, compared, choice, gamma)
     assert sum(expected.law.values()) == pytest.approx(1)
-    assert_law([run.ids for run in runs], expected.law)
-    counts = np.array([[len(run.drafted), run.drafted.sum(), run.accepted.sum()] for run in runs])
+    assert_law([found.ids for found in decoded], expected.law)
+    counts = np.array([[len(found.drafted), found.drafted.sum(), found.accepted.sum()] for found in decoded])
     wanted = np.array([expected.rounds, expected.drafted, expected.accepted])
-    error = counts.std(0, ddof=1) / np.sqrt(RUNS)
+    error = counts.std(0, ddof=1) / np.sqrt(runs)
     assert np.all(np.abs(counts.mean(0) - wanted) <= 4 * error)
     assert 0 < expected.accepted < expected.drafted
 
@@ -166,11 +171,11 @@ def assert_law(texts: list[Array], expected: dict[tuple[int, ...], float]) -> No
     assert_follows(np.array([counted[text] for text in expected]), np.array(list(expected.values())))
 
 
-@pytest.mark.parametrize("settings", [CUT, *slow([(PLAIN,)])], ids=str)
-def test_plain_decoding_follows_the_law_of_the_target(settings: Processing) -> None:
+@pytest.mark.parametrize(("settings", "runs"), [(CUT, FEW), *slow([(CUT, RUNS), (PLAIN, RUNS)])], ids=str)
+def test_plain_decoding_follows_the_law_of_the_target(settings: Processing, runs: int) -> None:
     target, draft = tables()
     choice = Choice(settings, 11)
-    texts = [Plain(target, choice).decode(PROMPT, LENGTH, source_row=row).ids for row in range(RUNS)]
+    texts = [Plain(target, choice).decode(PROMPT, LENGTH, source_row=row).ids for row in range(runs)]
     assert_law(texts, exactly(target, draft, choice, 1).law)
 
 
@@ -236,8 +241,8 @@ def policy(pair: tuple[Model, Model], rule: str, gamma: int, choice: Choice, pro
     return tokens, rounds
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=["greedy", "sampled", "top_p"])
-@pytest.mark.parametrize("rule", LOSSY)
+@each("choice", CHOICES)
+@each("rule", LOSSY)
 def test_a_lossy_text_is_what_its_rule_writes_token_by_token(pair: tuple[Model, Model], rule: str, choice: Choice) -> None:
     departed = 0
     for number, gamma in enumerate([1, 2, 5]):
@@ -249,29 +254,28 @@ def test_a_lossy_text_is_what_its_rule_writes_token_by_token(pair: tuple[Model, 
     assert departed > 0
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=["greedy", "sampled", "top_p"])
-@pytest.mark.parametrize("rule", LOSSY)
+@each("choice", CHOICES)
+@each("rule", LOSSY)
 def test_regret_is_the_gap_to_the_top_token(pair: tuple[Model, Model], rule: str, choice: Choice) -> None:
-    target = pair[0]
-    for number in range(2):
-        engine = Speculation(*pair, parse_rule(rule), 4, choice)
-        found = engine.decode(prompt(number), NEW_TOKENS, regret=True)
-        assert found.regret is not None
-        rows = fresh(target.network, prompt(number), found.ids)
-        gaps = rows.max(1) - rows[np.arange(len(rows)), found.ids]
-        assert found.regret == pytest.approx(gaps, abs=1e-4)
-        assert (found.regret >= 0).all()
-        assert found.regret.max() > 0
-        assert engine.decode(prompt(number), NEW_TOKENS).regret is None
-        assert engine.decode(prompt(number), NEW_TOKENS).ids.tolist() == found.ids.tolist()
+    engine = Speculation(*pair, parse_rule(rule), 4, choice)
+    found, plain = (engine.decode(prompt(0), NEW_TOKENS, regret=regret) for regret in (True, False))
+    assert found.regret is not None
+    rows = fresh(pair[0].network, prompt(0), found.ids)
+    gaps = rows.max(1) - rows[np.arange(len(rows)), found.ids]
+    assert found.regret == pytest.approx(gaps, abs=1e-4)
+    assert (found.regret >= 0).all()
+    assert found.regret.max() > 0
+    assert plain.regret is None
+    assert plain.ids.tolist() == found.ids.tolist()
 
 
-@pytest.mark.parametrize("rule", ["additive_0", "multiplicative_1", "top_m_1", "trtllm_1_1"])
-def test_a_lossy_rule_at_its_strictest_is_strict(pair: tuple[Model, Model], rule: str) -> None:
-    for number in range(4):
-        both = [Speculation(*pair, parse_rule(name), 3).decode(prompt(number), NEW_TOKENS) for name in (rule, "strict")]
+@each("number", range(3))
+def test_a_lossy_rule_at_its_strictest_is_strict(pair: tuple[Model, Model], number: int) -> None:
+    rules = ("strict", "additive_0", "multiplicative_1", "top_m_1", "trtllm_1_1")
+    strict, *others = (Speculation(*pair, parse_rule(rule), 3).decode(prompt(number), NEW_TOKENS) for rule in rules)
+    for rule, found in zip(rules[1:], others, strict=True):
         for field in ("ids", "drafted", "accepted"):
-            assert getattr(both[0], field).tolist() == getattr(both[1], field).tolist()
+            assert getattr(found, field).tolist() == getattr(strict, field).tolist(), rule
 
 
 def test_no_rule_keeps_a_token_that_the_target_does_not_have(pair: tuple[Model, Model]) -> None:

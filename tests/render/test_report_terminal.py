@@ -107,8 +107,9 @@ def test_nothing_is_cut_off(report: Report, width: int) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in text.removeprefix(first)
     cut = [line for line in first.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]
     assert all(re.search(r"\N{HORIZONTAL ELLIPSIS} \(--show (verdict|drafts|notes)\)$", line) for line in cut)
+    gammas = as_terminal(report, width, "gammas")
     for result in report.results:
-        shown = of_draft(as_terminal(report, width, "gammas"), result.draft)
+        shown = of_draft(gammas, result.draft)
         for item in result.gammas:
             faster = f" / {fmt.number(item.speedup.value)}" if item.speedup else ""
             assert f" {fmt.number(item.tokens_per_round.value)}{faster} " in shown

@@ -13,7 +13,7 @@ import pytest
 from alphaprof.log.manifest import Trial
 from alphaprof.log.run import Run
 from alphaprof.render.html.page import render_html
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import Report
 from tests.reporting import as_json, as_markdown, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -35,11 +35,6 @@ RECIPE = Recipe(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("heads") / "run", dataclasses.replace(RECIPE, certificates=True))
-
-
-@pytest.fixture(scope="module")
-def report(run: Run) -> Report:
-    return build_report(run)
 
 
 def log_of(run: Run, domain: str) -> pd.DataFrame:

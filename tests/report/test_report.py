@@ -43,11 +43,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def report(run: Run) -> Report:
-    return build_report(run)
-
-
-@pytest.fixture(scope="module")
 def positions(run: Run) -> pd.DataFrame:
     return log_of(run)
 

@@ -22,8 +22,9 @@ from alphaprof.report.sections.certificates import Certificate
 from alphaprof.report.sections.predictability import EPSILONS, Predictability
 from alphaprof.stats.estimate import Interval
 from tests import reference
+from tests.conftest import slow
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, judged, prepared, recounted, sharpest
-from tests.reporting import as_json, as_terminal, codes, engine, only, reported, runs_of
+from tests.reporting import as_json, as_terminal, asked, codes, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -45,11 +46,6 @@ LOSSY = [rule for rule in CERTIFIED if rule not in ("strict", "tree_2", "tree_3"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("mixed") / "run", MIXED)
-
-
-@pytest.fixture(scope="module")
-def report(run: Run) -> Report:
-    return build_report(run)
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +136,11 @@ def most_rejected(thresholds: pd.Series, mean: float) -> float:
     return count / len(thresholds)
 
 
-@pytest.mark.parametrize("rule", ["strict", "typical_0p09_0p3", "tree_2"])
-@pytest.mark.parametrize(("domain", "kind"), [("code", "greedy"), ("chat", "greedy"), ("code", "given")])
+KINDS = [("code", "greedy"), ("chat", "greedy"), ("code", "given")]
+UNITS = [(*kind, rule) for kind in KINDS for rule in ("strict", "typical_0p09_0p3", "tree_2")]
+
+
+@pytest.mark.parametrize(("domain", "kind", "rule"), [*UNITS[::4], *slow(case for case in UNITS if case not in UNITS[::4])])
 def test_intervals_are_those_of_independent_units(
     report: Report, log: pd.DataFrame, domain: str, kind: str, rule: str
 ) -> None:
@@ -374,9 +373,9 @@ def test_intervals_of_certain_runs_are_those_of_documents(report: Report, log: p
     close(item.tokens_per_round, Interval(1 / time, low, high))
 
 
-@pytest.mark.parametrize("decision", [{}, {"rule": "strict"}, {"rule": "additive_0p1"}])
+@pytest.mark.parametrize("decision", [{}, *slow([({"rule": "strict"},), ({"rule": "additive_0p1"},)])])
 def test_the_free_draft_is_prompt_lookup_under_the_rule_of_the_verdict(run: Run, decision: dict[str, Any]) -> None:
-    found = build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
+    found = asked(run, **decision)
     results = {(item.domain, item.continuation, item.draft, item.rule): item for item in found.results}
     for text in found.predictability:
         rule = decision.get("rule") or ("one_hot" if text.continuation == "sampled" else "strict")
@@ -416,7 +415,7 @@ def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
     """Runs on tiny models, of greedy text and of sampled text with and without truncation, by their drafts."""
     from alphaprof.config.load import load_profile
     from alphaprof.profiling.run.profile import profile
-    from tests.profiling.test_pipeline import Silent
+    from tests.runs import Silent
 
     rows = [{"text": f"{place} the quick brown fox " * (1 + place % 3)} for place in range(6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -26,7 +26,7 @@ from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import GammaResult
 from tests.costs.test_roofline import LLAMA, QWEN3
-from tests.reporting import as_json, as_terminal, codes, only
+from tests.reporting import as_json, as_terminal, asked, codes, only
 from tests.synthetic import Domain, Recipe, stored_totals, write_run
 
 RECIPE = Recipe(
@@ -91,11 +91,6 @@ def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return timed(tmp_path_factory.mktemp("costs") / "run")
-
-
-@pytest.fixture(scope="module")
-def report(run: Run) -> Report:
-    return build_report(run)
 
 
 def totals(run: Run, domain: str, draft: str) -> pd.DataFrame:
@@ -165,8 +160,7 @@ def test_speedups_at_every_concurrency(run: Run, report: Report) -> None:
 @pytest.mark.parametrize("batch", [1, 16])
 def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, batch: int) -> None:
     """The draft model reads in a fifth of the target's time, prompt lookup in none."""
-    config = run.manifest.config
-    report = build_report(run, config=config | {"decision": config["decision"] | {"concurrency": batch}})
+    report = asked(run, concurrency=batch)
     reading = 20 * (1 + 10 * (totals(run, "code", "small")["prompt_tokens"].to_numpy() - 2) / 1000)
     for draft, share in (("small", 1.2), ("ngram", 1.0)):
         spent, plain = spent_of(run, "code", draft, 3, batch)
@@ -175,15 +169,12 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, b
 
 
 def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> None:
-    config = run.manifest.config
-    report = build_report(
-        run, config=config | {"decision": config["decision"] | {"concurrency": 64, "draft": "small", "gamma": 3}}
-    )
+    report = asked(run, concurrency=64, draft="small", gamma=3)
     spent, plain = spent_of(run, "code", "small", 3, 64)
     found = at(report, "code", "small", 3).speedup
     assert found.value == pytest.approx(plain.sum() / spent.sum())
     assert report.times.concurrency == 64
-    between = build_report(run, config=config | {"decision": config["decision"] | {"concurrency": 40}})
+    between = asked(run, concurrency=40)
     assert between.times.target_ms[4] == pytest.approx(verified(4, 40, context_of(run)))
 
 

@@ -13,8 +13,9 @@ import pytest
 from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.rules import DEFAULT_RULES
+from tests.conftest import slow
 from tests.loops import each
-from tests.reporting import as_json, expected_rounds_of, log_of, only, recounted, reported, rows_of
+from tests.reporting import as_json, asked, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 
 SAMPLED = {"temperature": 0.7, "continuation": "sampled"}
@@ -67,22 +68,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def report(run: Run) -> Report:
-    return build_report(run)
-
-
-@pytest.fixture(scope="module")
 def positions(run: Run) -> pd.DataFrame:
     table = log_of(run)
     greedy = table["domain"].astype(str).map(POLICY) == "greedy"
     table["reference"] = table["token"].where(greedy, table["target_top"])
     table["known"], table["best"] = table["target_prob_of_draft_top"].astype(float), table["target_top_prob"].astype(float)
     return table
-
-
-def asked(run: Run, **decision: Any) -> Report:
-    """The report of a run under another decision."""
-    return build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
 
 
 @each("draft", DRAFTS)
@@ -185,7 +176,7 @@ def test_the_verdict_concerns_what_engines_do_by_default(report: Report) -> None
 WEIGHED = {"code": 0.25, "chat": 0.0, "story": 0.5, "novel": 0.25, "holes": 0.0, "logged": 0.0, "foreign": 0.0, "wiki": 0.0}
 
 
-@each("draft", DRAFTS)
+@pytest.mark.parametrize("draft", ["large", *slow([("small",), ("lookup",)])])
 def test_the_traffic_weighs_greedy_text_under_strict_and_sampled_text_under_one_hot(run: Run, draft: str) -> None:
     found = asked(run, weights=WEIGHED, draft=draft, gamma=2)
     rules = {"code": "strict", "story": "one_hot", "novel": "one_hot"}
@@ -196,7 +187,7 @@ def test_the_traffic_weighs_greedy_text_under_strict_and_sampled_text_under_one_
     assert found.traffic.documents == 8 + 8 + 14
 
 
-@each("rule", ["lossless", "one_hot"])
+@pytest.mark.parametrize("rule", ["lossless", *slow([("one_hot",)])])
 def test_a_rule_that_is_asked_for_gets_the_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
     decided = [result for result in found.results if result.verdict is not None]
@@ -207,7 +198,7 @@ def test_a_rule_that_is_asked_for_gets_the_verdict(run: Run, rule: str) -> None:
     assert found.traffic.rule == rule
 
 
-@each("rule", ["additive_0p1", "typical_0p09_0p3", "additive_0p2"])
+@pytest.mark.parametrize("rule", ["additive_0p2", *slow([("additive_0p1",), ("typical_0p09_0p3",)])])
 def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
     assert (found.traffic.verdict, found.traffic.rule) == ("UNDECIDED", rule)
@@ -246,7 +237,7 @@ def test_the_textbook_formula_is_too_high_where_acceptance_comes_in_bursts(
     assert found.gammas[0].iid_error == pytest.approx(at_four, abs=0.015)
 
 
-@each("flavour", ["engine", "llamacpp", "hf"])
+@pytest.mark.parametrize("flavour", ["hf", *slow([("llamacpp",), ("engine",)])])
 def test_hugging_face_rounds_emit_one_token_more_a_document(run: Run, flavour: Any) -> None:
     found = build_report(run, flavour, rules=["lossless"])
     more = 1 if flavour == "hf" else 0

@@ -21,6 +21,7 @@ from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.verdict import halves, held_out
 from alphaprof.totals.documents import lots_of
 from alphaprof.totals.pool import DocumentTotals
+from tests.conftest import slow
 from tests.reporting import reported
 from tests.synthetic import Domain, Recipe, stored_totals, write_run
 
@@ -107,9 +108,11 @@ def goes(pools: Sequence[ServerPool]) -> dict[str, Option]:
     }
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["as observed", "given weights"])
-@pytest.mark.parametrize("least_gain", [0.0, 0.03, 0.5])
-@pytest.mark.parametrize("recipe", [MIXED, DEAR], ids=["two drafts", "one draft"])
+SEARCHED = [(MIXED, None, 0.0), (MIXED, WEIGHTS, 0.03), (DEAR, WEIGHTS, 0.0), (DEAR, None, 0.5)]
+MORE = [case for case in itertools.product([MIXED, DEAR], [None, WEIGHTS], [0.0, 0.03, 0.5]) if case not in SEARCHED]
+
+
+@pytest.mark.parametrize(("recipe", "weights", "least_gain"), [*SEARCHED, *slow(MORE)])
 def test_the_route_is_that_of_a_search_through_all(
     tmp_path: Path, recipe: Recipe, weights: dict[str, float] | None, least_gain: float
 ) -> None:

@@ -16,10 +16,11 @@ from alphaprof.errors import ProfileInvalid, RunMismatch
 from alphaprof.log.run import Run
 from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.run import profile as profiling
-from alphaprof.report.build import Report, build_report, settled
+from alphaprof.report.build import build_report, settled
 from alphaprof.stats.estimate import ratio
 from alphaprof.stats.sequential import Bounds, decide_sequentially
-from tests.profiling.test_pipeline import Silent, profile_file, run_profile, tables
+from tests.reporting import asked
+from tests.runs import Silent, profile_file, run_profile, tables
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 
 LENGTH = 60
@@ -41,16 +42,6 @@ def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> RunWriter:
     run = write_run(path, recipe)
     run.write_manifest(dataclasses.replace(run.manifest, sequential=ORDER | order))
     return RunWriter.open(path)
-
-
-def asked(run: Run, **decision: Any) -> Report:
-    config = run.manifest.config
-    return build_report(run, config=config | {"decision": config["decision"] | decision})
-
-
-def cut(run: Run, path: Path, shards: int) -> Run:
-    """The run as it was after some of its shards."""
-    return interrupted(run, path, shards)
 
 
 def rows(run: Run, draft: str, gamma: int) -> tuple[np.ndarray[Any, Any], ...]:
@@ -109,13 +100,13 @@ def test_what_was_chosen_does_not_hang_on_what_is_tested(tmp_path: Path) -> None
 
     rewritten(rewritten(run, "a", wrong(first=False)), "b", wrong(first=True))
     for shards in (9, 15, None):
-        part = run if shards is None else cut(run, tmp_path / str(shards), shards)
+        part = run if shards is None else interrupted(run, tmp_path / str(shards), shards)
         assert asked(part, min_speedup=1.2).traffic.draft == "a"
     assert asked(run, min_speedup=1.2).traffic.verdict == "NO-GO"
 
 
 def test_nobody_is_chosen_before_all_first_documents_are_there(tmp_path: Path) -> None:
-    run = cut(ordered(tmp_path / "run"), tmp_path / "cut", shards=7)
+    run = interrupted(ordered(tmp_path / "run"), tmp_path / "cut", shards=7)
     assert run.manifest.documents == 28
     found = asked(run, min_speedup=50).traffic
     assert (found.verdict, found.draft) == ("UNDECIDED", None)
