@@ -5,13 +5,14 @@ shows them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
+from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
@@ -21,6 +22,7 @@ from alphaprof.stats.estimate import Array
 
 MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
+Z90 = 1.6448536269514722  # standard errors that hold 90 % of a normal distribution on both sides
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
 
@@ -28,8 +30,8 @@ PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a rooflin
 class RooflineSetting:
     """The hardware: `accelerator`, a name of `ACCELERATORS`; `tp` and `draft_tp` devices in tensor parallelism (None: the
     draft is split like the target); shares of bandwidth and peak that kernels reach (the defaults fit published ratios);
-    `all_reduce_ms` a layer. `overhead_ms` is added to every decode and verify step of the target, `draft_overhead_ms` to
-    every step of a draft: kernel launches, without which a small draft's step would be as cheap as its bytes.
+    `all_reduce_ms` a layer. `overhead_ms` is added to every decode and verify step of the target. `engine`, a name of
+    `ENGINES`, gives the other overheads and `expert_reuse`, each of which a number replaces (None: the engine's).
     """
 
     accelerator: str
@@ -39,13 +41,55 @@ class RooflineSetting:
     compute_efficiency: float = 0.66
     all_reduce_ms: float = 0.0
     overhead_ms: float = 0.0
-    draft_overhead_ms: float = 0.0
+    draft_overhead_ms: float | None = None
+    layer_overhead_us: float | None = None
+    expert_layer_overhead_us: float | None = None
+    round_overhead_ms: float | None = None
+    expert_reuse: float | None = None
+    engine: str = "none"
+
+    @property
+    def added(self) -> Engine:
+        """The engine with the numbers that replace its own."""
+        own = ENGINES[self.engine]
+        return dataclasses.replace(
+            own,
+            layer_us=own.layer_us if self.layer_overhead_us is None else self.layer_overhead_us,
+            expert_layer_us=own.expert_layer_us if self.expert_layer_overhead_us is None else self.expert_layer_overhead_us,
+            round_ms=own.round_ms if self.round_overhead_ms is None else self.round_overhead_ms,
+            draft_ms=own.draft_ms if self.draft_overhead_ms is None else self.draft_overhead_ms,
+            expert_reuse=own.expert_reuse if self.expert_reuse is None else self.expert_reuse,
+        )
 
     def ms(self, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
         """A step's time without overhead."""
-        efficiency = Efficiency(self.memory_efficiency, self.compute_efficiency, self.all_reduce_ms)
+        reuse = self.added.expert_reuse
+        efficiency = Efficiency(self.memory_efficiency, self.compute_efficiency, self.all_reduce_ms, reuse)
         tp = self.tp if is_target or self.draft_tp is None else self.draft_tp
         return step_ms(shape, ACCELERATORS[self.accelerator], efficiency, tokens, batch, context, tp)
+
+    def layers_ms(self, shape: ModelShape) -> float:
+        """What the engine adds to a step for the layers of a model: norms, routing, gaps between kernels."""
+        added = self.added
+        return shape.layers * (added.layer_us + (added.expert_layer_us if shape.experts else 0.0)) / 1000
+
+    def error(self, batch: int, context: float) -> float:
+        """The relative standard error of what a round costs, from the factor that holds 90 % of published speedups."""
+        return math.log(self.factor(batch, context)) / Z90
+
+    def factor(self, batch: int, context: float) -> float:
+        """The factor within which 90 % of published speedups lie of the computed ones, as far as that is known."""
+        return ENGINES[self.engine].factor_at(self.accelerator, batch, context)
+
+    def accuracy(self, batch: int, context: float) -> str:
+        """What the times are made of and how far off they may be, in words."""
+        engine, factor = ENGINES[self.engine], f"x/÷ {self.factor(batch, context):.2f}"
+        if engine.accelerator is None:
+            return f"{engine.about}; 90 % of published speedups lie within {factor} of such times"
+        ground = f"{engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
+        if self.factor(batch, context) == engine.factor:
+            return f"overheads of {ground}; 90 % of published speedups lie within {factor}"
+        return f"overheads of {ground}; this is elsewhere, so their error is taken twice: {factor}"
 
 
 def roofline_rows(
@@ -57,26 +101,34 @@ def roofline_rows(
     contexts: Sequence[int],
     prompt_lengths: Sequence[int],
     heads: Sequence[str] = (),
+    mean_context: float = 0.0,
 ) -> tuple[StepRow, ...]:
     """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1. Of
     `heads`, the first step of a round over 1 to gamma_max + 1 tokens, and a later one.
 
-    A draft without a shape has no steps: a search that costs nothing.
+    A draft without a shape has no steps: a search that costs nothing. All steps but decode share the error of the setting
+    at `mean_context`.
     """
     rows: list[StepRow] = []
+    layers, added = setting.layers_ms(target) + setting.overhead_ms, setting.added
     for batch, context in product(batches, contexts):
+        error = setting.error(batch, mean_context)
         for tokens in range(1, gamma_max + 2):
-            ms = setting.ms(target, True, tokens, batch, context) + setting.overhead_ms
-            rows.append(StepRow(TARGET, "decode" if tokens == 1 else "verify", tokens, batch, context, ms))
+            ms = setting.ms(target, True, tokens, batch, context) + layers
+            step, shared = ("decode", 0.0) if tokens == 1 else ("verify", error)
+            rows.append(StepRow(TARGET, step, tokens, batch, context, ms, shared_error=shared))
         for name, shape in drafts.items():
+            if added.round_ms:
+                rows.append(StepRow(name, "bookkeeping", 1, batch, context, added.round_ms, shared_error=error))
             if shape is None:
                 rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
                 continue
-            steps = [("draft", tokens, shape.later) for tokens in ((1,) if name in heads else (1, 2))]
-            steps += [("draft_first", tokens, shape) for tokens in range(1, gamma_max + 2) if name in heads]
-            for step, tokens, used in steps:
-                ms = setting.ms(used, False, tokens, batch, context) + setting.draft_overhead_ms
-                rows.append(StepRow(name, step, tokens, batch, context, ms))
+            more = added.draft_ms + (0.0 if name in heads else setting.layers_ms(shape))
+            steps = [("draft", tokens, shape.later, more) for tokens in ((1,) if name in heads else (1, 2))]
+            steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]
+            for step, tokens, used, more in steps:
+                ms = setting.ms(used, False, tokens, batch, context) + more
+                rows.append(StepRow(name, step, tokens, batch, context, ms, shared_error=error))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
             prefill = [(tokens, setting.ms(shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
@@ -121,6 +173,7 @@ class Cost:
     mode: str | None  # eager, cuda_graph; None: not known
     threads: int | None  # of torch, where the device is a CPU
     overhead_ms: float | None  # added to every target step of a table or roofline
+    accuracy: str | None  # of a roofline: what it is made of, and how far off it may be
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model
     draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
@@ -227,14 +280,20 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
 
 
 def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:
-    setting = RooflineSetting(**{field.name: options[field.name] for field in dataclasses.fields(RooflineSetting)})
+    setting = roofline_setting(options)
     models = manifest.drafts.items()
     drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
     target = _shape(TARGET, manifest.target, options, options["weight_bytes"])
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
     places = (options["concurrency"], contexts)
-    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads(manifest))
+    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads(manifest), context or 0.0)
+
+
+def roofline_setting(options: Mapping[str, Any]) -> RooflineSetting:
+    """The setting of stored options. What a run of an earlier version does not have is the default."""
+    names = [field.name for field in dataclasses.fields(RooflineSetting) if field.name in options]
+    return RooflineSetting(**{name: options[name] for name in names})
 
 
 def _heads(manifest: Manifest) -> list[str]:
@@ -281,6 +340,7 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         mode=book.mode,
         threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
         overhead_ms=None if measured else options["overhead_ms"],
+        accuracy=roofline_setting(options).accuracy(concurrency, book.context) if options["source"] == ROOFLINE else None,
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
