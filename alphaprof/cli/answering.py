@@ -205,16 +205,38 @@ def trees(
 
 
 def predict(
-    cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
+    cost: Annotated[float | None, Option(help="A draft step, in plain decode steps of the target (c).")] = None,
     alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
     rate: Annotated[
         float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
     ] = None,
-    at_gamma: Annotated[int | None, Option(help="The gamma at which the engine showed that rate.")] = None,
-    gamma: Annotated[int | None, Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
+    length: Annotated[
+        float | None, Option("--acceptance-length", help="Instead of alpha: tokens per round, as model cards give them.")
+    ] = None,
+    rates: Annotated[
+        str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
+    ] = None,
+    at_gamma: Annotated[int | None, Option(help="The gamma of that rate or length; default: --gamma.")] = None,
+    gamma: Annotated[
+        int | None, Option(help="Drafted tokens per round; default: 1 to 8, or as many as there are rates.")
+    ] = None,
     verify: Annotated[float, Option(help="Verifying a round, in decode steps (v).")] = 1.0,
     verify_slope: Annotated[float, Option(help="Added to --verify for every drafted token.")] = 0.0,
     overhead: Annotated[float, Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
+    target_config: Annotated[
+        Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")
+    ] = None,
+    draft_config: Annotated[
+        Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")
+    ] = None,
+    accelerator: Annotated[str, Option(help="The device that costs are computed for (docs/costs.md).")] = "h200",
+    engine: Annotated[str, Option(help="Whose overheads count: sglang-h200, or none.")] = "sglang-h200",
+    tp: Annotated[int, Option(help="Devices in tensor parallelism.")] = 1,
+    batch: Annotated[int, Option(help="Sequences decoded at a time.")] = 1,
+    context: Annotated[int, Option(help="Tokens in the cache of each.")] = 1024,
+    request_share: Annotated[
+        float, Option(help="Share of a request's time without a draft that is not decoding: prefill, client.")
+    ] = 0.0,
     burstiness: Annotated[
         float, Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
@@ -222,12 +244,27 @@ def predict(
     out: OutFile = None,
 ) -> None:
     """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
-    from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
+    from alphaprof.commands.predict import GAMMAS, ComputedCost, acceptance_of, build_prediction, computed_cost
+    from alphaprof.errors import OptionInvalid
     from alphaprof.stats.formulas import RoundCost
 
-    costs = RoundCost(cost, verify, verify_slope, overhead)
+    at_gamma = at_gamma or (gamma if rate is not None or length is not None else None)
+    acceptance = acceptance_of(alpha, rate, length, rates, at_gamma)
     gammas = GAMMAS if gamma is None else (gamma,)
-    show(build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas), output, out)
+    if rates is not None and gamma is None:
+        gammas = tuple(range(1, rates.count(",") + 2))
+    if cost is not None and target_config is draft_config is None:
+        costs: RoundCost | ComputedCost = RoundCost(cost, verify, verify_slope, overhead)
+    elif cost is None and target_config is not None and draft_config is not None:
+        from alphaprof.costs.cost_model import RooflineSetting
+
+        setting = RooflineSetting(accelerator, tp, engine=engine)
+        costs = computed_cost(target_config, draft_config, setting, batch, context, max(*gammas, 1))
+    else:
+        raise OptionInvalid(
+            "a round's cost is either given or computed", "give --cost, or --target-config and --draft-config"
+        )
+    show(build_prediction(acceptance, burstiness, costs, gammas, request_share), output, out)
 
 
 def schema(

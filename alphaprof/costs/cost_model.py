@@ -173,7 +173,7 @@ class Cost:
     mode: str | None  # eager, cuda_graph; None: not known
     threads: int | None  # of torch, where the device is a CPU
     overhead_ms: float | None  # added to every target step of a table or roofline
-    accuracy: str | None  # of a roofline: what it is made of, and how far off it may be
+    accuracy: str | None  # of a roofline: what it is made of, and how far off it may be; None: measured or a table
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model
     draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.log.store import Run
 from alphaprof.render import report as report_texts
+from alphaprof.render.blocks import Table
 from alphaprof.render.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.render.report import report_markdown
-from alphaprof.render.blocks import Table
 from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, reported
