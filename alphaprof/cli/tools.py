@@ -97,35 +97,64 @@ def validate(
     require_within(answer, undecided_fails=undecided == "fail")
 
 
+EngineRate = Annotated[
+    float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+]
+AcceptanceLength = Annotated[
+    float | None, Option("--acceptance-length", help="Instead of alpha: tokens per round, as model cards give them.")
+]
+DepthRates = Annotated[
+    str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
+]
+Gamma = Annotated[
+    int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or as many as there are rates.")
+]
+TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
+DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
+Burstiness = Annotated[float, how(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")]
+RequestShare = Annotated[float, how(help="Share of a request's time without a draft that is not decoding: prefill, client.")]
+
+
 @command(
     group,
     "alphaprof predict --alpha 0.75 --cost 0.04",
     "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",
+    "alphaprof predict --rates 0.8,0.6,0.5 --cost 0.04",
 )
 def predict(
-    cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
+    cost: Annotated[float | None, Option(help="A draft step, in plain decode steps of the target (c).")] = None,
     alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
-    rate: Annotated[
-        float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
-    ] = None,
-    at_gamma: Annotated[int | None, Option(help="The gamma at which the engine showed that rate.")] = None,
-    gamma: Annotated[int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8.")] = None,
+    rate: EngineRate = None,
+    length: AcceptanceLength = None,
+    rates: DepthRates = None,
+    at_gamma: Annotated[int | None, Option(help="The gamma of that rate or length; default: --gamma.")] = None,
+    gamma: Gamma = None,
     verify: Annotated[float, how(help="Verifying a round, in decode steps (v).")] = 1.0,
     verify_slope: Annotated[float, how(help="Added to --verify for every drafted token.")] = 0.0,
     overhead: Annotated[float, how(help="Everything else that a round costs, in decode steps.")] = 0.0,
-    burstiness: Annotated[
-        float, how(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
-    ] = 0.0,
+    target_config: TargetConfig = None,
+    draft_config: DraftConfig = None,
+    accelerator: Annotated[str, how(help="The device that costs are computed for (docs/costs.md).")] = "h200",
+    engine: Annotated[str, how(help="Whose overheads count: sglang-h200, or none.")] = "sglang-h200",
+    tp: Annotated[int, how(help="Devices in tensor parallelism.")] = 1,
+    batch: Annotated[int, how(help="Sequences decoded at a time.")] = 1,
+    context: Annotated[int, how(help="Tokens in the cache of each.")] = 1024,
+    request_share: RequestShare = 0.0,
+    burstiness: Burstiness = 0.0,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
-    from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
+    from alphaprof.commands.predict import acceptance_of, build_prediction, cost_asked, gammas_of
+    from alphaprof.log.manifest import CostsAsked
     from alphaprof.stats.formulas import RoundCost
 
-    costs = RoundCost(cost, verify, verify_slope, overhead)
-    gammas = GAMMAS if gamma is None else (gamma,)
-    show(build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas), form, out)
+    acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
+    gammas = gammas_of(acceptance, gamma)
+    given = None if cost is None else RoundCost(cost, verify, verify_slope, overhead)
+    asked = CostsAsked("roofline", accelerator=accelerator, tp=tp, engine=engine)
+    costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
+    show(build_prediction(acceptance, burstiness, costs, gammas, request_share), form, out)
 
 
 @command(group, "alphaprof schema", "alphaprof schema --of report")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from alphaprof.errors import OptionInvalid
+from alphaprof.costs.roofline import ACCELERATORS, ENGINES, HEAD, ModelShape
+from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render.blocks import Block, Small, Table, table_by_columns
 from alphaprof.report import format as fmt
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
+
+if TYPE_CHECKING:
+    from alphaprof.log.manifest import CostsAsked
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
@@ -27,9 +34,48 @@ class EngineRate:
 
 
 @dataclass(frozen=True)
+class DepthRates:
+    """Acceptance by depth: the share of rounds that accepted at least 1, 2, ... drafts."""
+
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ComputedCost:
+    """What a round costs by a roofline, in decode steps, from the shapes of a target and a draft. The draft's first step
+    runs over all rows of the verification before. `factor`: 90 % of published speedups lie within it (`accuracy`).
+    """
+
+    target: str  # file of its config
+    draft: str  # file of its config
+    accelerator: str  # the device
+    engine: str  # whose overheads count
+    tp: int  # devices in tensor parallelism
+    batch: int  # sequences decoded at a time
+    context: int  # tokens in the cache of each
+    decode_ms: float  # a decode step of the target
+    verify_ms: tuple[float, ...]  # over 2, 3, ... tokens
+    draft_ms: float  # a later step of a head, any of a draft model
+    draft_first_ms: tuple[float, ...]  # of a head, over 1, 2, ... tokens; empty for a draft model
+    round_ms: float  # the engine's overhead of a round
+    costs: tuple[float, ...]  # of a round of 1, 2, ... drafts, in decode steps
+    factor: float
+    accuracy: str  # what the times are made of, in words
+
+    def verification(self, gamma: int) -> float:
+        """One target step over gamma + 1 tokens, in decode steps."""
+        return self.verify_ms[gamma - 1] / self.decode_ms
+
+    def of_round(self, gamma: int) -> float:
+        """A round of gamma drafts, in decode steps."""
+        return self.costs[gamma - 1]
+
+
+@dataclass(frozen=True)
 class GammaPrediction:
     """One gamma. `break_even_length`: tokens per round at which the speedup is 1, the cost of a round in decode steps;
-    `break_even_alpha`: the alpha that gives them (None: no alpha does).
+    `break_even_alpha`: the alpha that gives them (None: no alpha does). `low`, `high`: 90 % interval of the speedup by the
+    error of computed step times (None: costs were given). `request_speedup`: with the share of time outside decoding.
     """
 
     gamma: int
@@ -39,6 +85,9 @@ class GammaPrediction:
     break_even_length: float
     break_even_alpha: float | None
     speedup: float  # of decoding
+    low: float | None
+    high: float | None
+    request_speedup: float | None  # None: no share was given
 
 
 @dataclass(frozen=True)
@@ -46,12 +95,15 @@ class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
     format: ClassVar[str] = "alphaprof-predict"
-    version: ClassVar[str] = "1.0"
+    version: ClassVar[str] = "2.0"
 
-    alpha: float  # share of positions where the draft's proposal is kept
+    alpha: float | None  # share of positions where the draft's proposal is kept; None: rates by depth were given
     burstiness: float  # correlation of acceptance from one position to the next
     engine_rate: EngineRate | None
-    cost: RoundCost  # what a round is taken to cost
+    rates: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts; empty: not given
+    request_share: float  # of a request's time without a draft that is not decoding
+    cost: RoundCost | None  # what a round is taken to cost; None: it was computed
+    computed: ComputedCost | None  # from shapes; None: the cost was given
     gammas: tuple[GammaPrediction, ...]  # one a gamma
     best_gamma: int  # of the largest speedup
 
@@ -66,42 +118,187 @@ class Prediction:
 
 
 def build_prediction(
-    acceptance: float | EngineRate, burstiness: float, cost: RoundCost, gammas: Iterable[int] = GAMMAS
+    acceptance: float | EngineRate | DepthRates,
+    burstiness: float,
+    cost: RoundCost | ComputedCost,
+    gammas: Iterable[int] = GAMMAS,
+    request_share: float = 0.0,
 ) -> Prediction:
-    """Predictions for an alpha, or for the one that gives an engine's rate. Raises `OptionInvalid` for impossible values."""
+    """Predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. Raises `OptionInvalid` for
+    impossible values.
+    """
     gammas = tuple(gammas)
-    for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
-        _require_between(option, value, 0, math.inf)
-    _require_between("--verify", cost.verify, LEAST_COST, math.inf)
+    if isinstance(cost, RoundCost):
+        for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
+            _require_between(option, value, 0, math.inf)
+        _require_between("--verify", cost.verify, LEAST_COST, math.inf)
+    _require_between("--request-share", request_share, 0, 1)
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
-    alpha = _alpha_of(acceptance, burstiness)
-    predictions = tuple(_of_gamma(alpha, burstiness, gamma, cost) for gamma in gammas)
+    rates = acceptance.rates if isinstance(acceptance, DepthRates) else ()
+    alpha = None if isinstance(acceptance, DepthRates) else _alpha_of(acceptance, burstiness)
+    tokens = {gamma: _tokens_of(alpha, rates, gamma, burstiness) for gamma in gammas}
+    predictions = tuple(_of_gamma(tokens[gamma], burstiness, gamma, cost, request_share) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
-    return Prediction(alpha, burstiness, rate, cost, predictions, best.gamma)
+    given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
+    return Prediction(alpha, burstiness, rate, rates, request_share, given, computed, predictions, best.gamma)
 
 
-def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None) -> float | EngineRate:
-    """What the user says about acceptance: an alpha, or an engine's rate with its gamma."""
-    if alpha is not None and rate is None and at_gamma is None:
-        return alpha
-    if alpha is None and rate is not None and at_gamma is not None:
-        return EngineRate(rate, at_gamma)
-    problem = "acceptance is either one alpha, or an engine's rate with the gamma at which the engine showed it"
-    raise OptionInvalid(problem, "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4")
+def acceptance_of(
+    alpha: float | None = None,
+    rate: float | None = None,
+    length: float | None = None,
+    rates: str | None = None,
+    at_gamma: int | None = None,
+) -> float | EngineRate | DepthRates:
+    """What the user says about acceptance, in one of four ways. Raises `OptionInvalid` for none of them or several."""
+    given = [value for value in (alpha, rate, length, rates) if value is not None]
+    if len(given) == 1:
+        if rates is not None:
+            return _depth_rates(rates)
+        if alpha is not None:
+            return alpha
+        if at_gamma is not None:
+            return EngineRate(rate if length is None else (length - 1) / at_gamma, at_gamma)  # type: ignore[arg-type]
+    problem = (
+        "acceptance is one of an alpha, rates by depth, or an engine's rate or length with the gamma at which it was seen"
+    )
+    raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
 
 
-def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> GammaPrediction:
-    tokens = float(formulas.tokens_per_round(alpha, gamma, burstiness))
+def gammas_of(acceptance: float | EngineRate | DepthRates, gamma: int | None) -> tuple[int, ...]:
+    """The gammas to predict for: the given one, else those that rates were given for, else 1 to 8."""
+    if gamma is not None:
+        return (gamma,)
+    return tuple(range(1, len(acceptance.rates) + 1)) if isinstance(acceptance, DepthRates) else GAMMAS
+
+
+def cost_asked(
+    given: RoundCost | None,
+    configs: tuple[Path | None, Path | None],
+    asked: CostsAsked,
+    place: tuple[int, int],
+    gammas: Sequence[int],
+) -> RoundCost | ComputedCost:
+    """The given cost of a round, or that computed from the configs of target and draft at a batch and context. Raises
+    `OptionInvalid` for both or neither.
+    """
+    target, draft = configs
+    if given is not None and target is draft is None:
+        return given
+    if given is None and target is not None and draft is not None:
+        return computed_cost(target, draft, asked, *place, max(*gammas, 1))
+    problem = "a round's cost is either given or computed"
+    raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
+
+
+def _depth_rates(text: str) -> DepthRates:
+    try:
+        rates = tuple(map(float, text.split(",")))
+    except ValueError:
+        raise OptionInvalid(f"--rates is {shown(text)}", "give shares with commas between: --rates 0.8,0.6,0.5") from None
+    for rate in rates:
+        _require_between("--rates", rate, 0, 1)
+    if any(later > earlier for earlier, later in itertools.pairwise(rates)):
+        raise OptionInvalid(
+            "--rates rise with depth", "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
+        )
+    return DepthRates(rates)
+
+
+def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, context: int, gamma: int) -> ComputedCost:
+    """What rounds of up to `gamma` drafts cost on an accelerator, from two config.json files. Raises `OptionInvalid` for an
+    unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
+    """
+    from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
+    from alphaprof.costs.speedup import round_costs
+    from alphaprof.costs.steps import StepTable
+
+    for option, value, known in (
+        ("--accelerator", asked.accelerator, ACCELERATORS),
+        ("--engine", asked.engine, ENGINES),
+    ):
+        if value not in known:
+            raise OptionInvalid(f"{option}: {shown(value)} is not known", f"choose one of {', '.join(sorted(known))}")
+    for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
+        _require_between(option, number, 0 if option == "--context" else 1, math.inf)
+    shape = _shape_of_file(target, ModelShape.from_config)
+    is_head = HEAD in _read_config(draft)
+    used = _shape_of_file(draft, (lambda config: ModelShape.of_head(config, shape)) if is_head else ModelShape.from_config)
+    heads = ["draft"] if is_head else []
+    rows = roofline_rows(shape, {"draft": used}, asked, gamma, [batch], [context], [], heads, context)
+    times = StepTable(rows).times("draft", gamma, batch, context)
+    catching_up = times.catching_up(gamma)
+    costs = [float(cost + catching_up[place]) for place, cost in enumerate(round_costs(times, gamma))]
+    factor, words = accuracy(asked, batch, context)
+    return ComputedCost(
+        target=str(target),
+        draft=str(draft),
+        accelerator=asked.accelerator,
+        engine=asked.engine,
+        tp=asked.tp,
+        batch=batch,
+        context=context,
+        decode_ms=times.decode.ms,
+        verify_ms=tuple(times.target[tokens].ms for tokens in range(2, gamma + 2)),
+        draft_ms=times.draft.ms,
+        draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if is_head else (),
+        round_ms=times.bookkeeping.ms,
+        costs=tuple(costs[1:]),
+        factor=factor,
+        accuracy=words,
+    )
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostsUnreadable(f"cannot read {path}: {error.strerror}", "name a config.json of the model") from None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
+    return config
+
+
+def _shape_of_file(path: Path, read: Callable[[Mapping[str, Any]], ModelShape]) -> ModelShape:
+    try:
+        return read(_read_config(path))
+    except KeyError as error:
+        reason = str(error.args[0])
+        words = reason if " " in reason else f"it has no {reason}"
+        hint = "step times of your engine work for any model: costs: {source: table} (docs/costs.md)"
+        raise CostsUnreadable(f"the shape of {path} is not known: {words}", hint) from None
+
+
+def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int, burstiness: float) -> float:
+    """Tokens per round at a gamma."""
+    if alpha is not None:
+        return float(formulas.tokens_per_round(alpha, gamma, burstiness))
+    if gamma > len(rates):
+        raise OptionInvalid(f"--gamma {gamma} is beyond the {len(rates)} rates given", "give a rate for each depth")
+    return 1 + sum(rates[:gamma])
+
+
+def _of_gamma(
+    tokens: float, burstiness: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float
+) -> GammaPrediction:
+    length = cost.of_round(gamma)
+    factor = cost.factor if isinstance(cost, ComputedCost) else None
+    whole = tokens / ((1 - request_share) * length + request_share * tokens) if request_share else None
     return GammaPrediction(
         gamma=gamma,
         tokens_per_round=tokens,
         accepted_per_drafted=float(formulas.accepted_per_drafted(tokens, gamma)),
         verify_cost=cost.verification(gamma),
-        break_even_length=cost.of_round(gamma),
+        break_even_length=length,
         break_even_alpha=formulas.break_even_alpha(gamma, cost, burstiness),
-        speedup=float(formulas.speedup(alpha, gamma, cost, burstiness)),
+        speedup=tokens / length,
+        low=tokens / length / factor if factor else None,
+        high=tokens / length * factor if factor else None,
+        request_speedup=whole,
     )
 
 
@@ -109,8 +306,8 @@ def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
     _require_between("--burstiness", burstiness, -1, 1)
     try:
         if isinstance(acceptance, EngineRate):
-            _require_between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
             _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
+            _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
             return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma, burstiness)
         _require_between("--alpha", acceptance, 0, 1)
         formulas.check_chain(acceptance, burstiness)
@@ -126,44 +323,69 @@ def _require_between(option: str, value: float, low: float, high: float) -> None
 
 
 def _outcome_lines(prediction: Prediction) -> Iterator[str]:
-    """Yield the speedup at the best gamma, where it would end, and what the numbers are not."""
+    """Yields the speedup at the best gamma, where it would end, and what the numbers are not."""
     best = next(item for item in prediction.gammas if item.gamma == prediction.best_gamma)
     gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
     faster = f"decoding is {'faster' if best.speedup > 1 else 'no faster'} if all of this holds"
-    yield f"{gamma}: {fmt.number(best.speedup, unit='x')}, {faster}"
+    yield f"{gamma}: {_speedup_cell(best)}, {faster}"
     emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
     least = "no alpha makes it faster"
     if best.break_even_alpha is not None:
-        least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)} (here {fmt.share(prediction.alpha)})"
+        here = "" if prediction.alpha is None else f" (here {fmt.share(prediction.alpha)})"
+        least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)}{here}"
     yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"
-    yield "These are formulas: no text was measured, so there is no interval. next: alphaprof profile measures"
+    if prediction.computed is None:
+        yield "These are formulas: no text was measured, so there is no interval. next: alphaprof profile measures"
+    else:
+        yield "No text was measured: the interval is that of computed step times. next: alphaprof profile measures"
 
 
-def _assumed_lines(prediction: Prediction) -> tuple[str, ...]:
-    burst, rate, cost = prediction.burstiness, prediction.engine_rate, prediction.cost
-    kind = "independent from position to position" if burst == 0 else f"with burstiness (lag-1 autocorrelation) {burst:g}"
-    lines = [f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"]
+def _speedup_cell(item: GammaPrediction) -> str:
+    """A speedup with its interval, if it has one."""
+    interval = f" [{fmt.number(item.low)}, {fmt.number(item.high)}]" if item.low is not None else ""
+    return f"{fmt.number(item.speedup, unit='x')}{interval}"
+
+
+def _assumed_lines(prediction: Prediction) -> Iterator[str]:
+    """Yields what was given, or computed from shapes."""
+    burst, rate, cost, computed = prediction.burstiness, prediction.engine_rate, prediction.cost, prediction.computed
+    if prediction.alpha is None:
+        yield f"acceptance by depth {', '.join(map(fmt.share, prediction.rates))}"
+    else:
+        kind = (
+            "independent from position to position" if burst == 0 else f"with burstiness (lag-1 autocorrelation) {burst:g}"
+        )
+        yield f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
         assumes = "assuming independence: bursts would mean a higher one" if burst == 0 else "assuming that burstiness"
-        lines.append(f"this alpha is worked out from {says}, {assumes}")
-    slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""
-    steps = f"draft step {cost.draft:g}, verification {cost.verify:g}{slope}, overhead of a round {cost.overhead:g}"
-    return (*lines, f"in plain decode steps: {steps}")
+        yield f"this alpha is worked out from {says}, {assumes}"
+    if cost is not None:
+        slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""
+        steps = f"draft step {cost.draft:g}, verification {cost.verify:g}{slope}, overhead of a round {cost.overhead:g}"
+        yield f"in plain decode steps: {steps}"
+    if computed is not None:
+        devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator
+        yield f"computed for {devices}, batch {computed.batch}, context {fmt.count(computed.context)}: {computed.accuracy}"
+        first = f", a head's first one {fmt.number(computed.draft_first_ms[-1])} ms" if computed.draft_first_ms else ""
+        yield (
+            f"a decode step takes {fmt.number(computed.decode_ms)} ms, verifying {len(computed.verify_ms) + 1} tokens "
+            f"{fmt.number(computed.verify_ms[-1])} ms, a draft step {fmt.number(computed.draft_ms)} ms{first}, the engine "
+            f"{fmt.number(computed.round_ms)} ms a round"
+        )
+    if prediction.request_share:
+        yield f"{fmt.percent(prediction.request_share)} of a request's time is not decoding (prefill, client)"
 
 
 def _gamma_table(prediction: Prediction) -> Table:
-    rows = [
-        (
-            str(item.gamma),
-            {
-                "tokens/round": fmt.number(item.tokens_per_round),
-                "accepted/drafted": fmt.share(item.accepted_per_drafted),
-                "break-even": fmt.number(item.break_even_length),
-                "break-even alpha": "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
-                "speedup": fmt.number(item.speedup, unit="x"),
-            },
-        )
-        for item in prediction.gammas
-    ]
+    columns: dict[str, Callable[[GammaPrediction], str]] = {
+        "tokens/round": lambda item: fmt.number(item.tokens_per_round),
+        "accepted/drafted": lambda item: fmt.share(item.accepted_per_drafted),
+        "break-even": lambda item: fmt.number(item.break_even_length),
+        "break-even alpha": lambda item: "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
+        "speedup" if prediction.computed is None else "speedup [90%]": _speedup_cell,
+    }
+    if prediction.request_share:
+        columns["whole requests"] = lambda item: fmt.number(item.request_speedup, unit="x")
+    rows = [(str(item.gamma), {name: cell(item) for name, cell in columns.items()}) for item in prediction.gammas]
     return table_by_columns("by gamma", rows, named="gamma", marked=[str(prediction.best_gamma)])

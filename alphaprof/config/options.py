@@ -337,7 +337,17 @@ class RooflineCosts(Options):
     compute_efficiency: Share = Field(0.66, description="share of the peak FLOPs that kernels reach")
     all_reduce_ms: Milliseconds = Field(0.0, description="time of the exchange in one layer, with tensor parallelism")
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
-    draft_overhead_ms: Milliseconds = Field(0.0, description="added to every draft step: launches")
+    engine: str = Field("none", description="whose overheads count: sglang-h200, or none (docs/costs.md)")
+    draft_overhead_ms: Milliseconds | None = Field(
+        None,
+        description="added to every draft step, of a head but its first; default of this and the next four: the engine's",
+    )
+    layer_overhead_us: Milliseconds | None = Field(None, description="added to a step for each layer, in microseconds")
+    expert_layer_overhead_us: Milliseconds | None = Field(None, description="the same for each layer with experts besides")
+    round_overhead_ms: Milliseconds | None = Field(None, description="added to every round: scheduling, comparing tokens")
+    expert_reuse: Share | None = Field(
+        None, description="k tokens that are verified together touch the experts of k**expert_reuse independent ones"
+    )
     weight_bytes: float | None = Field(
         None, gt=0, description="bytes of a parameter of the target; default: those of its dtype"
     )
@@ -355,6 +365,15 @@ class RooflineCosts(Options):
 
         if name not in ACCELERATORS:
             raise ValueError(f"{shown(name)} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
+        return name
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        from alphaprof.costs.roofline import ENGINES
+
+        if name not in ENGINES:
+            raise ValueError(f"no overheads are known of {shown(name)}: choose one of {', '.join(ENGINES)}")
         return name
 
 

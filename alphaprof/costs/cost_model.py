@@ -5,13 +5,14 @@ shows them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
+from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
@@ -21,14 +22,43 @@ from alphaprof.stats.estimate import Array
 
 MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
+Z90 = 1.6448536269514722  # standard errors that hold 90 % of a normal distribution on both sides
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
+
+
+def added_by_engine(costs: CostsAsked) -> Engine:
+    """Return what the engine adds to a roofline, with the numbers that replace its own."""
+    own = ENGINES[costs.engine]
+    return dataclasses.replace(
+        own,
+        layer_us=own.layer_us if costs.layer_overhead_us is None else costs.layer_overhead_us,
+        expert_layer_us=own.expert_layer_us if costs.expert_layer_overhead_us is None else costs.expert_layer_overhead_us,
+        round_ms=own.round_ms if costs.round_overhead_ms is None else costs.round_overhead_ms,
+        draft_ms=own.draft_ms if costs.draft_overhead_ms is None else costs.draft_overhead_ms,
+        expert_reuse=own.expert_reuse if costs.expert_reuse is None else costs.expert_reuse,
+    )
 
 
 def roofline_ms(costs: CostsAsked, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
     """Return a step's time by a roofline, without overhead."""
-    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms)
+    reuse = added_by_engine(costs).expert_reuse
+    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms, reuse)
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
     return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
+
+
+def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]:
+    """Return the factor within which 90 % of published speedups lie of computed ones, as far as that is known, and what the
+    times are made of, in words.
+    """
+    engine = ENGINES[costs.engine]
+    factor = engine.factor_at(costs.accelerator, batch, context)
+    if engine.accelerator is None:
+        return factor, f"{engine.about}; 90 % of published speedups lie within x/÷ {factor:.2f} of such times"
+    ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
+    if factor == engine.factor:
+        return factor, f"{ground}; 90 % of published speedups lie within x/÷ {factor:.2f}"
+    return factor, f"{ground}; this is elsewhere, so their error is taken twice: x/÷ {factor:.2f}"
 
 
 def roofline_rows(
@@ -40,26 +70,35 @@ def roofline_rows(
     contexts: Sequence[int],
     prompt_lengths: Sequence[int],
     heads: Sequence[str] = (),
+    mean_context: float = 0.0,
 ) -> tuple[StepRow, ...]:
     """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1. Of
     `heads`, the first step of a round over 1 to gamma_max + 1 tokens, and a later one.
 
-    A draft without a shape has no steps: a search that costs nothing.
+    A draft without a shape has no steps: a search that costs nothing. All steps but decode share one standard error, from
+    the factor that holds 90 % of published speedups at `mean_context`.
     """
     rows: list[StepRow] = []
+    added = added_by_engine(costs)
+    more = added.layers_ms(target) + (costs.overhead_ms or 0.0)
     for batch, context in product(batches, contexts):
+        error = math.log(accuracy(costs, batch, mean_context)[0]) / Z90
         for tokens in range(1, gamma_max + 2):
-            ms = roofline_ms(costs, target, True, tokens, batch, context) + (costs.overhead_ms or 0.0)
-            rows.append(StepRow(TARGET, "decode" if tokens == 1 else "verify", tokens, batch, context, ms))
+            ms = roofline_ms(costs, target, True, tokens, batch, context) + more
+            step, shared = ("decode", 0.0) if tokens == 1 else ("verify", error)
+            rows.append(StepRow(TARGET, step, tokens, batch, context, ms, shared_error=shared))
         for name, shape in drafts.items():
+            if added.round_ms:
+                rows.append(StepRow(name, "bookkeeping", 1, batch, context, added.round_ms, shared_error=error))
             if shape is None:
                 rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
                 continue
-            steps = [("draft", tokens, shape.later) for tokens in ((1,) if name in heads else (1, 2))]
-            steps += [("draft_first", tokens, shape) for tokens in range(1, gamma_max + 2) if name in heads]
-            for step, tokens, used in steps:
-                ms = roofline_ms(costs, used, False, tokens, batch, context) + costs.draft_overhead_ms
-                rows.append(StepRow(name, step, tokens, batch, context, ms))
+            once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape))
+            steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
+            steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]
+            for step, tokens, used, extra in steps:
+                ms = roofline_ms(costs, used, False, tokens, batch, context) + extra
+                rows.append(StepRow(name, step, tokens, batch, context, ms, shared_error=error))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
             prefill = [(tokens, roofline_ms(costs, shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
@@ -104,6 +143,7 @@ class Cost:
     mode: str | None  # eager, cuda_graph; None: not known
     threads: int | None  # of torch, where the device is a CPU
     overhead_ms: float | None  # added to every target step of a table or roofline
+    accuracy: str | None  # of a roofline: what it is made of, and how far off it may be; None: measured or a table
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model
     draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
@@ -216,7 +256,7 @@ def _roofline(manifest: Manifest, options: CostsAsked, gamma: int, context: floa
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
     places = (options.concurrency, contexts)
-    return roofline_rows(target, drafts, options, gamma, *places, PROMPTS, _heads(manifest))
+    return roofline_rows(target, drafts, options, gamma, *places, PROMPTS, _heads(manifest), context or 0.0)
 
 
 def _heads(manifest: Manifest) -> list[str]:
@@ -263,6 +303,7 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         mode=book.mode,
         threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
         overhead_ms=None if measured else options.overhead_ms,
+        accuracy=accuracy(options, concurrency, book.context)[1] if options.source == ROOFLINE else None,
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},

@@ -10,6 +10,7 @@ from typing import Any
 
 # Decoders with gated MLPs (three matrices) and one kind of attention, whose parameters the counts below add up.
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek")
+HEAD = "draft_vocab_size"  # what tells the config of an EAGLE-3 head from a model's
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -70,6 +71,25 @@ class ModelShape:
         parameters += mixed * 3 * hidden * (experts * width + shared)
         sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, kv_bytes)
         return cls(*sizes, experts, used, mixed * 3 * hidden * width, tied)
+
+    @classmethod
+    def of_head(cls, config: Mapping[str, Any], target: ModelShape, weight_bytes: float = 2.0) -> ModelShape:
+        """The shape of an EAGLE-3 head from its config.json, or that of speculators, which holds its layer's apart.
+
+        The first layer reads embedding and state side by side, three states of the target enter through one matrix, and
+        logits are of `HEAD` ids. Raises `KeyError` for configs that lack a number.
+        """
+        layer = config.get("transformer_layer_config") or config
+        layers, hidden, heads = (layer[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        kv_heads = layer.get("num_key_value_heads") or heads
+        head_dim = layer.get("head_dim") or hidden // heads
+        vocabulary = config[HEAD] or layer["vocab_size"]
+        read = (layers + 1) * hidden  # by the matrices of queries, keys and values: the first layer reads twice as much
+        attention = read * head_dim * (heads + 2 * kv_heads) + layers * heads * head_dim * hidden
+        entering, logits = 3 * target.hidden * hidden, hidden * vocabulary
+        parameters = attention + layers * 3 * hidden * layer["intermediate_size"] + entering + logits
+        sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, weight_bytes)
+        return cls(*sizes, tied=True, first_parameters=entering, last_parameters=logits, stored_parameters=parameters)
 
     @property
     def shared_parameters(self) -> float:
@@ -142,13 +162,15 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The shares of bandwidth and of peak that real kernels reach, in (0, 1]; and, with tensor parallelism, the latency of
-    the all-reduces of one layer in ms (0: the devices exchange for nothing).
+    """The shares of bandwidth and of peak that real kernels reach, in (0, 1]; with tensor parallelism the latency of the
+    all-reduces of one layer in ms (0: the devices exchange for nothing); and `expert_reuse`: k tokens of one sequence that
+    are verified together touch the experts of k**expert_reuse independent ones (1: neighbors share no experts).
     """
 
     memory: float = 1.0
     compute: float = 1.0
     all_reduce_ms: float = 0.0
+    expert_reuse: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +182,7 @@ class Load:
     context: int = 0
 
 
-def experts_touched(shape: ModelShape, tokens: int) -> float:
+def experts_touched(shape: ModelShape, tokens: float) -> float:
     """Experts of a layer that a step over `tokens` tokens is expected to read: E (1 - (1 - k / E)^tokens).
 
     For tokens that choose k of E experts evenly and independently; real routing is less even and touches fewer.
@@ -168,12 +190,12 @@ def experts_touched(shape: ModelShape, tokens: int) -> float:
     return shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens) if shape.experts else 0.0
 
 
-def bytes_moved(shape: ModelShape, load: Load, tp: int = 1) -> float:
+def bytes_moved(shape: ModelShape, load: Load, tp: int = 1, expert_reuse: float = 1.0) -> float:
     """Bytes that each of `tp` devices reads in a step: the weights that are used, and the KV cache.
 
     Devices beyond the number of KV heads hold copies of them, so that the cache is divided by kv_heads at most.
     """
-    touched = experts_touched(shape, load.tokens * load.batch) * shape.expert_parameters
+    touched = experts_touched(shape, load.tokens**expert_reuse * load.batch) * shape.expert_parameters
     weights = (shape.shared_parameters - shape.looked_up + touched) * shape.weight_bytes
     cache = load.batch * load.context * shape.kv_bytes_per_token
     return weights / tp + cache / min(tp, shape.kv_heads)
@@ -197,10 +219,62 @@ def step_ms(
 ) -> float:
     """Time in ms of a step over `tokens` tokens of each of `batch` sequences, on `tp` devices in tensor parallelism."""
     load = Load(tokens, batch, context)
-    moving = bytes_moved(shape, load, tp) / (accelerator.bandwidth * efficiency.memory)
+    moving = bytes_moved(shape, load, tp, efficiency.expert_reuse) / (accelerator.bandwidth * efficiency.memory)
     computing = flops(shape, load, tp) / (accelerator.peak * efficiency.compute)
     exchanging = shape.layers * efficiency.all_reduce_ms if tp > 1 else 0.0
     return 1000 * (moving + computing) + exchanging
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine adds to the roofline of its kernels, and how far off the result is.
+
+    `layer_us`, `expert_layer_us`: each layer of a model, and each layer with experts besides; `round_ms`: each round;
+    `draft_ms`: each draft step, of a head but its first. `factor`: 90 % of published speedups lie within a factor of it of
+    the computed ones, for `accelerator`, batches and contexts up to `batch` and `context`; anywhere else within its square.
+    None of these bounds it where `accelerator` is None.
+    """
+
+    about: str
+    factor: float
+    layer_us: float = 0.0
+    expert_layer_us: float = 0.0
+    round_ms: float = 0.0
+    draft_ms: float = 0.0
+    expert_reuse: float = 1.0
+    accelerator: str | None = None
+    batch: int = 0
+    context: int = 0
+
+    def layers_ms(self, shape: ModelShape) -> float:
+        """Return what a step takes longer for the layers of a model."""
+        return shape.layers * (self.layer_us + (self.expert_layer_us if shape.experts else 0.0)) / 1000
+
+    def factor_at(self, accelerator: str, batch: int, context: float) -> float:
+        """Return the factor that holds for an accelerator, a batch and a context."""
+        if self.accelerator is None:
+            return self.factor
+        at_home = accelerator == self.accelerator and batch <= self.batch and context <= self.context
+        return self.factor if at_home else self.factor**2
+
+
+# Fitted to SpecForge's SpecBundle (440 published cells; docs/costs.md): the constants to 63 cells of Llama-3.1-8B and
+# Qwen3-30B-A3B, the factors to 138 cells of six other models.
+ENGINES = {
+    "none": Engine("a bare roofline: no overheads", factor=1.67),
+    "sglang-h200": Engine(
+        "SGLang 0.5.6 on H200, from published throughputs (SpecBundle)",
+        factor=1.25,
+        layer_us=38.8,
+        expert_layer_us=28.4,
+        round_ms=0.74,
+        draft_ms=0.142,
+        expert_reuse=0.7,
+        accelerator="h200",
+        batch=8,
+        context=4096,
+    ),
+}
 
 
 def draft_memory(

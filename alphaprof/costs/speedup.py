@@ -50,6 +50,7 @@ class StepTime:
     rounds: tuple[float, ...] = ()
     autocorrelation: float = 0.0
     waiting: float = 0.0
+    shared_error: float = 0.0
 
 
 NOTHING = StepTime(0.0, 0.0)
@@ -584,7 +585,7 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
 
     Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
     are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times
-    its error, add up as squares.
+    its error, add up as squares; those of an error that steps share add up before they are squared.
     """
     sums: dict[object, tuple[StepTime, list[float]]] = {}
     for side, each in enumerate((base, spent)):
@@ -598,7 +599,8 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
         return TimingError(*median_error(before - after, max(time.autocorrelation for time, _ in used)), *doubts)
-    error = math.hypot(*((before - after) * time.relative_error for time, (before, after) in used))
+    shared = sum((before - after) * time.shared_error for time, (before, after) in used)
+    error = math.hypot(shared, *((before - after) * time.relative_error for time, (before, after) in used))
     return TimingError(error, math.inf, *doubts)
 
 

@@ -31,7 +31,8 @@ class StepRow:
     once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
     times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
     `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the
-    steps had no processor.
+    steps had no processor; `shared_error`: a relative standard error that it has in common with all steps that have one,
+    such as all computed ones.
     """
 
     model: str
@@ -44,6 +45,7 @@ class StepRow:
     rounds: tuple[float, ...] = ()
     autocorrelation: float | None = None
     waiting: float = 0.0
+    shared_error: float = 0.0
 
 
 class Unmeasured(Exception):
@@ -165,7 +167,7 @@ def _every_second(row: StepRow, decode: Sequence[float], start: int) -> StepRow:
 
 
 def _as_time(row: StepRow) -> StepTime:
-    return StepTime(row.ms, row.relative_error, row.rounds, row.autocorrelation or 0.0, row.waiting)
+    return StepTime(row.ms, row.relative_error, row.rounds, row.autocorrelation or 0.0, row.waiting, row.shared_error)
 
 
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
@@ -193,4 +195,6 @@ def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
     rounds = zip(*([weight * each for each in time.rounds] for weight, time in parts), strict=False)
     waiting = max((time.waiting for _, time in parts), default=0.0)
     r = max((time.autocorrelation for _, time in parts), default=0.0)
-    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting)
+    shared = sum(weight * time.ms * time.shared_error for weight, time in parts)
+    errors = [each / ms if ms > 0 else 0.0 for each in (error, shared)]
+    return StepTime(ms, errors[0], tuple(map(sum, rounds)), r, waiting, errors[1])

@@ -338,8 +338,8 @@ class CostsAsked:
 
     Of a roofline: `tp` and `draft_tp` devices in tensor parallelism (None: the draft is split like the target); shares of
     bandwidth and peak that kernels reach (the defaults fit published ratios); `all_reduce_ms` a layer. `overhead_ms` is
-    added to every decode and verify step of the target, `draft_overhead_ms` to every step of a draft: kernel launches,
-    without which a small draft's step would be as cheap as its bytes.
+    added to every decode and verify step of the target. `engine` gives the other overheads and `expert_reuse`
+    (costs/roofline.py), each of which a number replaces (None: the engine's).
     """
 
     source: str
@@ -352,7 +352,12 @@ class CostsAsked:
     compute_efficiency: float = 0.66
     all_reduce_ms: float = 0.0
     overhead_ms: float | None = None
-    draft_overhead_ms: float = 0.0
+    engine: str = "none"
+    draft_overhead_ms: float | None = None
+    layer_overhead_us: float | None = None
+    expert_layer_overhead_us: float | None = None
+    round_overhead_ms: float | None = None
+    expert_reuse: float | None = None
     weight_bytes: float | None = None
     draft_weight_bytes: float | None = None
     kv_bytes: float | None = None

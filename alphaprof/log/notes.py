@@ -79,9 +79,8 @@ NOTES: Mapping[str, NoteKind] = {
         "times",
     ),
     "not_measured": NoteKind(
-        "step times were computed from bytes and FLOPs: intervals include the sampling of documents only, not how wrong "
-        "these times may be",
-        "give costs.overhead_ms and costs.draft_overhead_ms, and measure or time your engine before you deploy",
+        "step times were computed, not measured: {accuracy}",
+        "measure or time your engine before you deploy",
         "times",
     ),
     "near_ties": NoteKind(

@@ -619,7 +619,7 @@ def _origin(cost: Cost) -> Iterator[str]:
     elif cost.source == "table":
         yield f"from the table {cost.device}"
     else:
-        yield f"computed by a roofline for {cost.device}, not measured"
+        yield f"computed by a roofline for {cost.device}, not measured: {cost.accuracy}"
     yield f"{cost.dtype}, batch {cost.concurrency}"
     if cost.overhead_ms:
         yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"

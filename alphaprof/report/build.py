@@ -44,7 +44,7 @@ class Report:
     """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
 
     format: ClassVar[str] = "alphaprof-report"
-    version: ClassVar[str] = "1.0"
+    version: ClassVar[str] = "1.1"
 
     verdict: VerdictName
     draft: str | None  # that the verdict concerns

@@ -156,7 +156,7 @@ def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
     if cost.beyond_prefill:
         yield note("beyond_prefill", share=percent(cost.beyond_prefill))
     if cost.source == ROOFLINE:
-        yield note("not_measured")
+        yield note("not_measured", accuracy=cost.accuracy)
     decode = cost.target_ms.get(1, 0.0)
     if faster := [tokens for tokens, ms in cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
         yield note("slow_baseline", tokens=faster[0])

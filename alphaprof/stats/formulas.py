@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,16 @@ from numpy.typing import ArrayLike
 Array = np.ndarray[Any, Any]
 ROUNDING = 1e-9  # how far a number may lie beyond its bound: users type decimals
 HALVINGS = 60  # of an interval that lies in [0, 1]: below the spacing of floats
+
+
+class CostOfRound(Protocol):
+    """What a round costs in decode steps of the target."""
+
+    def verification(self, gamma: int) -> float:
+        """One target step over gamma + 1 tokens."""
+
+    def of_round(self, gamma: int) -> float:
+        """A round of gamma drafts."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +119,11 @@ def alpha_of_rate(rate: float, gamma: int, burstiness: float = 0.0) -> float:
     return alpha
 
 
-def break_even_alpha(gamma: int, cost: RoundCost, burstiness: float = 0.0) -> float | None:
+def break_even_alpha(gamma: int, cost: CostOfRound, burstiness: float = 0.0) -> float | None:
     """The alpha from which a draft pays at gamma (speedup 1); None where it never does, not even when always right."""
     return alpha_for(cost.of_round(gamma), gamma, burstiness)
 
 
-def speedup(alpha: ArrayLike, gamma: int, cost: RoundCost, burstiness: ArrayLike = 0.0) -> Array:
+def speedup(alpha: ArrayLike, gamma: int, cost: CostOfRound, burstiness: ArrayLike = 0.0) -> Array:
     """Decode time without the draft / with it: tokens per round / (gamma c + v + o)."""
     return np.asarray(tokens_per_round(alpha, gamma, burstiness) / cost.of_round(gamma))

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.predict import Prediction, build_prediction
+from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
 from alphaprof.costs.roofline import Efficiency, ModelShape, step_ms
+from alphaprof.log.manifest import CostsAsked
 from alphaprof.render.answer import answer_text
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
@@ -70,7 +72,7 @@ def test_every_cost_and_burstiness_reach_the_formula(console_script: Runner) -> 
 def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
     found = json.loads(printed(console_script, *CLAIM, "--burstiness", 0.3, "--format", "json"))
     assert found == as_json(build_prediction(0.75, 0.3, RoundCost(0.04)))
-    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "1.0", 8)
+    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "2.0", 8)
     assert (found["alpha"], found["burstiness"], found["engine_rate"]) == (0.75, 0.3, None)
     assert found["cost"] == {"draft": 0.04, "verify": 1.0, "verify_slope": 0.0, "overhead": 0.0}
     item = found["gammas"][3]
@@ -83,7 +85,11 @@ def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
         "break_even_length": 1.16,
         "break_even_alpha": formulas.break_even_alpha(4, RoundCost(0.04), 0.3),
         "speedup": tokens / 1.16,
+        "low": None,
+        "high": None,
+        "request_speedup": None,
     }
+    assert (found["computed"], found["rates"], found["request_share"]) == (None, [], 0.0)
 
 
 def test_the_cost_of_verification_is_that_of_its_gamma() -> None:
@@ -103,7 +109,15 @@ def test_the_rate_of_an_engine_becomes_an_alpha(console_script: Runner) -> None:
 
 
 REFUSED: tuple[tuple[list[str], str], ...] = (
-    ([], "acceptance is either one alpha, or an engine's rate"),
+    ([], "acceptance is one of an alpha, rates by depth, or an engine's rate or length"),
+    (["--alpha", "0.5", "--rates", "0.5"], "acceptance is one of an alpha"),
+    (["--acceptance-length", "2.8"], "acceptance is one of an alpha"),
+    (["--acceptance-length", "9", "--gamma", "3"], "accepted / drafted tokens is 2.66667; it must be between 0 and 1"),
+    (["--rates", "0.5,0.6"], "--rates rise with depth"),
+    (["--rates", "0.5,x"], "--rates is '0.5,x'"),
+    (["--rates", "0.8,0.7", "--gamma", "3"], "--gamma 3 is beyond the 2 rates given"),
+    (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
+    (["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"], "a round's cost is either given or computed"),
     (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1"),
     (["--alpha", "0.8", "--burstiness", "-0.5"], "at alpha 0.8 burstiness lies between -0.25"),
     (
@@ -120,6 +134,59 @@ def test_impossible_options_are_refused_in_two_lines(arguments: list[str], probl
     code, output, errors = console_script("predict", "--cost", "0.1", *arguments)
     first, _hint = errors.splitlines()
     assert (code, output, problem in first) == (2, "", True)
+
+
+CONFIGS = Path(__file__).parents[1] / "golden" / "gpu" / "configs"
+CARD = (
+    *("--target-config", CONFIGS / "llama-3.1-8b.json", "--draft-config", CONFIGS / "head-llama-3.1-8b.json"),
+    *("--accelerator", "h200", "--engine", "sglang-h200", "--batch", "8"),
+)
+
+
+def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_script: Runner) -> None:
+    """The length is met at its gamma; the cost of the round is that of gpu-times' formula, summed here by hand."""
+    length = ("--acceptance-length", "2.8", "--gamma", "3", "--tp", "4", "--context", "600")
+    found = json.loads(printed(console_script, *CARD, *length, "--format", "json"))
+    (item,), cost = found["gammas"], found["computed"]
+    parts = cost["verify_ms"][2] + cost["draft_first_ms"][3] + 2 * cost["draft_ms"] + 0.74
+    assert item["tokens_per_round"] == pytest.approx(2.8)
+    assert item["break_even_length"] == pytest.approx(parts / cost["decode_ms"])
+    assert item["speedup"] == pytest.approx(2.8 * cost["decode_ms"] / parts)
+    assert (item["low"], item["high"]) == pytest.approx((item["speedup"] / 1.25, item["speedup"] * 1.25))
+    text = printed(console_script, *CARD, *length)
+    assert "speedup [90%]" in text
+    assert "90 % of published speedups lie within x/÷ 1.25" in " ".join(text.split())
+    elsewhere = json.loads(printed(console_script, *CARD, *length, "--accelerator", "l4", "--format", "json"))
+    assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
+
+
+def test_rates_by_depth_and_time_outside_decoding(console_script: Runner) -> None:
+    rates = ("--rates", "0.8,0.6,0.5", "--request-share", "0.2")
+    found = json.loads(printed(console_script, *CARD, *rates, "--format", "json"))
+    assert [item["tokens_per_round"] for item in found["gammas"]] == pytest.approx([1.8, 2.4, 2.9])
+    for item in found["gammas"]:
+        tokens, cost = item["tokens_per_round"], item["break_even_length"]
+        assert item["request_speedup"] == pytest.approx(tokens / (0.8 * cost + 0.2 * tokens))
+    assert len(rows(printed(console_script, *CARD, *rates))) == 3
+
+
+def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner, tmp_path: Path) -> None:
+    files = {"unknown": '{"model_type": "qwen3_next"}', "short": '{"model_type": "llama"}', "list": "[]"}
+    problems = {
+        "unknown": "parameters of qwen3_next, or its latent KV cache, are not counted here",
+        "short": "it has no num_hidden_layers",
+        "list": "is not a JSON object",
+        "gone": "No such file",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    for name, problem in problems.items():
+        given = ("--alpha", "0.7", "--target-config", tmp_path / name, "--draft-config", tmp_path / name)
+        code, output, errors = console_script("predict", *given)
+        first, _hint = errors.splitlines()
+        assert (code != 0, output, problem in first) == (True, "", True), name
+    code, _, errors = console_script("predict", *CARD, "--alpha", "0.7", "--accelerator", "x")
+    assert (code, "'x' is not known" in errors) == (2, True)
 
 
 def test_a_prediction_needs_neither_torch_nor_the_readers_of_runs(tmp_path: Path) -> None:
@@ -212,7 +279,27 @@ def of_batches() -> Iterator[str]:
     yield f"Efficiency(memory={fitted.memory}, compute={fitted.compute:.2f})"
 
 
-PARTS = (of_acceptance, of_the_claims, of_bursts, of_batches)
+def of_engines() -> Iterator[str]:
+    """The claims' two alphas with the cost of a real round."""
+    textbook = (of_best(best(alpha, RoundCost(0.04))) for alpha in (GENERIC, CUSTOM))
+    yield f"| textbook, c = 0.04, v = 1 | {' | '.join(textbook)} |"
+    for (name, split), batch in product((("Llama-3.1-8B", ""), ("Qwen3-30B-A3B", ", TP 4")), (1, 8)):
+        target, head = (CONFIGS / f"{kind}{name.lower()}.json" for kind in ("", "head-"))
+        setting = CostsAsked("roofline", accelerator="h200", tp=4 if split else 1, engine="sglang-h200")
+        cost = computed_cost(target, head, setting, batch, 1024, 8)
+        found = [build_prediction(alpha, 0.0, cost) for alpha in (GENERIC, CUSTOM)]
+        cells = [of_best((each.best_gamma, each.gammas[each.best_gamma - 1].speedup)) for each in found]
+        yield f"| {name}{split}, batch {batch} | {' | '.join(cells)} |"
+    yield "intervals \N{MULTIPLICATION SIGN}/÷ 1.25"
+    yield "0.14 ms a draft step"
+
+
+def of_best(found: tuple[int, float]) -> str:
+    """The best gamma and its speedup in a cell."""
+    return f"{found[0]}, {x(found[1])}"
+
+
+PARTS = (of_acceptance, of_the_claims, of_bursts, of_batches, of_engines)
 
 
 @each("part", PARTS)
@@ -229,7 +316,7 @@ def test_no_worked_number_is_left_unchecked() -> None:
 
 
 def test_the_example_is_what_the_command_prints() -> None:
-    command, shown = re.findall(r"```(?:sh|text)\n(.*?)\n```", TEXT, re.DOTALL)
+    command, shown, *_ = re.findall(r"```(?:sh|text)\n(.*?)\n```", TEXT, re.DOTALL)
     result = CliRunner().invoke(app, shlex.split(command)[1:])
     assert result.exit_code == 0
     printed = [line.rstrip() for line in result.output.splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,22 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     assert memory.kv_share < memory.lost_share < memory.kv_share + 0.05
     assert "of the context that fits beside the target" in as_terminal(report)
     assert [item.concurrency for item in report.traffic.load] == [1, 8, 32, 64, 128, 256]
+
+
+def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewhere(tmp_path: Path) -> None:
+    run = shaped(timed(tmp_path / "run"), tmp_path / "run")
+    widths, pages = [], []
+    for accelerator in ("h200", "l4"):
+        overrides = ["costs.source=roofline", f"costs.accelerator={accelerator}", "costs.engine=sglang-h200"]
+        report = build_report(run, config=changed_question(run.manifest.config, overrides))
+        speedup = next(item.speedup for item in report.results[0].gammas if item.gamma == 3)  # of a draft that always drafts
+        assert speedup is not None
+        widths.append(math.log(speedup.high / speedup.low))
+        pages.append(" ".join(as_terminal(report).split()))
+    assert widths[0] >= 2 * 1.96 / 1.645 * math.log(1.25)  # two-sided 95 %: what step times alone would give
+    assert widths[1] > 1.4 * widths[0]
+    assert "90 % of published speedups lie within x/÷ 1.25" in pages[0]
+    assert "this is elsewhere, so their error is taken twice: x/÷ 1.56" in pages[1]
 
 
 def test_a_roofline_needs_shapes(run: Run) -> None:

@@ -1,0 +1,110 @@
+"""Computed costs of a round against published throughputs, and what an engine's overheads do to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaprof.costs.cost_model import roofline_rows
+from alphaprof.costs.roofline import ENGINES, ModelShape
+from alphaprof.costs.speedup import round_costs
+from alphaprof.costs.steps import StepTable
+from alphaprof.log.manifest import CostsAsked
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "gpu"
+SGLANG = CostsAsked("roofline", accelerator="h200", engine="sglang-h200")
+
+
+def backtest(*options: str) -> Any:
+    """What the script prints as JSON of the calibration rows."""
+    script, rows = ROOT / "scripts" / "research" / "gpu_backtest.py", GOLDEN / "specbundle_calibration.csv"
+    command = [sys.executable, script, rows, "--configs", GOLDEN / "configs", "--format", "json", *options]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def shapes(name: str) -> tuple[ModelShape, ModelShape]:
+    """A target and its head."""
+    read = (json.loads((GOLDEN / "configs" / f"{kind}{name}.json").read_text()) for kind in ("", "head-"))
+    target = ModelShape.from_config(next(read))
+    return target, ModelShape.of_head(next(read), target)
+
+
+def test_published_speedups_of_the_calibration_are_met_and_the_fit_finds_the_preset() -> None:
+    found = backtest("--fit")
+    preset = ENGINES["sglang-h200"]
+    own = {
+        "layer_overhead_us": preset.layer_us,
+        "expert_layer_overhead_us": preset.expert_layer_us,
+        "round_overhead_ms": preset.round_ms,
+        "draft_overhead_ms": preset.draft_ms,
+    }
+    assert found["fitted"] == pytest.approx(own, rel=0.1)  # fitted to 63 cells with other weights
+    (whole, *_) = backtest()["errors"]
+    assert whole["rows"] == 63
+    assert whole["median"] <= 5
+    assert whole["worst"] <= 10
+    (bare, *_) = backtest("--engine", "none")["errors"]
+    assert bare["worst"] > 2 * whole["worst"]
+
+
+def test_the_size_of_a_head_is_that_of_its_matrices() -> None:
+    _, head = shapes("llama-3.1-8b")
+    attention = 8192 * 4096 + 2 * 8192 * 1024 + 4096 * 4096
+    entering, logits = 3 * 4096 * 4096, 32_000 * 4096
+    assert head.parameters == attention + 3 * 4096 * 14_336 + entering + logits
+    assert (head.first_parameters, head.last_parameters, head.layers) == (entering, logits, 1)
+
+
+def cost(name: str, gamma: int, batch: int, context: int) -> float:
+    """The time in ms of a round that drafts gamma tokens."""
+    target, head = shapes(name)
+    rows = roofline_rows(target, {"head": head}, SGLANG, gamma, [batch], [context], [], ["head"])
+    times = StepTable(rows).times("head", gamma, batch, context)
+    return float(round_costs(times, gamma)[-1] + times.catching_up(gamma)[-1]) * times.decode.ms
+
+
+@given(st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b")), *(st.integers(1, most) for most in (10, 128, 30_000)))
+def test_a_round_never_gets_cheaper_with_gamma_batch_or_context(name: str, gamma: int, batch: int, context: int) -> None:
+    least = cost(name, gamma, batch, context)
+    assert cost(name, gamma + 1, batch, context) >= least
+    assert cost(name, gamma, batch + 1, context) >= least
+    assert cost(name, gamma, batch, context + 1) >= least
+
+
+def test_without_overheads_the_times_are_those_of_the_bare_roofline() -> None:
+    """To the last bit, also for an engine whose numbers are all replaced."""
+    zero = {"layer_overhead_us": 0.0, "expert_layer_overhead_us": 0.0, "round_overhead_ms": 0.0, "draft_overhead_ms": 0.0}
+    emptied = dataclasses.replace(SGLANG, **zero, expert_reuse=1.0)
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
+        target, head = shapes(name)
+        bare, other = (
+            [(row.model, row.step, row.tokens, row.batch, row.context, row.ms) for row in rows]
+            for setting in (CostsAsked("roofline", accelerator="h200"), emptied)
+            for rows in [roofline_rows(target, {"head": head}, setting, 5, [1, 8], [0, 600], [16], ["head"])]
+        )
+        assert bare == other
+
+
+def test_the_error_is_shared_by_all_steps_but_decoding_and_doubles_elsewhere() -> None:
+    target, head = shapes("llama-3.1-8b")
+    for setting, batch, context, factor in (
+        (SGLANG, 8, 4096, 1.25),
+        (SGLANG, 9, 4096, 1.25**2),
+        (SGLANG, 8, 4097, 1.25**2),
+        (dataclasses.replace(SGLANG, accelerator="l4"), 1, 600, 1.25**2),
+        (CostsAsked("roofline", accelerator="h200"), 1, 600, 1.67),
+    ):
+        rows = roofline_rows(target, {"head": head}, setting, 2, [batch], [600], [], ["head"], context)
+        errors = {row.step: row.shared_error for row in rows}
+        assert errors.pop("decode") == 0
+        assert list(errors.values()) == pytest.approx([math.log(factor) / 1.6448536269514722] * len(errors))
