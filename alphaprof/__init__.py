@@ -1,4 +1,7 @@
-"""alphaprof: will speculative decoding pay, for which traffic and draft, and how sure is that?"""
+"""alphaprof: will speculative decoding pay, for which traffic and draft, and how sure is that?
+
+README.md names the road through the code; what a command computes is in commands/.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the log; and their spelling."""
+"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the log; and their spelling.
+
+p and q: the target's and the draft's distribution at a position; x_t: the token of the text there; x0: the target's top
+token; d: the drafted token. beta_t: probability that d is kept; a_t: probability that x_t was drafted and kept.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,9 @@ class Rule:
     (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
     `logged`: both need whole distributions, so that only a log that was written with the rule has them. `drawn`: drafts are
     drawn from q, so that a draft equal to the target is always accepted, and what happened to the token that was emitted
-    is a probability where q is not a point mass. `used_by`: who decodes like this.
+    is a probability where q is not a point mass. `at_most_top`: it keeps at most the target's top
+    probability; `by_token`: it depends on the rank
+    of x_t in q; `measure`: what its threshold is compared with. `used_by`: who decodes like this.
     """
 
     about: str

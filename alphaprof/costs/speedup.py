@@ -55,7 +55,9 @@ class StepTime:
 
 NOTHING = StepTime(0.0, 0.0)
 Sums = tuple[Array, Array]  # time with a draft and without, in decode steps, [clusters] each
-Share = tuple[float, object, StepTime]  # of a time: how much of it, what identifies the step, and its time
+Share = tuple[
+    float, object, StepTime
+]  # a part of a time: its fraction of the whole, a key for the step, and the step's time
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,9 @@ def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
-    """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens."""
+    """Return the speedup of traffic whose output tokens fall on domains with known `weights`; None if one has no tokens.
+    Tables and gates use it; the verdict's way is `Mix`.
+    """
     return _by_weights([(counts, times) for counts in domains], weights)
 
 

@@ -15,8 +15,8 @@ from alphaprof.rules import rules_of
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
 CATEGORY = pa.dictionary(pa.int32(), pa.string())
-# What not every log has: a draft with a distribution; one whose proposals depend on where a round starts; markers of phases;
-# depths of a round that a row lies at.
+# What a column needs that not every log has: a draft with a distribution; a draft whose proposals depend on where a round
+# starts; markers of phases; several depths of a round at each row. a_t and beta_t: see rules.py.
 NEEDS = DISTRIBUTION, STARTS, PHASES, DEPTHS = "distribution", "starts", "phases", "depths"
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
@@ -30,7 +30,7 @@ DEPTH_COUNTS = {
     "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
-# float32, as the probabilities that they are summed from: a report of sampled text reads 8 % less, and decides without them.
+# float32, as the probabilities that they are summed from: a report on sampled text reads 8 % less; no verdict uses them.
 IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, where all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, where it is reached; null: never, or greedy text."

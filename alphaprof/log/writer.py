@@ -55,7 +55,7 @@ from alphaprof.log.tables import table_content, totals_content
 
 SIGN = ".beginning"  # what the process that begins a run writes again and again, until there is a manifest
 BEAT = 60.0  # seconds between two of these
-FREE = ("decision", "route", "execution")  # what a run may go on with otherwise than it began
+FREE = ("decision", "route", "execution")  # parts of the profile that may change when a run is resumed
 OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
 
@@ -108,7 +108,7 @@ def require_new(place: Place, hint: str = "add --resume to finish it, or choose 
 def joined(
     place: Place, config: Mapping[str, Any], resume: bool = False, hint: str | None = None, several: bool = False
 ) -> Iterator[None]:
-    """Make the place of a run if it is missing, and take it for runs with this profile; processes that have the same one
+    """Create the directory of a run if it is missing, and reserve it for this profile; processes that have the same one
     share it. If the block ends before there is a manifest, the next process may have any profile.
 
     `resume`: go on with a run that has a manifest; `hint`: what to do about one, without; `several`: processes share the

@@ -36,7 +36,7 @@ from alphaprof.totals.log_sample import LogPart, limit_of
 from alphaprof.totals.replay import Flavour
 from alphaprof.version import __version__
 
-AHEAD = 8  # pools that are read before the first of them is judged
+AHEAD = 8  # results that other threads may work out while the next pool is read
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def build_report(
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
     judged, pools, traffic, parts = _judged_pools(inquiry, shown, part)
     results = [item.result for item in judged]
+    # `pools` and the results with a verdict come in the same order.
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
     timing = book.timing(question.concurrency) if book else UNTIMED

@@ -127,7 +127,9 @@ def _decoded(
 def judge(
     candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
 ) -> tuple[Pair | None, Decision]:
-    """The chosen draft and gamma, and the verdict on them: by intervals of a fixed number of documents, or by bets where
+    """Return the chosen draft and gamma, and the verdict on them. `result.py` calls it for one domain, `traffic.py` for all.
+
+    By intervals of a fixed number of documents, or by bets where
     they came in random order. What is `auto` is chosen by some documents and tested on the others, so that the winner is
     not judged by the luck that made it win.
     """
@@ -385,11 +387,11 @@ def chance_of_settling(speedup: Speedup, documents: int, min_speedup: float, con
 
 
 def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
-    """Which documents of each domain are held out to test what the others chose; [documents] each.
+    """Return which documents of each domain are held out to test what the others chose; [documents] each.
 
-    `lots` [documents]: what each document's cluster drew (`units.lots_of` its name). Clusters in the order of their lots
-    fall alternately on the two halves, domain by domain: every second one is held out, whatever order the data had. A
-    cluster is never divided, not even where it lies in several domains.
+    `lots` [documents]: a pseudo-random number made from the name of each document's cluster (`totals.documents.lots_of`).
+    Clusters in the order of their lots fall alternately on the two halves, domain by domain: every second one is held out,
+    whatever order the data had. A cluster is never divided, not even where it lies in several domains.
     """
     if not lots:
         return {}

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
 SPARSE = 16  # numbers up to this multiple of their count are counted in a table
 UNSEEN = 2  # documents of another kind that may have gone unseen
-LEAST_FOR_A_TENTH = 28  # documents up to which a tenth of them may have
+MOST_FOR_A_TENTH = 28  # with at most so many documents, a tenth of the traffic may be of a kind that was not seen
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 
@@ -181,7 +181,7 @@ def unseen(documents: int) -> float:
     No bound may be nearer than what that share at the far end of what is possible would make of it. So agreement is no
     certainty, and one document that differs is no gain (docs/decisions/020).
     """
-    return max(min(1.0, UNSEEN / documents), 0.1 if documents <= LEAST_FOR_A_TENTH else 0.0)
+    return max(min(1.0, UNSEEN / documents), 0.1 if documents <= MOST_FOR_A_TENTH else 0.0)
 
 
 def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tuple[float, float, float]:

@@ -1,5 +1,7 @@
 """Rounds of speculative decoding from a position log: every round for every gamma from one teacher-forced pass.
 
+`totals/count.py` makes a `Trace` of the log's columns and stores the counts as totals.
+
 `replay`: where acceptance is a fact of the log. Under strict greedy decoding a round that starts at position t accepts
 min(gamma, run of agreements from t) drafts and emits one more token, and the next round starts after them. So the log fixes
 every round (proof by induction over the round: as long as proposals matched, the draft's own context equals the text; after

@@ -575,7 +575,7 @@ def test_steps_of_a_run_are_timed_at_the_contexts_of_its_documents(tmp_path: Pat
     contexts = documents["prompt_tokens"].to_numpy() + documents["continuation_tokens"].to_numpy() / 2
     assert found.contexts == (round(contexts.min()), round(contexts.max()))
     assert found.contexts[0] <= found.mean_context <= found.contexts[1]
-    assert run_.manifest.profile.costs["context"] == list(found.contexts)
+    assert run_.manifest.config["costs"]["context"] == list(found.contexts)
     latency = run_.latency().to_pylist()
     assert {row["context"] for row in latency if row["model"] == "close" and row["step"] == "draft"} == set(found.contexts)
     assert max(row["context"] for row in latency if row["model"] == "brief") < 24 < found.contexts[1]

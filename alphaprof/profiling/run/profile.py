@@ -145,8 +145,8 @@ def begin(
     part: Part = WHOLE,
     units: frozenset[str] | None = None,
 ) -> Plan | Run:
-    """Stage prompts and time steps in a place without a run, or find what is missing in the one that is there: what a
-    process needs that measures its shards, or a run that is complete. Raises the errors of `errors.py`.
+    """Begin a new run (stage prompts, time steps), or find what an existing one lacks. Return a `Plan` for measuring shards,
+    or the `Run` if it is complete. Raises the errors of `errors.py`.
     """
     if place.has(MANIFEST):
         return _resumed(options, RunWriter.open(place), progress, in_random_order, part, resume)
@@ -367,9 +367,8 @@ def _note(plan: Plan, progress: Progress, warning: dict[str, str]) -> None:
 def _resumed(
     options: ProfileOptions, run: RunWriter, progress: Progress, in_random_order: bool, part: Part, resume: bool
 ) -> Plan | Run:
-    """What measures the rest of the run that is there, damaged shards included, or the run if it is complete. What others
-    measured is compared with what they wrote if the run is resumed, and not by each part that begins: that compares what it
-    wrote itself.
+    """Return what measures the rest of a run, damaged shards included, or the run if it is complete. With `resume`, files of
+    all workers are checked for damage; without it, a part checks only what it wrote itself.
     """
     costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
     options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
@@ -488,6 +487,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         run.place.require_there()
         progress.advance(steps, positions)
 
+    # `there`: shards that anybody committed; `taken`: by this process; `asked`: shards for which a verdict was asked.
     asked, enough, taken = 0, None, set[int]()
     with Writer() as writer:
         while not run.is_finished():

@@ -95,8 +95,8 @@ class Plan(Loaded):
 
 
 def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Work:
-    """Generate and score one shard; the work that writes it, totals included. `advance`: called after each batch (see
-    `Progress.advance`).
+    """Generate and score one shard. Return a function that writes the shard and its totals, for the writer's thread.
+    `advance`: called after each batch (see `Progress.advance`).
     """
     began = time.monotonic()
     continuations, read, halved = _continuations(plan, documents, advance)
@@ -139,7 +139,7 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
 
 
 def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Fed, int]:
-    """Yields continuations in document order, the prompts that were read for them, and how many batches were halved."""
+    """Return continuations in document order, the prompts that were read for them, and how many batches were halved."""
     texts = given(documents, plan.target.eos)
     advance(0.5 * len(texts), 0)
     read, halved = Fed(), 0
