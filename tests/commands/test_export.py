@@ -18,12 +18,15 @@ import pytest
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.engines import export, pooled_depths, scope_of
 from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import Trial
 from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.build import build_report
+from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.serving import PASTED
 from tests.conftest import Runner
+from tests.costs.test_roofline import LLAMA
 from tests.reporting import expected_rounds_of, log_of, only, recounted, rows_of
 from tests.synthetic import Domain, Recipe, draft_facts, interrupted, lookup_facts, write_run
 
@@ -40,6 +43,7 @@ CONVENTIONS = {
     "vllm-synthetic": "proposing",
     "llamacpp-synthetic": "proposing",
     "sglang-synthetic": "all",
+    "aiconfigurator": "all",
     "dynamo": "all",
 }
 CLOSE = 1e-5  # six digits of each rate
@@ -117,7 +121,14 @@ def of_dynamo(text: str) -> float:
     return of_conditionals(rates)
 
 
+def of_aiconfigurator(text: str) -> float:
+    options = options_of(text)
+    assert 0 <= float(options["--nextn-accepted"]) <= int(options["--nextn"])
+    return 1 + float(options["--nextn-accepted"])
+
+
 READERS = {
+    "aiconfigurator": of_aiconfigurator,
     "vllm-synthetic": of_vllm,
     "llamacpp-synthetic": of_llamacpp,
     "sglang-synthetic": of_sglang,
@@ -259,6 +270,7 @@ def test_arguments_and_environments_by_hand() -> None:
         "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 3 --spec-synth-rates 0.5"
     )
     assert write["dynamo"](HAND) == "--aic-nextn 3 --aic-nextn-accept-rates 0.400000,0.500000,0.500000\n"
+    assert write["aiconfigurator"](HAND) == "--nextn 3 --nextn-accepted 0.700000\n"
     assert write["sglang-synthetic"](HAND).splitlines()[0] == "SGLANG_SIMULATE_ACC_LEN=1.700000"
     assert json.loads(write["vllm-synthetic"](HAND)) == {
         "method": "draft_model",
@@ -352,6 +364,21 @@ def test_a_reader_of_few_drafts_gets_the_best_of_those_it_takes(tmp_path: Path) 
     assert json.loads(written(side, "vllm-synthetic"))["num_speculative_tokens"] == 8
     found = export(side, "dynamo")
     assert options_of(found.text)["--aic-nextn"] == "4"
+
+
+def test_what_prices_drafts_as_layers_of_the_target_is_told_what_a_round_costs(run: Run) -> None:
+    """By hand: verification, times the layers and drafts over the layers; of a lookup, which has no model, nothing."""
+    target = dataclasses.replace(run.manifest.target, shape=vars(ModelShape.from_config(LLAMA)))
+    shaped = Run(run.path, dataclasses.replace(run.manifest, target=target))
+    (said,) = [line for line in export(RunDraft(shaped, "small"), "aiconfigurator", gamma=3).warnings if "prices" in line]
+    times = ReportInputs.of(shaped, "engine", shaped.manifest.profile).book.times(1)["small"]
+    theirs = times.target[4].ms / times.target[1].ms * 35 / 32
+    ours = (times.target[4].ms + 3 * times.draft.ms + times.bookkeeping.ms) / times.target[1].ms
+    assert f"about {theirs:.2f} decode steps" in said
+    assert f"it costs {ours:.2f}:" in said
+    (unknown,) = [line for line in export(RunDraft(run, "small"), "aiconfigurator", gamma=3).warnings if "prices" in line]
+    assert "not as this draft's steps" in unknown
+    assert not any("prices" in line for line in export(RunDraft(shaped, "lookup"), "aiconfigurator", gamma=3).warnings)
 
 
 def table(path: Path, run: Run, batches: Sequence[int] = (1, 4, 16)) -> dict[str, Any]:

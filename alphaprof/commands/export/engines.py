@@ -11,11 +11,11 @@ import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, speedup, without_draft
+from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, round_costs, speedup, without_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.run import RunDraft
-from alphaprof.report.format import count, interval, many, percent, short, text_kind, visible
+from alphaprof.report.format import count, interval, many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
 from alphaprof.report.serving import PASTED, VLLM, why_not_served
@@ -345,8 +345,25 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         if faster is not None and faster.value < 1:
             shown = interval(speedup_interval(faster, scope.question.confidence), "x")
             yield f"by this run's step times the draft makes decoding slower at gamma {gamma}: speedup {shown}"
+    if form.layers_of_target and acceptance.draft.own_model is not None:
+        yield from _priced_as_layers(scope, times)
     if acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
         yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"
+
+
+def _priced_as_layers(scope: ExportScope, times: StepTimes | None) -> Iterator[str]:
+    """Say what a reader that takes each draft for a layer of the target makes of a round, beside this run's step times."""
+    gamma, shape = scope.gamma, scope.side.run.manifest.target.shape
+    if times is None or shape is None:
+        yield f"AIConfigurator prices a round as {gamma} more layers of the target, not as this draft's steps"
+        return
+    layers = float(shape["layers"])
+    theirs = times.v(gamma) * (layers + gamma) / layers
+    ours = float(round_costs(times, gamma)[-1] + times.catching_up(gamma)[-1])
+    yield (
+        f"AIConfigurator prices a round as {gamma} more layers of the target, about {number(theirs)} decode steps; by this "
+        f"run's step times it costs {number(ours)}: do not rescale the acceptance to hide that"
+    )
 
 
 def _scheduled_gamma(schedule: tuple[tuple[int, int, int], ...] | None, size: int) -> int:

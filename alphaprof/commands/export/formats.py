@@ -156,9 +156,14 @@ def sglang_synthetic(chain: Acceptance) -> str:
 
 
 def dynamo(chain: Acceptance) -> str:
-    """Arguments of Dynamo's mocker and replay."""
+    """Arguments of Dynamo's mocker."""
     rates = _comma_listed(chain.depths.conditional(ALL))
     return f"--aic-nextn {chain.gamma} --aic-nextn-accept-rates {rates}\n"
+
+
+def aiconfigurator(chain: Acceptance) -> str:
+    """Arguments of `aiconfigurator cli`: drafts a round, and accepted ones of them on average."""
+    return f"--nextn {chain.gamma} --nextn-accepted {chain.depths.length(ALL) - 1:.{DIGITS}f}\n"
 
 
 def _stand_in(chain: Acceptance) -> str:
@@ -178,7 +183,8 @@ def _server(chain: Acceptance) -> str:
 class Export:
     """A format: who reads it (`about`), how it is to be read (`convention`), which rounds its rates are of, the most drafts
     a round that its reader takes (None: any), what goes with it, which engine loads the draft's own files beside it, and
-    whether that engine serves real requests with it (`serves`).
+    whether that engine serves real requests with it (`serves`). `layers_of_target`: its reader prices each draft as a layer
+    of the target.
     """
 
     write: Callable[[Any], str]
@@ -189,6 +195,7 @@ class Export:
     beside: Callable[[Acceptance], str] = lambda _: ""
     engine: ServingEngine | None = None
     serves: bool = False
+    layers_of_target: bool = False
 
 
 SYNTHETIC = "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted"
@@ -225,9 +232,16 @@ EXPORTS: dict[str, Export] = {
         beside=_server,
         engine=SGLANG,
     ),
+    "aiconfigurator": Export(
+        aiconfigurator,
+        "arguments of aiconfigurator cli",
+        "mean accepted drafts a round, over all rounds; the target's own token is not counted",
+        ALL,
+        layers_of_target=True,
+    ),
     "dynamo": Export(
         dynamo,
-        "arguments of Dynamo's mocker and replay",
+        "arguments of Dynamo's mocker (its replay ignores them: dynamo#13517)",
         "conditional rates of drafts, over all rounds; the target's own token is not counted",
         ALL,
         DYNAMO_MOST,
