@@ -137,6 +137,7 @@ def predict(
     accelerator: Annotated[str, how(help="The device that costs are computed for (docs/costs.md).")] = "h200",
     engine: Annotated[str, how(help="Whose overheads count: sglang-h200, or none.")] = "sglang-h200",
     tp: Annotated[int, how(help="Devices in tensor parallelism.")] = 1,
+    weight_bytes: Annotated[float | None, how(help="Bytes of a weight, if they are quantized: 1 for fp8.")] = None,
     batch: Annotated[int, how(help="Sequences decoded at a time.")] = 1,
     context: Annotated[int, how(help="Tokens in the cache of each.")] = 1024,
     request_share: RequestShare = 0.0,
@@ -152,7 +153,7 @@ def predict(
     acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
     gammas = gammas_of(acceptance, gamma)
     given = None if cost is None else RoundCost(cost, verify, verify_slope, overhead)
-    asked = CostsAsked("roofline", accelerator=accelerator, tp=tp, engine=engine)
+    asked = CostsAsked("roofline", accelerator=accelerator, tp=tp, engine=engine, weight_bytes=weight_bytes)
     costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
     show(build_prediction(acceptance, burstiness, costs, gammas, request_share), form, out)
 

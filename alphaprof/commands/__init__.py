@@ -1,5 +1,5 @@
 """One room a command: what it collects, the value that it answers with, and its texts. A room is one file until it grows.
 
 A value is an `Answer` (`render/answer.py`). Not here: options (`cli`) and the report itself (`report`). torch is imported in
-`measure.py`, `memory.py` and `trial.py` alone.
+`dry_run.py`, `doctor.py` and `validate/measure.py` alone.
 """

@@ -152,7 +152,7 @@ class Check:
         yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
         if self.items:
             yield from ("", _thresholds_table(self.items))
-        yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
+        yield from (f"of {short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (f"note: {note.message}; {note.remedy}" for note in self.notes)
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"

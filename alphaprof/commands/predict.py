@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -133,6 +135,7 @@ def build_prediction(
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     _require_between("--request-share", request_share, 0, 1)
+    _require_between("--burstiness", burstiness, -1, 1)
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
     rates = acceptance.rates if isinstance(acceptance, DepthRates) else ()
@@ -223,9 +226,12 @@ def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, cont
             raise OptionInvalid(f"{option}: {shown(value)} is not known", f"choose one of {', '.join(sorted(known))}")
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
-    shape = _shape_of_file(target, ModelShape.from_config)
+    if HEAD in _read_config(target):
+        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
+    shape = _shape_of_file(target, ModelShape.from_config, asked.weight_bytes)
     is_head = HEAD in _read_config(draft)
-    used = _shape_of_file(draft, (lambda config: ModelShape.of_head(config, shape)) if is_head else ModelShape.from_config)
+    read = partial(ModelShape.of_head, target=shape) if is_head else ModelShape.from_config
+    used = _shape_of_file(draft, read, None if is_head else asked.draft_weight_bytes)
     heads = ["draft"] if is_head else []
     rows = roofline_rows(shape, {"draft": used}, asked, gamma, [batch], [context], [], heads, context)
     times = StepTable(rows).times("draft", gamma, batch, context)
@@ -256,21 +262,31 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CostsUnreadable(f"cannot read {path}: {error.strerror}", "name a config.json of the model") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
     return config
 
 
-def _shape_of_file(path: Path, read: Callable[[Mapping[str, Any]], ModelShape]) -> ModelShape:
+def _shape_of_file(path: Path, read: Callable[[Mapping[str, Any]], ModelShape], weight_bytes: float | None) -> ModelShape:
+    """The shape that a config says. Raises `CostsUnreadable` for one that cannot be counted."""
+    config = _read_config(path)
+    problem, hint = "its numbers are not those of a model", "check the file: step times are computed from what it says"
+    if config.get("quantization_config") and weight_bytes is None:
+        raise CostsUnreadable(f"{path} is of quantized weights", "say how large: --weight-bytes 1 for fp8, 0.5 for 4 bits")
     try:
-        return read(_read_config(path))
+        shape = read(config)
+        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
+        if all(0 < float(value) < math.inf for value in sizes):
+            return shape if weight_bytes is None else dataclasses.replace(shape, weight_bytes=weight_bytes)
     except KeyError as error:
         reason = str(error.args[0])
-        words = reason if " " in reason else f"it has no {reason}"
+        problem = reason if " " in reason else f"it has no {reason}"
         hint = "step times of your engine work for any model: costs: {source: table} (docs/costs.md)"
-        raise CostsUnreadable(f"the shape of {path} is not known: {words}", hint) from None
+    except (TypeError, ValueError, ArithmeticError):
+        pass
+    raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
 
 
 def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int, burstiness: float) -> float:
@@ -326,8 +342,9 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     """Yields the speedup at the best gamma, where it would end, and what the numbers are not."""
     best = next(item for item in prediction.gammas if item.gamma == prediction.best_gamma)
     gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
-    faster = f"decoding is {'faster' if best.speedup > 1 else 'no faster'} if all of this holds"
-    yield f"{gamma}: {_speedup_cell(best)}, {faster}"
+    low, high = (best.speedup if bound is None else bound for bound in (best.low, best.high))
+    told = "may be faster or slower" if low <= 1 < high else "is faster" if low > 1 else "is no faster"
+    yield f"{gamma}: {_speedup_cell(best)}, decoding {told} if all of this holds"
     emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
     least = "no alpha makes it faster"
     if best.break_even_alpha is not None:

@@ -358,6 +358,14 @@ class RooflineCosts(Options):
         None, gt=0, description="bytes of an element of the KV cache; default: those of the dtype"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, given: Any) -> Any:
+        """Take a draft's overhead of 0 for none given: it was the default before engines had overheads."""
+        stored = isinstance(given, dict) and "kv_bytes" in given and "layer_overhead_us" not in given
+        old = stored and given.get("draft_overhead_ms") == 0
+        return {name: value for name, value in given.items() if name != "draft_overhead_ms"} if old else given
+
     @field_validator("accelerator")
     @classmethod
     def _known(cls, name: str) -> str:

@@ -55,9 +55,8 @@ class StepTime:
 
 NOTHING = StepTime(0.0, 0.0)
 Sums = tuple[Array, Array]  # time with a draft and without, in decode steps, [clusters] each
-Share = tuple[
-    float, object, StepTime
-]  # a part of a time: its fraction of the whole, a key for the step, and the step's time
+# A part of a time: its fraction of the whole, a key for the step, the step's time, and whose rounds it belongs to.
+Share = tuple[float, object, StepTime, object]
 
 
 @dataclass(frozen=True)
@@ -319,12 +318,13 @@ def _spent_on(decoded: Decoded, part: float) -> list[Share]:
     """What a domain that takes `part` of the whole time spends it on."""
     counts, times = decoded
     shares = (part * time_shares(counts, times)).tolist()
-    return [(share, *each) for share, each in zip(shares, _time_parts(times, counts.drafted.shape[1]), strict=True)]
+    parts = zip(shares, _time_parts(times, counts.drafted.shape[1]), strict=True)
+    return [(share, *each, id(times)) for share, each in parts]
 
 
 def _decoding(times: StepTimes, part: float = 1.0) -> list[Share]:
     """What time without a draft is spent on: decode steps, for `part` of it."""
-    return [(part, 1, times.decode)]
+    return [(part, 1, times.decode, None)]
 
 
 def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
@@ -589,11 +589,14 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
 
     Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
     are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times
-    its error, add up as squares; those of an error that steps share add up before they are squared.
+    its error, add up as squares. An error that steps share adds up before it is squared: over all steps if the other way is
+    plain decoding, else over the rounds of each draft alone, since nothing says that two drafts are off by the same.
     """
     sums: dict[object, tuple[StepTime, list[float]]] = {}
+    shared: dict[object, float] = {}
     for side, each in enumerate((base, spent)):
-        for share, key, time in each:
+        for share, key, time, owner in each:
+            shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * time.shared_error
             sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
     used = [item for item in sums.values() if max(item[1]) > 0]
     flattered = max((1 + _flattered(spent)) / (1 + _flattered(base)) - 1, 0.0)
@@ -603,15 +606,15 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
         return TimingError(*median_error(before - after, max(time.autocorrelation for time, _ in used)), *doubts)
-    shared = sum((before - after) * time.shared_error for time, (before, after) in used)
-    error = math.hypot(shared, *((before - after) * time.relative_error for time, (before, after) in used))
+    alike = sum(shared.values()) if all(time.shared_error == 0 for _, _, time, _ in base) else math.hypot(*shared.values())
+    error = math.hypot(alike, *((before - after) * time.relative_error for time, (before, after) in used))
     return TimingError(error, math.inf, *doubts)
 
 
 def _flattered(shares: Sequence[Share]) -> float:
     """By what share of itself a time would grow if every verification took at least as long as a decode step."""
-    decode = next(time.ms for _, key, time in shares if key == 1)
-    return sum(share * (decode / time.ms - 1) for share, key, time in shares if isinstance(key, int) and time.ms < decode)
+    decode = next(time.ms for _, key, time, _ in shares if key == 1)
+    return sum(share * (decode / time.ms - 1) for share, key, time, _ in shares if isinstance(key, int) and time.ms < decode)
 
 
 def _relative(time: StepTime, rounds: int) -> Array:

@@ -189,12 +189,13 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
 
 
 def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
-    """The weighted sum of times: round by round, as far as all of them go; errors of their own are independent."""
+    """The weighted sum of times: round by round, as far as all of them go; errors of their own are independent, of a
+    shared one the largest counts.
+    """
     ms = sum(weight * time.ms for weight, time in parts)
     error = math.sqrt(sum((weight * time.ms * time.relative_error) ** 2 for weight, time in parts))
     rounds = zip(*([weight * each for each in time.rounds] for weight, time in parts), strict=False)
     waiting = max((time.waiting for _, time in parts), default=0.0)
     r = max((time.autocorrelation for _, time in parts), default=0.0)
-    shared = sum(weight * time.ms * time.shared_error for weight, time in parts)
-    errors = [each / ms if ms > 0 else 0.0 for each in (error, shared)]
-    return StepTime(ms, errors[0], tuple(map(sum, rounds)), r, waiting, errors[1])
+    shared = max((time.shared_error for weight, time in parts if weight * time.ms > 0), default=0.0)
+    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting, shared)

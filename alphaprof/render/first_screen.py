@@ -173,7 +173,7 @@ def _times(report: Report) -> str:
         return f"{where}, {cost.device}; measured here with Hugging Face: not your engine"
     if cost.source == "table":
         return f"{where}; from your table {cost.device}"
-    return f"{where}; computed by a roofline of {cost.device}: not measured"
+    return f"{where}; computed by a roofline of {cost.device} (x/÷ {cost.factor:.2f}): not measured"
 
 
 def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> str:

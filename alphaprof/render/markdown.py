@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, outcome_of
 from alphaprof.report.format import sentence, short, visible
 
-SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
-SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
+SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:$])")
+SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@$])")
 LINKS = re.compile(r"(?i)://|\bwww\.|:(?=[^\s:]+:)")  # what a page of Markdown makes a link or an emoji of by itself
 SIGNS = {word: {GOOD: "✅", BAD: "❌", UNSURE: "❔"}[kind] for word, kind in OUTCOMES.items()}
 

@@ -594,7 +594,7 @@ def times(report: Report) -> Iterator[Block]:
         ("a step", cost.draft_ms),
         ("first step after a full round", cost.draft_after_full_ms),
         ("a search, once a round", cost.lookup_ms),
-        ("clearing the caches, once a round", cost.bookkeeping_ms),
+        ("bookkeeping, once a round", cost.bookkeeping_ms),
     ):
         steps |= {f"{draft}, {what}": ms for draft, ms in by_draft.items() if ms > 0}
     rows = [

@@ -30,7 +30,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
-SURER = "more timing rounds on an idle machine"
+SURER = "more timing rounds on an idle machine, or your engine's own times"
 
 
 @dataclass(frozen=True)

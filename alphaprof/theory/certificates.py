@@ -82,7 +82,9 @@ def top_m(target: Target, m: int) -> Accepted:
 
 
 def typical(target: Target, epsilon: float, delta: float) -> Accepted:
-    """Those with p >= min(epsilon, delta exp(-H))."""
+    """Those with p >= min(epsilon, delta exp(-H)). Raises `ValueError` without the target's entropy."""
+    if target.entropy is None:
+        raise ValueError("the typical rule needs the target's entropy")
     return _at_least(target, np.minimum(epsilon, delta * np.exp(-np.asarray(target.entropy, dtype=np.float64))))
 
 
@@ -240,7 +242,11 @@ def mean_beta_bound(kl: Array) -> float:
 def budget(thresholds: Array, mean: float) -> float:
     """The largest share of positions at which drafts with a `mean` divergence can be rejected: a rejection costs at least
     the position's threshold (exact or a lower bound), so the cheapest ones come first. Sharp for exact thresholds.
+
+    Raises `ValueError` without positions, and for positions without a threshold.
     """
+    if not len(thresholds) or np.isnan(thresholds).any():
+        raise ValueError("a budget needs positions, and a threshold for each")
     spent = np.cumsum(np.sort(thresholds[np.isfinite(thresholds)]), dtype=np.float64)  # float32 sums would drift
     affordable = mean * len(thresholds) * (1 + 1e-9)  # sums may be off by rounding
     return int(np.searchsorted(spent, affordable, side="right")) / len(thresholds)

@@ -38,6 +38,7 @@ from alphaprof.costs.steps import StepTable
 from alphaprof.log.manifest import CostsAsked
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"
+COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_length", "speedup")
 MOST_REQUESTS = 0.9  # share of base time that is not decoding
 FITTED = {"layer_overhead_us": 30.0, "expert_layer_overhead_us": 30.0, "round_overhead_ms": 0.5, "draft_overhead_ms": 0.1}
 
@@ -88,8 +89,13 @@ def read_rows(path: Path, configs: Path, models: Path | None) -> tuple[list[Row]
     if models is not None:
         with models.open(newline="", encoding="utf-8") as file:
             named = {line["model"]: (line["target"], line["head"]) for line in csv.DictReader(file)}
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+    except OSError as error:
+        raise SystemExit(f"cannot read {path}: {error.strerror}\nhint: name a CSV of published rows") from None
+    if missing := [name for name in COLUMNS if lines and name not in lines[0]]:
+        raise SystemExit(f"{path} has no column {', '.join(missing)}\nhint: its columns are {', '.join(COLUMNS)}")
     shapes: dict[str, tuple[ModelShape, ModelShape] | None] = {}
     left_out: list[str] = []
     for model in dict.fromkeys(line["model"] for line in lines):
@@ -162,10 +168,13 @@ def request_shares(rows: Sequence[Row], costs: Sequence[float]) -> dict[tuple[st
 
 
 def fitted(rows: Sequence[Row], setting: CostsAsked, context: int) -> dict[str, float]:
-    """Fit the four overheads to the speedups and base throughputs of rows, with f free."""
+    """Fit the four overheads to the speedups and base throughputs of rows, with f free; that of experts only if a row has
+    them.
+    """
+    names = [name for name in FITTED if name != "expert_layer_overhead_us" or any(row.target.experts for row in rows)]
 
     def residuals(values: Sequence[float]) -> list[float]:
-        tried = replace(setting, **dict(zip(FITTED, map(float, values), strict=True)))
+        tried = replace(setting, **dict(zip(names, map(float, values), strict=True)))
         costs = [cost(row, tried, context) for row in rows]
         shares = request_shares(rows, costs)
         found = []
@@ -175,9 +184,9 @@ def fitted(rows: Sequence[Row], setting: CostsAsked, context: int) -> dict[str, 
             found += [math.log(with_requests(row.tau, each, share) / row.speedup), math.log(base / row.base)]
         return found
 
-    start = list(FITTED.values())
+    start = [FITTED[name] for name in names]
     best = least_squares(residuals, start, bounds=(0, np.inf), x_scale=start, diff_step=1e-2)
-    return dict(zip(FITTED, map(float, best.x), strict=True))
+    return dict(zip(names, map(float, best.x), strict=True))
 
 
 def judged(rows: Sequence[Row], setting: CostsAsked, context: int, shares: Mapping[tuple[str, int], float]) -> list[Judged]:
@@ -245,7 +254,10 @@ def main() -> None:
         document["fitted"] = fitted(rows, setting, given.context)
         setting = replace(setting, **document["fitted"])
     calibration, _ = read_rows(given.requests, CALIBRATION / "configs", None)
-    shares = request_shares(calibration, [cost(row, setting, given.context) for row in calibration])
+    usual = CostsAsked("roofline", accelerator="h200", engine=given.engine)  # where these throughputs come from
+    shares = request_shares(calibration, [cost(row, usual, given.context) for row in calibration])
+    unknown = dict.fromkeys(row.requests for row in rows if row.requests not in shares)
+    document["left_out"] += [f"no request share for {bench}, batch {batch}: taken as 0" for bench, batch in unknown]
     found = judged(rows, setting, given.context, shares)
     groups = {f"{model}, {steps} steps, batch {batch}": [] for model, steps, batch in sorted({key(each) for each in found})}
     for each in found:

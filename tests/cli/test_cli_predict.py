@@ -156,6 +156,8 @@ def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_s
     text = printed(console_script, *CARD, *length)
     assert "speedup [90%]" in text
     assert "90 % of published speedups lie within x/÷ 1.25" in " ".join(text.split())
+    poor = printed(console_script, *CARD, "--rates", "0.3,0.1")
+    assert "decoding may be faster or slower if all of this holds" in poor
     elsewhere = json.loads(printed(console_script, *CARD, *length, "--accelerator", "l4", "--format", "json"))
     assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
 
@@ -171,6 +173,20 @@ def test_rates_by_depth_and_time_outside_decoding(console_script: Runner) -> Non
 
 
 def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner, tmp_path: Path) -> None:
+    llama = json.loads((CONFIGS / "llama-3.1-8b.json").read_text())
+    odd = {"hidden_size": "4096", "num_hidden_layers": -1, "vocab_size": float("inf"), "num_attention_heads": 0}
+    for key, value in odd.items():
+        (tmp_path / "odd").write_text(json.dumps(llama | {"head_dim": None, key: value}))
+        given = ("--alpha", "0.7", "--target-config", tmp_path / "odd", "--draft-config", CONFIGS / "head-llama-3.1-8b.json")
+        code, output, errors = console_script("predict", *given)
+        assert (code != 0, output, "its numbers are not those of a model" in errors) == (True, "", True), key
+    (tmp_path / "odd").write_text(json.dumps(llama | {"quantization_config": {"quant_method": "fp8"}}))
+    code, _, errors = console_script("predict", *given)
+    assert (code != 0, "--weight-bytes 1 for fp8" in errors) == (True, True)
+    code, text, _ = console_script("predict", *given, "--weight-bytes", "1")
+    assert (code, "numbers replace its own" in " ".join(text.split())) == (0, True)
+    code, _, errors = console_script("predict", "--alpha", "0.7", "--target-config", given[-1], "--draft-config", given[-1])
+    assert (code, "is a draft head" in errors) == (2, True)
     files = {"unknown": '{"model_type": "qwen3_next"}', "short": '{"model_type": "llama"}', "list": "[]"}
     problems = {
         "unknown": "parameters of qwen3_next, or its latent KV cache, are not counted here",

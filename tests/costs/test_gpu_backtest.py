@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.costs.cost_model import roofline_rows
+from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ENGINES, ModelShape
-from alphaprof.costs.speedup import round_costs
+from alphaprof.costs.speedup import Mix, round_costs
 from alphaprof.costs.steps import StepTable
 from alphaprof.log.manifest import CostsAsked
+from alphaprof.totals.replay import RoundCounts
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "gpu"
@@ -108,3 +110,33 @@ def test_the_error_is_shared_by_all_steps_but_decoding_and_doubles_elsewhere() -
         errors = {row.step: row.shared_error for row in rows}
         assert errors.pop("decode") == 0
         assert list(errors.values()) == pytest.approx([math.log(factor) / 1.6448536269514722] * len(errors))
+
+
+def test_numbers_of_ones_own_and_other_drafts_are_off_as_far_as_elsewhere() -> None:
+    """A setting that the preset was not fitted with, and a draft model's own steps on the preset's ground."""
+    target, head = shapes("llama-3.1-8b")
+    twice = 2 * math.log(1.25) / 1.6448536269514722
+    for change in ({"layer_overhead_us": 40.0}, {"memory_efficiency": 0.5}, {"weight_bytes": 1.0}, {"overhead_ms": 0.1}):
+        assert accuracy(dataclasses.replace(SGLANG, **change), 1, 600)[0] == pytest.approx(1.25**2), change
+    rows = roofline_rows(target, {"model": head}, SGLANG, 2, [1], [600], [], [], 600)
+    errors = {(row.model, row.step): row.shared_error for row in rows}
+    assert errors["model", "draft"] == pytest.approx(twice)
+    assert errors["target", "verify"] == pytest.approx(twice / 2)
+
+
+def test_an_error_that_steps_share_cancels_between_gammas_of_a_draft_and_not_between_drafts() -> None:
+    """Against plain decoding it is that of the whole round: its 90 % interval is the stated factor."""
+    target, head = shapes("llama-3.1-8b")
+    rows = roofline_rows(target, {"one": head, "two": head}, SGLANG, 3, [1], [600], [], ["one", "two"], 600)
+    one, two = (StepTable(rows).times(name, 3, 1, 600) for name in ("one", "two"))
+    rounds = RoundCounts(*(np.array(each) for each in ([2.0], [1.0], [[1.0, 1.0, 1.0]], [[1.0, 0.0, 0.0]], [0.0], [0])))
+    shorter = RoundCounts(*(np.array(each) for each in ([2.0], [1.0], [[1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0]], [0.0], [0])))
+    mix = Mix.of({"all": 1.0})
+    alone = mix.routed([(rounds, one)])
+    assert alone is not None
+    assert math.exp(1.6448536269514722 * alone.timing_error) == pytest.approx(1.25)
+    apart, same = mix.gain([(rounds, one)], [(rounds, two)]), mix.gain([(rounds, one)], [(shorter, one)])
+    assert apart is not None
+    assert same is not None
+    assert apart.timing_error == pytest.approx(math.sqrt(2) * alone.timing_error)
+    assert same.timing_error == pytest.approx(0, abs=1e-12)

@@ -326,7 +326,9 @@ def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewher
         widths.append(math.log(speedup.high / speedup.low))
         pages.append(" ".join(as_terminal(report).split()))
     assert widths[0] >= 2 * 1.96 / 1.645 * math.log(1.25)  # two-sided 95 %: what step times alone would give
-    assert widths[1] > 1.4 * widths[0]
+    assert widths[1] > 1.2 * widths[0]  # the steps of a draft model are off as far on the ground of heads, its own
+    assert "roofline of h200 (x/÷ 1.25): not measured" in pages[0]
+    assert "roofline of l4 (x/÷ 1.56): not measured" in pages[1]
     assert "90 % of published speedups lie within x/÷ 1.25" in pages[0]
     assert "this is elsewhere, so their error is taken twice: x/÷ 1.56" in pages[1]
 

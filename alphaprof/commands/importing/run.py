@@ -107,6 +107,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             if not run.begin():
                 raise RunExists(f"{out} holds a run already", "choose another --out")
         remove_unnamed(place, run.manifest.files)  # what killed imports left, of files as they were then
+        place.remove_temporary()
         return run
 
 

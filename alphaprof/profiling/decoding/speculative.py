@@ -106,6 +106,8 @@ class _Text:
     """A text that is being written: `ids` are prompt and continuation."""
 
     def __init__(self, target: Model, prompt: Ids, limit: int) -> None:
+        if target.context is not None and len(prompt) + limit > target.context:
+            raise ValueError(f"{len(prompt)} + {limit} tokens do not fit the target's context of {target.context}")
         self.prompt = prompt
         self.ids: list[int] = prompt.tolist()
         self.stop = len(prompt) + limit

@@ -57,6 +57,7 @@ EAGLE3_KINDS = {
 EAGLE1_KINDS = dict.fromkeys((PLAIN, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"), SAFEAILAB)
 IDS = "eagle_aux_hidden_state_layer_ids"
 PARALLEL = re.compile(r"p-?eagle|dflash|dspark|xpress", re.IGNORECASE)
+FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 KEPT = (
@@ -127,6 +128,8 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     """
     config = files.config
     layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
+    if not (isinstance(layers_config, dict) and isinstance(nested, dict)):
+        raise files.refused("transformer_layer_config or eagle_config in its config.json is not an object", COMPLETE)
     is_speculator = bool(config.get("speculators_model_type"))
     shape = layers_config if is_speculator else config
     model_type = shape.get("model_type", "qwen3" if is_speculator else "llama")
@@ -134,6 +137,7 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
+    files.require_flags(settings, FLAGS)
     layers = _layers(files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ()))
     ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
@@ -265,6 +269,8 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     blocks = target.num_hidden_layers
     top, nested = head.settings.get(IDS), head.settings["nested_ids"]
     given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
+    if given and not (isinstance(given, list) and all(type(layer) is int and layer >= 0 for layer in given)):
+        raise head.files.refused(f"{IDS} in its config.json is {shown(given)}", "write a list of layers, like [2, 16, 29]")
     layers = _explicit(serve_as, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
     fc = head.files.tensors.get("fc.weight")
     reads = len(layers) if fc is None else fc.shape[-1] / head.width

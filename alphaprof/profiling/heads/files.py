@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model
 from alphaprof.profiling.models.load import first_three
 
@@ -42,6 +42,12 @@ class HeadFiles:
     def refused(self, problem: str, hint: str) -> ModelUnloadable:
         """An error about them."""
         return ModelUnloadable(f"{self.name}: {problem}", hint)
+
+    def require_flags(self, settings: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Raise `ModelUnloadable` unless settings of these names are true, false, null or missing."""
+        for name in names:
+            if settings.get(name) not in (None, True, False):
+                raise self.refused(f"{name} in its config.json is {shown(settings[name])}, not true or false", COMPLETE)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor on the CPU, as it is stored."""

@@ -163,6 +163,7 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
     heads, blocks = (
         1 + max((int(name.split(".")[part]) for name in names if name.startswith("blocks.")), default=-1) for part in (1, 2)
     )
+    files.require_flags(files.config, ["original_lm_head"])
     promised = files.config.get("medusa_num_heads") or files.config.get("num_heads") or heads
     if promised > heads or (files.config.get("medusa_num_layers") or blocks) != blocks:
         raise files.refused(f"its files hold {heads} heads of {blocks} blocks, and its config.json says otherwise", COMPLETE)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from alphaprof.config.load import validate
 from alphaprof.config.options import MeasuredCosts, NoCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import shape_of
@@ -408,7 +409,8 @@ def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
 
 def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
-    before, asked = earlier.manifest.config, options.model_dump(mode="json")
+    before = validate(earlier.manifest.config, "the run").model_dump(mode="json")  # with the options that came later
+    asked = options.model_dump(mode="json")
     if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
         hint = "resume with the profile and options of the first call, or choose another --out"
         raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
