@@ -91,6 +91,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     """
     _require_names(asked)
     place, read = place_of(out), Read()
+    place.remove_temporary()  # what killed imports left half written
     with joined(place, vars(asked) | {"files": list(map(str, asked.files))}, hint="choose another --out"):
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
@@ -107,7 +108,6 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             if not run.begin():
                 raise RunExists(f"{out} holds a run already", "choose another --out")
         remove_unnamed(place, run.manifest.files)  # what killed imports left, of files as they were then
-        place.remove_temporary()
         return run
 
 
