@@ -203,7 +203,7 @@ def test_the_same_answer_as_the_baseline_passes_without_a_comment(place: Path) -
     files = {path.name for path in Path(runner.outputs["answer"]["folder"]).iterdir()}
     assert {"check.xml", "check.md", "report.html", "report.json", "report.md"} <= files
     summary = (place / "same" / "summary").read_text()
-    assert summary.startswith("## ✅ pass: ")
+    assert summary.startswith("## ✅ PASS  ")
     assert f"\n## ✅ {report['verdict']}: " in summary
     assert runner.calls == []
     runner.inputs["comment"] = "always"
@@ -218,7 +218,7 @@ def test_a_failed_check_fails_the_job_and_one_comment_is_kept_up_to_date(place: 
     assert runner.answer["exit-code"] == "10"
     assert "::error title=alphaprof::the check failed" in runner.log
     (posted,) = runner.calls
-    assert re.match(r"<!-- alphaprof \d+ \d+ -->\n## ❌ fail: ", posted["body"])
+    assert re.match(r"<!-- alphaprof \d+ \d+ -->\n## ❌ FAIL  ", posted["body"])
 
     stranger = {"id": 1, "user": {"login": "somebody"}, "body": posted["body"]}
     other = {"id": 2, "user": BOT, "body": "<!-- alphaprof 1 1 -->\nof another job"}
