@@ -994,7 +994,7 @@ def _verdict_as_measured(speed: Interval | None, least: float, reason: str) -> s
 
 
 def _rough(units: float) -> str:
-    """A number of units, rounded up to two digits: the forecast is no surer."""
+    """Return a number of units, rounded up to two digits: the forecast is not more precise than that."""
     step = 10 ** max(len(str(int(units))) - 2, 0)
     return fmt.count(math.ceil(units / step) * step)
 

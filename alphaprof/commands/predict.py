@@ -215,7 +215,7 @@ def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, cont
     unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
     """
     from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
-    from alphaprof.costs.speedup import round_costs
+    from alphaprof.costs.speedup import full_round_costs
     from alphaprof.costs.steps import StepTable
 
     for option, value, known in (
@@ -226,17 +226,16 @@ def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, cont
             raise OptionInvalid(f"{option}: {shown(value)} is not known", f"choose one of {', '.join(sorted(known))}")
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
-    if HEAD in _read_config(target):
+    config, draft_config = _read_config(target), _read_config(draft)
+    if HEAD in config:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _shape_of_file(target, ModelShape.from_config, asked.weight_bytes)
-    is_head = HEAD in _read_config(draft)
+    shape = _shape_of_config(target, config, ModelShape.from_config, asked.weight_bytes)
+    is_head = HEAD in draft_config
     read = partial(ModelShape.of_head, target=shape) if is_head else ModelShape.from_config
-    used = _shape_of_file(draft, read, None if is_head else asked.draft_weight_bytes)
+    used = _shape_of_config(draft, draft_config, read, None if is_head else asked.draft_weight_bytes)
     heads = ["draft"] if is_head else []
     rows = roofline_rows(shape, {"draft": used}, asked, gamma, [batch], [context], [], heads, context)
     times = StepTable(rows).times("draft", gamma, batch, context)
-    catching_up = times.catching_up(gamma)
-    costs = [float(cost + catching_up[place]) for place, cost in enumerate(round_costs(times, gamma))]
     factor, words = accuracy(asked, batch, context)
     return ComputedCost(
         target=str(target),
@@ -251,7 +250,7 @@ def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, cont
         draft_ms=times.draft.ms,
         draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if is_head else (),
         round_ms=times.bookkeeping.ms,
-        costs=tuple(costs[1:]),
+        costs=tuple(full_round_costs(times, gamma)[1:].tolist()),
         factor=factor,
         accuracy=words,
     )
@@ -269,9 +268,10 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _shape_of_file(path: Path, read: Callable[[Mapping[str, Any]], ModelShape], weight_bytes: float | None) -> ModelShape:
+def _shape_of_config(
+    path: Path, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], ModelShape], weight_bytes: float | None
+) -> ModelShape:
     """The shape that a config says. Raises `CostsUnreadable` for one that cannot be counted."""
-    config = _read_config(path)
     problem, hint = "its numbers are not those of a model", "check the file: step times are computed from what it says"
     if config.get("quantization_config") and weight_bytes is None:
         raise CostsUnreadable(f"{path} is of quantized weights", "say how large: --weight-bytes 1 for fp8, 0.5 for 4 bits")
@@ -319,7 +319,6 @@ def _of_gamma(
 
 
 def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
-    _require_between("--burstiness", burstiness, -1, 1)
     try:
         if isinstance(acceptance, EngineRate):
             _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)

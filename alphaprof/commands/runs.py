@@ -240,7 +240,7 @@ def _has_ended_well(worker: _Worker, code: int, say: Callable[[str], None]) -> b
 
 
 def progress_line(place: Place) -> str:
-    """How far the run in a place is, whoever measured it: said after the end of the process that speaks."""
+    """Return how far a run is, in words: its shards that are measured, by any process, and the speed."""
     try:
         status = RunStatus.of(Run.open(place))
     except AlphaprofError as error:

@@ -43,10 +43,17 @@ def added_by_engine(costs: CostsAsked) -> Engine:
     )
 
 
-def roofline_ms(costs: CostsAsked, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
-    """Return a step's time by a roofline, without overhead."""
-    reuse = added_by_engine(costs).expert_reuse
-    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms, reuse)
+def roofline_ms(
+    costs: CostsAsked,
+    shape: ModelShape,
+    is_target: bool,
+    tokens: int,
+    batch: int,
+    context: int,
+    expert_reuse: float = 1.0,
+) -> float:
+    """Return a step's time by a roofline, without overhead; `expert_reuse` of tokens that are verified together."""
+    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms, expert_reuse)
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
     return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
 
@@ -91,9 +98,9 @@ def roofline_rows(
     added = added_by_engine(costs)
     more = added.layers_ms(target) + (costs.overhead_ms or 0.0)
     for batch, context in product(batches, contexts):
-        error = math.log(accuracy(costs, batch, mean_context)[0]) / Z90
+        error = _standard_error(accuracy(costs, batch, mean_context)[0])
         for tokens in range(1, gamma_max + 2):
-            ms = roofline_ms(costs, target, True, tokens, batch, context) + more
+            ms = roofline_ms(costs, target, True, tokens, batch, context, added.expert_reuse) + more
             step, shared = ("decode", 0.0) if tokens == 1 else ("verify", error)
             rows.append(StepRow(TARGET, step, tokens, batch, context, ms, shared_error=shared))
         for name, shape in drafts.items():
@@ -104,20 +111,23 @@ def roofline_rows(
                 continue
             once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape))
             # Published rounds are those of heads: the steps of another draft are off as far as those elsewhere.
-            own = error if name in heads else max(error, 2 * math.log(added.factor) / Z90 if added.accelerator else 0.0)
+            own = error if name in heads else max(error, _standard_error(added.factor**2) if added.accelerator else 0.0)
             steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
             steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]
             for step, tokens, used, extra in steps:
-                ms = roofline_ms(costs, used, False, tokens, batch, context) + extra
+                ms = roofline_ms(costs, used, False, tokens, batch, context, added.expert_reuse) + extra
                 rows.append(StepRow(name, step, tokens, batch, context, ms, shared_error=own))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
-            apart = dataclasses.replace(costs, expert_reuse=1.0)  # a prompt's tokens are many, and not verified together
-            times = (roofline_ms(apart, shape, name == TARGET, tokens, 1, 0) for tokens in prompt_lengths)
             layers = 0.0 if name in heads else added.layers_ms(shape)
-            prefill = [(tokens, ms + layers) for tokens, ms in zip(prompt_lengths, times, strict=True)]
-            rows += [StepRow(name, "prefill", tokens, 1, 0, ms) for tokens, ms in prefill]
+            prefill = [(tokens, roofline_ms(costs, shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
+            rows += [StepRow(name, "prefill", tokens, 1, 0, ms + layers) for tokens, ms in prefill]
     return tuple(rows)
+
+
+def _standard_error(factor: float) -> float:
+    """The relative standard error that keeps 90 % within a factor."""
+    return math.log(factor) / Z90
 
 
 def shape_of(name: str, facts: ModelFacts) -> ModelShape:
@@ -305,6 +315,7 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     engine = {MEASURED: f"transformers {version}", ROOFLINE: "roofline"}
     device = {MEASURED: target.device, TABLE: Path(options.path).name}
     first = next(iter(times.values()), None)
+    factor, words = accuracy(options, concurrency, book.context) if options.source == ROOFLINE else (None, None)
     prefill = book.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
     return Cost(
         source=options.source,
@@ -318,8 +329,8 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         mode=book.mode,
         threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
         overhead_ms=None if measured else options.overhead_ms,
-        factor=accuracy(options, concurrency, book.context)[0] if options.source == ROOFLINE else None,
-        accuracy=accuracy(options, concurrency, book.context)[1] if options.source == ROOFLINE else None,
+        factor=factor,
+        accuracy=words,
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},

@@ -265,6 +265,13 @@ def round_costs(times: StepTimes, gamma: int) -> Array:
     return (np.array(steps) + times.lookup.ms) / times.decode.ms
 
 
+def full_round_costs(times: StepTimes, gamma: int) -> Array:
+    """Cost of a round that drafts m = 0..gamma tokens after one that got as many accepted, [gamma + 1]: what an engine pays
+    that runs a head's first step over all rows of the verification before.
+    """
+    return round_costs(times, gamma) + times.catching_up(gamma)
+
+
 def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     """The least and the most that a token can cost with the draft, both above 0: in the best round with all drafts accepted,
     and in the dearest round for every single token.

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, ModelShape
-from alphaprof.costs.speedup import StepTimes, round_costs
+from alphaprof.costs.speedup import StepTimes, full_round_costs
 from alphaprof.costs.steps import StepTable
 from alphaprof.log.manifest import CostsAsked
 
@@ -138,8 +138,7 @@ def cost(row: Row, setting: CostsAsked, context: int) -> float:
     """Return what a round costs in decode steps, by the product's own functions. As SGLang does, the head's first step runs
     over all rows of the verification before.
     """
-    times = step_times(row, setting, context)
-    return float(round_costs(times, row.steps)[-1] + times.catching_up(row.steps)[-1])
+    return float(full_round_costs(step_times(row, setting, context), row.steps)[-1])
 
 
 def step_times(row: Row, setting: CostsAsked, context: int) -> StepTimes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, round_costs, speedup, without_draft
+from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, full_round_costs, speedup, without_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.run import RunDraft
@@ -359,7 +359,7 @@ def _priced_as_layers(scope: ExportScope, times: StepTimes | None) -> Iterator[s
         return
     layers = float(shape["layers"])
     theirs = times.v(gamma) * (layers + gamma) / layers
-    ours = float(round_costs(times, gamma)[-1] + times.catching_up(gamma)[-1])
+    ours = float(full_round_costs(times, gamma)[-1])
     yield (
         f"AIConfigurator prices a round as {gamma} more layers of the target, about {number(theirs)} decode steps; by this "
         f"run's step times it costs {number(ours)}: do not rescale the acceptance to hide that"
