@@ -87,6 +87,10 @@ class StepsNotTimed(AlphaprofError, exit_code=4):
     """The steps of a model cannot be timed."""
 
 
+class EngineFailed(AlphaprofError, exit_code=4):
+    """The vLLM that a profile names cannot be started or reached, or fails."""
+
+
 class LogitsNotFinite(AlphaprofError, exit_code=4):
     """A model produced NaN or infinite logits."""
 

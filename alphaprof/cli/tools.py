@@ -22,6 +22,7 @@ from alphaprof.cli.common import (
     show,
 )
 from alphaprof.cli.measuring import loaded_profile, require_references, working
+from alphaprof.errors import OptionInvalid
 
 group = Typer()
 LatencyFormat = Annotated[
@@ -54,6 +55,7 @@ def latency(
     group,
     "alphaprof validate my.yaml --documents 8 --gamma 3",
     "alphaprof validate my.yaml --documents 16 --rule additive:0.1",
+    "alphaprof validate my.yaml --engine vllm --gamma 3 --concurrency 4",
 )
 def validate(
     profile_file: ProfileFile,
@@ -70,6 +72,10 @@ def validate(
     rule: Annotated[
         list[str] | None, Option(help="Decode by this rule too, exact or lossy: additive:0.1 (repeatable).")
     ] = None,
+    engine: Annotated[
+        Literal["transformers", "vllm"], Option(help="Who decodes: transformers here, or the profile's vLLM.")
+    ] = "transformers",
+    concurrency: Annotated[int, Option(min=1, help="Sequences that vLLM decodes at a time.")] = 1,
     repeats: Annotated[int, how(min=1, help="How often each text is decoded with and without each draft.")] = 3,
     tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
     undecided: Undecided = "pass",
@@ -77,7 +83,7 @@ def validate(
     overrides: ProfileChanges = None,
     form: Format = "terminal",
 ) -> None:
-    """Compare the prediction with measured times: real speculative decoding of a few documents, in alphaprof's own loop.
+    """Compare the prediction with measured times: real speculative decoding of a few documents, here or by your vLLM.
 
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
@@ -85,14 +91,26 @@ def validate(
     from alphaprof.log.writer import run_directory
 
     rules = known_rules(rule or [], "--rule")
+    if engine == "transformers" and concurrency > 1:
+        raise OptionInvalid("--concurrency needs --engine vllm: alphaprof's own loop decodes one text at a time", "add it")
+    if engine == "vllm" and rules:
+        raise OptionInvalid(
+            "--rule needs alphaprof's own loop: vLLM decodes by decision.rule", "leave out --engine or --rule"
+        )
     options = loaded_profile(profile_file, overrides, documents)
     require_references(options)
     with run_directory(out) as folder, working(None) as progress:
-        from alphaprof.commands.validate.measure import validate as run_validation
         from alphaprof.commands.validate.validation import build_validation, require_within
 
-        run, measured = run_validation(options, folder, gamma, repeats, progress, rules)
-        answer = build_validation(run, measured, tolerance, kept=out is not None)
+        if engine == "vllm":
+            from alphaprof.commands.validate.engine import validate_in_engine
+
+            run, measured = validate_in_engine(options, folder, gamma, repeats, concurrency, progress)
+        else:
+            from alphaprof.commands.validate.measure import validate as run_validation
+
+            run, measured = run_validation(options, folder, gamma, repeats, progress, rules)
+        answer = build_validation(run, measured, tolerance, out is not None, concurrency)
     show(answer, form)
     require_within(answer, undecided_fails=undecided == "fail")
 

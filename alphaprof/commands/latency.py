@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from alphaprof.costs.cost_model import MEASURED, timed_with
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
@@ -43,15 +44,15 @@ class Latency:
     def of(cls, run: Run) -> Latency:
         """Return the step times of a run."""
         manifest, table = run.manifest, run.latency()
-        environment, target = manifest.environment, manifest.target
+        environment, target, source = manifest.environment, manifest.target, manifest.profile.costs.source
         return cls(
             alphaprof=manifest.alphaprof,
             target=target.reference,
             drafts={name: facts.reference for name, facts in manifest.drafts.items()},
             dtype=target.precision,
             device=target.device,
-            threads=environment["torch_threads"] if target.device == "cpu" else None,
-            engine=f"transformers {environment['packages']['transformers']}",
+            threads=environment["torch_threads"] if target.device == "cpu" and source == MEASURED else None,
+            engine=timed_with(manifest),
             waiting=environment.get("timing_waiting"),
             steps=tuple(table.to_pylist()) if table is not None else (),
         )

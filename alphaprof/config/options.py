@@ -221,7 +221,15 @@ AnyDraft = Annotated[
 ]
 
 
-class GreedyContinuation(Options):
+class WrittenContinuation(Options):
+    """Base of continuations that the target writes for the run."""
+
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="who runs the target: transformers here, or the vLLM of the profile's engine"
+    )
+
+
+class GreedyContinuation(WrittenContinuation):
     """The target's own greedy continuation."""
 
     kind: Literal["greedy"] = "greedy"
@@ -241,7 +249,7 @@ class Sampling(Options):
     )
 
 
-class SampledContinuation(Sampling):
+class SampledContinuation(Sampling, WrittenContinuation):
     """Sampled by the target. What is drawn depends on the seed and the document, not on the batch that it was in."""
 
     kind: Literal["sampled"]
@@ -288,9 +296,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class MeasuredCosts(Options):
-    """Step times measured here: forward passes of transformers, in alphaprof's own loop."""
+    """Step times measured here: forward passes of transformers in alphaprof's own loop (measured), or steps of the vLLM of
+    the profile's engine (vllm).
+    """
 
-    source: Literal["measured"] = "measured"
+    source: Literal["measured", "vllm"] = "measured"
     concurrency: BatchSizes = Field(
         [1], description="sequences in a batch, one number or several: a report says up to which of them a draft pays"
     )
@@ -309,8 +319,26 @@ class MeasuredCosts(Options):
         "is too short, larger batch sizes and longer contexts have no times",
     )
     mode: Literal["auto", "eager"] = Field(
-        "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"
+        "auto",
+        description="of measured: auto: static cache and CUDA graphs where the device has them; eager: as validate decodes",
     )
+
+
+class EngineOptions(Options):
+    """The user's vLLM: the python of its own environment, which starts it here, or the address of a server that runs."""
+
+    python: str | None = Field(None, description="python of an environment with vLLM, which starts it on this machine")
+    url: str | None = Field(
+        None, pattern="^https?://", description="address of a vLLM server that writes texts; VLLM_API_KEY is its key"
+    )
+    model: str | None = Field(None, description="the target's name on that server; default: the only one that it serves")
+    args: dict[str, Any] = Field({}, description="arguments of vLLM, e.g. {tensor_parallel_size: 2, enforce_eager: true}")
+    concurrency: Whole = Field(64, ge=1, description="sequences that write texts at a time")
+
+    def problems(self) -> Iterator[str]:
+        """Yield what names no engine, or two."""
+        if (self.python is None) == (self.url is None):
+            yield "needs python, which starts vLLM, or url, the address of a server: one of them"
 
 
 class TableCosts(Options):

@@ -18,6 +18,7 @@ from alphaprof.config.options import (
     Ascending,
     ContinuationOptions,
     CostOptions,
+    EngineOptions,
     GreedyContinuation,
     HeadOptions,
     MeasuredCosts,
@@ -29,6 +30,7 @@ from alphaprof.config.options import (
     TargetOptions,
     TextContinuation,
     Whole,
+    WrittenContinuation,
 )
 from alphaprof.errors import cut, shown
 from alphaprof.log.files import DRAFT_NAME
@@ -195,6 +197,7 @@ class ProfileOptions(Options):
         [1, 2, 3, 4, 5, 6, 7, 8], description="drafted tokens per round that are replayed"
     )
     costs: CostOptions = MeasuredCosts()
+    engine: EngineOptions | None = Field(None, description="a vLLM that writes texts or times steps (docs/vllm.md)")
     decision: DecisionOptions = DecisionOptions()
     route: RouteOptions = RouteOptions()
     execution: ExecutionOptions = ExecutionOptions()
@@ -249,6 +252,10 @@ class ProfileOptions(Options):
             if not sizes[0] <= decision.concurrency <= sizes[-1]:
                 outside = f"{decision.concurrency} lies outside costs.concurrency {cut(str(sizes), 100)}"
                 yield f"decision.concurrency {outside}: there are no step times for it"
+        if self.engine is None and self.written_by_engine():
+            yield "continuation.engine vllm needs the profile's engine: where vLLM is (docs/vllm.md)"
+        if self.costs.source == "vllm" and (self.engine is None or self.engine.python is None):
+            yield "costs.source vllm needs engine.python: it starts a vLLM and takes its steps (docs/vllm.md)"
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
                 yield f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat"
@@ -260,6 +267,16 @@ class ProfileOptions(Options):
     def continuation_of(self, source: int) -> ContinuationOptions:
         """The continuation that holds for one source: its own, or the profile's."""
         return self.data[source].continuation or self.continuation
+
+    def written_by_engine(self) -> set[int]:
+        """The sources whose texts the engine writes."""
+        kinds = enumerate(map(self.continuation_of, range(len(self.data))))
+        return {index for index, kind in kinds if isinstance(kind, WrittenContinuation) and kind.engine != "transformers"}
+
+    @property
+    def uses_engine(self) -> bool:
+        """Whether the run needs the engine."""
+        return self.costs.source == "vllm" or bool(self.written_by_engine())
 
     def models(self) -> dict[str, ModelOptions]:
         """The models that it names, by what messages call them: the target, and drafts that are models of their own."""

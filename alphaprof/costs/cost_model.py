@@ -20,7 +20,8 @@ from alphaprof.log.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, Mode
 from alphaprof.log.run import Run
 from alphaprof.stats.estimate import Array
 
-MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
+MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"
+TIMED = (MEASURED, VLLM)  # with the run
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
 Z90 = 1.6448536269514722  # standard errors that hold 90 % of a normal distribution on both sides
 FITTED_WITH = (  # what the overheads of engines were fitted with, at its default
@@ -219,8 +220,12 @@ class CostModel:
     def basis(self) -> str:
         """How a verdict that rests on these times begins."""
         options = self.options
-        if options.source == MEASURED:
-            return MEASURED_HERE
+        if options.source in TIMED:
+            return (
+                MEASURED_HERE
+                if options.source == MEASURED
+                else f"by step times of {timed_with(self.manifest)} measured here"
+            )
         if options.source == TABLE:
             return f"by the step times in {Path(options.path).name}"
         return f"by step times computed for {_devices(options)}, not measured"
@@ -236,13 +241,13 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
     gamma, mode = max(run.gammas), None
     if options.source == NONE:
         return None
-    if manifest.drafting != CHAIN and options.source != MEASURED:
+    if manifest.drafting != CHAIN and options.source not in TIMED:
         raise CostsUnreadable(
             f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, and what its "
             "rounds drafted is not known",
             "leave costs out: tokens per round need none",
         )
-    if options.source == MEASURED:
+    if options.source in TIMED:
         latency = run.latency()
         measured = latency.to_pylist() if latency is not None else []
         if not any(row["step"] == "decode" for row in measured):
@@ -301,6 +306,13 @@ def _shape(name: str, facts: ModelFacts, options: CostsAsked, weight_bytes: floa
     return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
 
 
+def timed_with(manifest: Manifest) -> str:
+    """Return what ran the steps that were timed with a run, and its version."""
+    packages = manifest.environment.get("packages", {})  # of an imported run there are none
+    name, words = ("vllm", "vLLM") if manifest.profile.costs.source == VLLM else ("transformers", "transformers")
+    return f"{words} {packages.get(name, 'unknown')}"
+
+
 def _devices(options: CostsAsked) -> str:
     return f"{options.tp} x {options.accelerator}" if options.tp > 1 else str(options.accelerator)
 
@@ -308,12 +320,11 @@ def _devices(options: CostsAsked) -> str:
 def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     """What a report says of its step times; `prompt_tokens` [documents]."""
     manifest, options, times = book.manifest, book.options, book.times(concurrency)
-    measured = options.source == MEASURED
+    measured = options.source in TIMED
     environment, target = manifest.environment, manifest.target
     contexts = book.table.contexts(concurrency) or book.table.contexts(book.concurrencies[0])
-    version = environment.get("packages", {}).get("transformers", "unknown")  # of an imported run there is none
-    engine = {MEASURED: f"transformers {version}", ROOFLINE: "roofline"}
-    device = {MEASURED: target.device, TABLE: Path(options.path).name}
+    engine = dict.fromkeys(TIMED, timed_with(manifest)) | {ROOFLINE: "roofline"}
+    device = dict.fromkeys(TIMED, target.device) | {TABLE: Path(options.path).name}
     first = next(iter(times.values()), None)
     factor, words = accuracy(options, concurrency, book.context) if options.source == ROOFLINE else (None, None)
     prefill = book.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
@@ -327,7 +338,7 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         context=min(max(book.context, contexts[0]), contexts[-1]),
         contexts=contexts if options.source != ROOFLINE else (),
         mode=book.mode,
-        threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
+        threads=environment["torch_threads"] if options.source == MEASURED and target.device == "cpu" else None,
         overhead_ms=None if measured else options.overhead_ms,
         factor=factor,
         accuracy=words,
@@ -351,7 +362,7 @@ def _memory_shares(manifest: Manifest, options: CostsAsked) -> Iterator[DraftMem
     memory, tp = None, 1
     if options.source == ROOFLINE:
         memory, tp = ACCELERATORS[options.accelerator].memory, options.tp
-    elif options.source == MEASURED:
+    elif options.source in TIMED:
         memory = manifest.environment.get("device_memory")
     for name, facts in manifest.drafts.items():
         if facts.shape is None or manifest.target.shape is None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Struct = TypeVar("Struct")
 MANIFEST, PROFILE = "manifest.json", "profile.json"
 FORMAT = "alphaprof-run"
+NGRAM = "ngram"  # what engines call drafting from what stood there before
 LATENCY = "latency."  # how the name of the file of step times begins
 NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
 COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
@@ -274,6 +275,16 @@ class DraftFacts(ModelFacts):
     def own_model(self) -> str | None:
         """The reference of a model with weights of its own; None: it has none."""
         return self.reference if self.has_steps and not self.shares_target_weights else None
+
+    def vllm_speculation(self, gamma: int, model: str | None, revision: str | None) -> dict[str, Any]:
+        """Return its gamma, method and files as vLLM's --speculative-config has them; no method where vLLM has none."""
+        config: dict[str, Any] = {}
+        if self.engine_method == NGRAM:
+            config = {"method": NGRAM, "prompt_lookup_max": self.settings["max_ngram"], "prompt_lookup_min": 1}
+        elif self.engine_method is not None:
+            found = {"method": self.engine_method, "model": model, "revision": revision}
+            config = {key: value for key, value in found.items() if value is not None}
+        return config | {"num_speculative_tokens": gamma}
 
 
 @dataclass(frozen=True, kw_only=True)

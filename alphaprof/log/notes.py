@@ -102,6 +102,10 @@ NOTES: Mapping[str, NoteKind] = {
     # then the rest.
     "not_timed": NoteKind("no step times, so no speedup: {reason}", "{remedy}", "own times"),
     "not_timed_there": NoteKind("no step times there: {reason}", "{remedy}", "own times"),
+    "other_vllm": NoteKind(
+        "vLLM {version} was never tried with this version of alphaprof; {tried} was",
+        "compare a few results with your server, or use vLLM {tried}",
+    ),
     "other_dtype": NoteKind(
         "the target is measured in {reason}",
         "near-ties fall otherwise in the dtype that is served: set target.dtype to measure in that one, however slow",

@@ -238,7 +238,9 @@ LATENCY_COLUMNS = (
         0,
     ),
     Column("repeats", pa.int32(), "Timed rounds.", low=1),
-    Column("mode", CATEGORY, "How the step was run: eager, or cuda_graph (static cache, recorded once)."),
+    Column(
+        "mode", CATEGORY, "How the step was run: eager, cuda_graph (static cache, recorded once), or vllm (by that engine)."
+    ),
     Column(
         "rounds_ms",
         pa.list_(pa.float32()),

@@ -171,6 +171,8 @@ def _times(report: Report) -> str:
     where = f"{load} at a time, context {cost.context:.0f}"
     if cost.source == "measured":
         return f"{where}, {cost.device}; measured here with Hugging Face: not your engine"
+    if cost.source == "vllm":
+        return f"{where}, {cost.device}; {cost.engine} on this machine"
     if cost.source == "table":
         return f"{where}; from your table {cost.device}"
     return f"{where}; computed by a roofline of {cost.device} (x/÷ {cost.factor:.2f}): not measured"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, Cost
+from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
 from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.log.notes import concerns_of, note
 from alphaprof.log.run import Run
@@ -33,7 +33,7 @@ def report_warnings(
     costs: str,
 ) -> tuple[Note, ...]:
     """The notes of a report. `costs`: where step times were to come from."""
-    own = costs == MEASURED  # else the run's own timing is nobody's business
+    own = costs in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
         *_file_notes(facts, run),

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
+from alphaprof.log.manifest import NGRAM
 from alphaprof.report.serving import SGLANG, VLLM, ServingEngine
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ Over = Literal["proposing", "all"]
 PROPOSING: Over = "proposing"
 ALL: Over = "all"
 DIGITS = 6  # of rates and lengths
-NGRAM = "ngram"  # what engines call drafting from what stood there before
 DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
 
 
@@ -104,14 +104,7 @@ def vllm_synthetic(chain: Acceptance) -> str:
 
 
 def _vllm_draft(chain: Acceptance) -> dict[str, Any]:
-    """The draft and its gamma in vLLM's words; no method where vLLM has none."""
-    config: dict[str, Any] = {}
-    if chain.draft.engine_method == NGRAM:
-        config = {"method": NGRAM, "prompt_lookup_max": chain.draft.settings["max_ngram"], "prompt_lookup_min": 1}
-    elif chain.draft.engine_method is not None:
-        found = {"method": chain.draft.engine_method, "model": chain.model, "revision": chain.revision}
-        config = {key: value for key, value in found.items() if value is not None}
-    return config | {"num_speculative_tokens": chain.gamma}
+    return chain.draft.vllm_speculation(chain.gamma, chain.model, chain.revision)
 
 
 def _vllm_schedule(chain: Acceptance) -> dict[str, Any]:

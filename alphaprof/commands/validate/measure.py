@@ -82,7 +82,7 @@ def _decode_in_turn(
     plan: Plan, gammas: Sequence[int], more: Sequence[BoundRule], repeats: int, progress: Progress
 ) -> DecodingTimes:
     """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
-    texts, short, foreign = _decodable_texts(plan)
+    texts, short, foreign = decodable_texts(plan)
     usual = [decoded_rule(plan.options.decision.rule, policy) for policy in sorted({text.policy for text in texts})]
     rules = {rule.id: rule for rule in (*map(parse_rule, usual), *more)}.values()
     drafted = itertools.product(plan.drafts, rules, gammas)
@@ -130,7 +130,7 @@ def _warm_up(
     return found
 
 
-def _decodable_texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
+def decodable_texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     """What is decoded; how many documents are too short, and how many have text that the target did not write here."""
     stored: dict[int, Ids] = {}
     for shard in plan.run.shards:

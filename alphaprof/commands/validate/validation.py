@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import open_costs
+from alphaprof.costs.cost_model import open_costs, timed_with
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.run import Run
@@ -132,13 +132,15 @@ class Validation:
     """
 
     format: ClassVar[str] = "alphaprof-validate"
-    version: ClassVar[str] = "1.0"
+    version: ClassVar[str] = "1.1"
 
     run: str | None
     target: str
     device: str
     dtype: str
     exact: bool
+    engine: str  # what decoded, and timed its steps
+    concurrency: int  # sequences decoded at a time
     repeats: int  # how often every text was decoded in every way
     documents: int
     short: int  # documents left out: fewer than two tokens
@@ -152,11 +154,16 @@ class Validation:
     cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
     cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
 
+    @property
+    def in_engine(self) -> bool:
+        """Whether the user's engine decoded."""
+        return self.engine.startswith("vLLM")
+
     def blocks(self) -> Iterator[Block]:
         """Yield how far off the prediction is, what was predicted and measured, and where the time of a round went."""
         yield from _how_far_off(self)
         yield ""
-        yield f"{self.target} in {self.dtype} on {self.device}, batch 1"
+        yield f"{self.target} in {self.dtype} on {self.device}, batch {self.concurrency}, {self.engine}"
         facts = f"{fmt.many(self.documents, 'document')}, {fmt.many(self.repeats, 'repeat')}"
         facts += f"; left out: {fmt.count(self.short)} with fewer than two tokens" if self.short else ""
         yield facts + (
@@ -172,13 +179,16 @@ class Validation:
         yield _cells_table("predicted | measured", exact, {**SPEEDUPS, **(BY_CPU if self.cpu else {})})
         if lossy:
             yield _cells_table("lossy rules, measured: what their text gains and gives up", lossy, LOSSY)
-        yield _cells_table("where the time goes, in ms: predicted | measured", self.cells, ROUNDS)
+        if not self.in_engine:
+            yield _cells_table("where the time goes, in ms: predicted | measured", self.cells, ROUNDS)
         yield from _what_was_equal(self)
-        yield Small("speedup: decode time without / with a draft, no prefill, in alphaprof's own loop (transformers).")
+        loop = "in the engine" if self.in_engine else "in alphaprof's own loop (transformers)"
+        yield Small(f"speedup: decode time without / with a draft, no prefill, {loop}.")
         yield Small("error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times].")
         if self.cpu is not None:
             yield Small("CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock.")
-        yield Small("other: predicted, taking rejected tokens out of the caches; measured, all that is between steps.")
+        if not self.in_engine:
+            yield Small("other: predicted, taking rejected tokens out of the caches; measured, all that is between steps.")
         if lossy:
             yield Small("excess regret: nats per token that the target would not have given up; whether that is good enough")
             yield Small("is for your own task to judge.")
@@ -223,7 +233,8 @@ def _how_far_off(validation: Validation) -> Iterator[str]:
 def next_step(validation: Validation) -> str:
     """What to do about an outcome."""
     if validation.outcome == "within":
-        return "alphaprof profile and report: their speedups hold for this loop here, not for an engine"
+        here = "this engine on this machine" if validation.in_engine else "this loop here, not for an engine"
+        return f"alphaprof profile and report: their speedups hold for {here}"
     if validation.outcome == "outside":
         return "the table of round times shows where the time goes; alphaprof latency times the steps again"
     if validation.repeats < 2:
@@ -310,10 +321,10 @@ class Decodings:
 
     `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` and
     `cpu_s` of everything after the first token, `draft_s` and `verify_s` (wall) the parts of `wall_s` that drafting and
-    verification took. Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents]; `drafted`, `accepted`
-    [documents, gamma] rounds whose first d = 1..gamma tokens were drafted, and accepted. `same_text` [documents]: the text
-    is the profiled one. `regret` [documents], of lossy rules and of plain decoding beside them: sum over the text of
-    log p(top) - log p(token), p the target's plain softmax, in nats.
+    verification took (None: not known). Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents];
+    `drafted`, `accepted` [documents, gamma] rounds whose first d = 1..gamma tokens were drafted, and accepted. `same_text`
+    [documents]: the text is the profiled one. `regret` [documents], of lossy rules and of plain decoding beside them: sum
+    over the text of log p(top) - log p(token), p the target's plain softmax, in nats.
     """
 
     draft: str | None
@@ -322,8 +333,8 @@ class Decodings:
     rows: Array
     wall_s: Array
     cpu_s: Array
-    draft_s: Array
-    verify_s: Array
+    draft_s: Array | None
+    verify_s: Array | None
     tokens: Array
     rounds: Array
     drafted: Array
@@ -453,14 +464,16 @@ def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
     return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
 
 
-def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool) -> Validation:
-    """Compares a run with decodings of its documents. `kept`: whether the run stays, and is worth naming."""
+def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool, concurrency: int = 1) -> Validation:
+    """Compare a run with decodings of its documents, `concurrency` at a time. `kept`: whether the run stays, and is worth
+    naming.
+    """
     manifest, documents = run.manifest, run.documents()
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
     book = open_costs(run, manifest.profile.costs, context)
-    times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
+    times, on_cpu = book.times(concurrency) if book else {}, manifest.target.device == "cpu"
     cells = [
         _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
         for draft in manifest.drafts
@@ -479,7 +492,9 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         short=measured.short,
         foreign=measured.foreign,
         plain_same_text=int(measured.plain.same_text.sum()),
-        contexts=book.table.contexts(1) if book else (),
+        concurrency=concurrency,
+        engine=timed_with(manifest),
+        contexts=book.table.contexts(concurrency) if book else (),
         mean_context=context,
         tolerance=tolerance,
         outcome=of_all_clocks([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
@@ -588,6 +603,8 @@ def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
     return RoundTime(sum(parts[verified:-1]) * unit, sum(parts[:verified]) * unit, parts[-1] * unit)
 
 
-def _measured_round(way: Decodings) -> RoundTime:
+def _measured_round(way: Decodings) -> RoundTime | None:
+    if way.draft_s is None or way.verify_s is None:
+        return None
     parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
     return RoundTime(*(_typical(seconds) / float(way.rounds.sum()) for seconds in parts))

@@ -39,6 +39,9 @@ from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.run import Run
 from alphaprof.log.split import unit_of
 from alphaprof.log.writer import FREE, RunWriter, alive, joined
+from alphaprof.profiling.engine.client import TRIED, vllm_version
+from alphaprof.profiling.engine.steps import EngineSteps
+from alphaprof.profiling.engine.texts import TextWriter
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import settled as settled_dtype
@@ -197,7 +200,8 @@ def _begun(
     plan = Plan(**vars(loaded), run=run)
     trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
-    warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
+    has_template = loaded.tokenizer.chat_template is not None
+    warnings = (*early_warnings(options, loaded.scorer, has_template, manifest.environment), *told)
     for warning in warnings:
         progress.warn(**warning)
     run.manifest = dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings)
@@ -231,7 +235,10 @@ def load(
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
-    return Loaded(options, tokenizer, target, drafts, documents, scorer)
+    writer = None
+    if reused is None and options.engine is not None and options.written_by_engine():
+        writer = TextWriter(options, options.engine, target, tokenizer)
+    return Loaded(options, tokenizer, target, drafts, documents, scorer, writer)
 
 
 def _manifest(loaded: Loaded) -> Manifest:
@@ -245,14 +252,16 @@ def _manifest(loaded: Loaded) -> Manifest:
         target=dataclasses.replace(loaded.target.facts(), special=special_ids(loaded.tokenizer)),
         drafts={draft.name: draft.facts() for draft in loaded.drafts},
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
-        environment=_environment(loaded.target.device),
+        environment=_environment(loaded.target.device, loaded.options),
         emitted=rules.emitted,
         certified=rules.certified,
     )
 
 
-def _environment(device: torch.device) -> Environment:
+def _environment(device: torch.device, options: ProfileOptions) -> Environment:
     packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
+    if options.engine is not None and options.uses_engine:
+        packages["vllm"] = vllm_version(options.engine)
     with contextlib.suppress(PackageNotFoundError):  # not there on every system
         packages["triton"] = version("triton")
     return {
@@ -279,7 +288,9 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
                 shape_of(name, facts)
 
 
-def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
+def early_warnings(
+    options: ProfileOptions, scorer: Scorer, has_template: bool, environment: Environment
+) -> Iterator[dict[str, str]]:
     """Yield what is known to be odd before any work, as notes."""
     kinds = [options.continuation_of(index) for index in range(len(options.data))]
     raw = [
@@ -298,6 +309,9 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
         yield note("slow_statistics", reason=reason)
     if options.certificates and not scorer.extras.certified:
         yield note("no_thresholds", rules=", ".join(options.rules))
+    there = environment["packages"].get("vllm", TRIED)
+    if not there.startswith(TRIED):
+        yield note("other_vllm", version=there, tried=TRIED)
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
         yield from (note("not_modelled", setting=setting) for setting in not_modelled(scorer.target.model.served))
     for forced in (scorer.target, *scorer.drafts):
@@ -331,14 +345,13 @@ def stage(plan: Plan, progress: Progress) -> None:
     )
 
 
-def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
-    """Time the steps on the first prompts' tokens; the next manifest names the times."""
+def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress, given: latency.Timeable | None = None) -> None:
+    """Time the steps, of the models on the first prompts' tokens, or those `given`; the next manifest names the times."""
     progress.start("timing steps", 100, "parts")
-    text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
     try:
-        subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
-        first = plan.options.decision.concurrency
-        timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say, first)
+        with contextlib.nullcontext(given) if given else _timeable(plan, costs, progress) as subjects:
+            first = plan.options.decision.concurrency
+            timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say, first)
     except NotTimed as error:
         _note(plan, progress, note("not_timed", reason=error, remedy=error.remedy))
         return
@@ -353,6 +366,17 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
         _note(plan, progress, note("not_timed_there", reason=reason, remedy=remedy))
     if timed.waiting is not None and is_busy(timed.waiting):
         _note(plan, progress, note("busy", waiting=timed.waiting))
+
+
+def _timeable(plan: Plan, costs: MeasuredCosts, progress: Progress) -> contextlib.AbstractContextManager[latency.Timeable]:
+    """The steps to time, of the models here or of the engine."""
+    gamma = max(plan.options.gammas)
+    if costs.source == "vllm" and plan.options.engine is not None:
+        return EngineSteps.opened(
+            plan.options, plan.options.engine, plan.target, plan.run.manifest.drafts, (1, gamma), progress.say
+        )
+    text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
+    return contextlib.nullcontext(latency.Subjects(plan.target, plan.drafts, text, gamma, costs.mode, progress.say))
 
 
 def _note(plan: Plan, progress: Progress, warning: dict[str, str]) -> None:
@@ -491,7 +515,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
 
     # `there`: shards that anybody committed; `taken`: by this process; `asked`: shards for which a verdict was asked.
     asked, enough, taken = 0, None, set[int]()
-    with Writer() as writer:
+    with contextlib.closing(plan.writer) if plan.writer else contextlib.nullcontext(), Writer() as writer:
         while not run.is_finished():
             if settled is not None:
                 writer.wait()  # what is asked next reads every shard so far
@@ -577,7 +601,7 @@ class Reused:
                 f"{path} stopped early because the verdict was sure: how many documents it has depends on its results",
                 "reuse continuations of a run that measured all of its documents",
             )
-        before, asked = run.manifest.config, options.model_dump(mode="json")
+        before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))
         if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
             hint = "reuse continuations with the data and continuation of the run that made them"
             raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
@@ -615,14 +639,15 @@ def profile_with_models(options: ProfileOptions, place: Place, progress: Progres
     return plan
 
 
-def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
-    """Time the steps for a run that has no step times yet, by `costs` instead of those of its profile, and note these in it.
+def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress, given: latency.Timeable | None = None) -> None:
+    """Time the steps, or those `given`, for a run that has no step times yet, by `costs` instead of its profile's, and note
+    these in it.
     Raises `OutOfMemory`.
     """
     config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
     with in_memory():
         plan.run.manifest = dataclasses.replace(plan.run.manifest, config=config)
-        _measure_latency(plan, costs, progress)
+        _measure_latency(plan, costs, progress, given)
         plan.run.write_manifest(plan.run.manifest)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
 from alphaprof.log.writer import RunWriter
+from alphaprof.profiling.engine.texts import TextWriter
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
@@ -77,7 +78,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A profile with its models and its corpus."""
+    """A profile with its models and its corpus; `writer`: an engine that writes some of the texts."""
 
     options: ProfileOptions
     tokenizer: PreTrainedTokenizerBase
@@ -85,6 +86,7 @@ class Loaded:
     drafts: Sequence[Draft]
     documents: DocumentSource
     scorer: Scorer
+    writer: TextWriter | None
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,12 @@ def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) 
     """Return continuations in document order, the prompts that were read for them, and how many batches were halved."""
     texts = given(documents, plan.target.eos)
     advance(0.5 * len(texts), 0)
-    read, halved = Fed(), 0
-    for batch in generation_batches(documents, plan.options.batch_tokens):
+    read, halved, mine = Fed(), 0, documents
+    if plan.writer is not None:
+        theirs = [document for document in documents if plan.writer.writes(document)]
+        texts += plan.writer.write(theirs, lambda: advance(0.5, 0))
+        mine = [document for document in documents if not plan.writer.writes(document)]
+    for batch in generation_batches(mine, plan.options.batch_tokens):
         generated, times = halving(lambda items: generate(plan.target, items, plan.scorer.width), batch, _name)
         texts += generated
         halved += times

@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -74,19 +75,87 @@ class Timed:
     waiting: float | None
 
 
-@dataclass(frozen=True)
-class Subjects:
-    """What is timed: models, the real token ids that fill caches, and the longest round."""
+class Timeable(Protocol):
+    """Steps that can be timed, with rounds of up to `gamma` drafts."""
 
-    target: Model
-    drafts: Sequence[Draft]
-    text: Ids
     gamma: int
+
+    def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
+        """Return the steps at one batch size and context in blocks that each run without a break, the target's decode step
+        first. Raises `NotTimed`.
+        """
+
+    def derived(self, jobs: Sequence[TimedStep], times: Array) -> tuple[Sequence[TimedStep], Array]:
+        """Return the steps of a round, of the timed ones, the decode step first, with their times [rounds, steps] in ms."""
+
+    def prefills(self, contexts: Sequence[int]) -> Iterator[TimedStep]:
+        """Yield what reading prompts of such lengths takes, one at a time."""
+
+    def waited_s(self) -> float:
+        """Return the seconds for which the thread that runs the steps has been ready without a processor; nan: not known."""
+
+
+class Subjects:
+    """Models that are timed here, with the real token ids that fill caches. `mode`: as of `MeasuredCosts`. Raises `NotTimed`
+    for a model without a cache that can be cut back.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafts: Sequence[Draft],
+        text: Ids,
+        gamma: int,
+        mode: str = "auto",
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.target, self.drafts, self.text, self.gamma = target, drafts, text, gamma
+        models = [target, *(model for draft in drafts for model in draft.models)]
+        self._asked = (models, text, mode, say)
+
+    @cached_property
+    def mode(self) -> str:
+        """How all of them can be run."""
+        return common_mode(*self._asked)
+
+    def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
+        """As of `Timeable`."""
+        target, longest = self.target, self.gamma + 1
+        own = stepper(target, fitted(self.text, target, context, longest), batch, longest, self.mode)
+        blocks = [[own.timed("target", "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
+        blocks[-1].append(own.settling("target"))
+        for draft in self.drafts:
+            blocks += round_steps(draft, self.text, batch, own.context, longest, self.mode)
+        return blocks
+
+    def derived(self, jobs: Sequence[TimedStep], times: Array) -> tuple[Sequence[TimedStep], Array]:
+        """As of `Timeable`: the steps as they were timed."""
+        return jobs, times
+
+    def prefills(self, contexts: Sequence[int]) -> Iterator[TimedStep]:
+        """As of `Timeable`: a server reads prompts as they come."""
+        lengths = prompt_lengths(contexts)
+        yield from prefills("target", self.target, self.text, lengths)
+        for draft in self.drafts:
+            yield from prompt_steps(draft, self.text, lengths)
+
+    def waited_s(self) -> float:
+        """As of `Timeable`, by the nanoseconds on a run queue that Linux counts (its sched-stats documentation)."""
+        with contextlib.suppress(OSError):
+            ran, waited, _ = map(int, SCHEDSTAT.read_text().split())
+            if ran:  # else the kernel does not count
+                return waited / 1e9
+        return math.nan
+
+
+def prompt_lengths(contexts: Sequence[int]) -> list[int]:
+    """Return the lengths in tokens of prompts whose prefill is timed."""
+    return sorted({min(SHORT_PROMPT, *contexts), *contexts})
 
 
 @torch.inference_mode()
 def measure(
-    subjects: Subjects,
+    subjects: Timeable,
     costs: MeasuredCosts,
     tick: Callable[[float], None],
     say: Callable[[str], None] = lambda _: None,
@@ -100,10 +169,9 @@ def measure(
     context allows). No step begins after `costs.budget` seconds: what has no `LEAST_ROUNDS` rounds by then is left out. The
     batch size `first` is timed first, then the smallest, and prefills last. `tick` is called after every step with the share
     of all work that is done since, `say` with how sure the times are. What does not fit into memory beyond batch 1 is left
-    out. Raises `NotTimed` for a model without a cache that can be cut back, and where nothing was timed within the budget.
+    out. Raises `NotTimed` for what cannot be timed, and if nothing was timed within the budget.
     """
-    clock = _TimeBudget(costs, tick, say)
-    mode = common_mode(_models(subjects), subjects.text, costs.mode, say)
+    clock = _TimeBudget(costs, tick, say, subjects.waited_s)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out, late = [], []
     batches = sorted(costs.concurrency, key=lambda batch: (batch != first, batch))
@@ -111,7 +179,7 @@ def measure(
         place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
         try:
             clock.require_time()
-            timed = _timed(_cell(subjects, batch, context, mode), subjects.gamma, clock, place)
+            timed = _timed(subjects, subjects.cell(batch, context), clock, place)
         except BudgetSpent as error:
             late.append(f"{place}: {error}")
             continue
@@ -126,7 +194,7 @@ def measure(
         rows |= {tuple(row[name] for name in PLACE): row for row in timed}
     if not rows:
         raise BudgetSpent("; ".join([*left_out, *late])) if late else NotTimed("; ".join(left_out))
-    prefills = _timed_prefills(list(_prefills(subjects, costs.context)), clock)
+    prefills = _timed_prefills(list(subjects.prefills(costs.context)), clock)
     if not prefills:
         late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
@@ -139,8 +207,14 @@ class _TimeBudget:
     goes to the next.
     """
 
-    def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
-        self.costs, self.say = costs, say
+    def __init__(
+        self,
+        costs: MeasuredCosts,
+        tick: Callable[[float], None],
+        say: Callable[[str], None],
+        waited_s: Callable[[], float],
+    ) -> None:
+        self.costs, self.say, self._read_waited_s = costs, say, waited_s
         self._tick, self._ticked = tick, 0.0
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
         self._end = time.monotonic() + costs.budget
@@ -180,7 +254,7 @@ class _TimeBudget:
         are `sure`, this part's share of the budget is spent and there are `least`, or there are `most`. No step begins after
         the budget, so there may be fewer.
         """
-        begun, waited = time.monotonic(), _waited_s()
+        begun, waited = time.monotonic(), self._read_waited_s()
         share = max(0.0, self._until - begun) / max(self._left - 1, 1)
         times: list[Array] = []
         for turn, order in enumerate(_orders(blocks)):
@@ -195,7 +269,7 @@ class _TimeBudget:
             if turn >= warm_up:
                 times.append(ms)
         self._wall_s += time.monotonic() - begun
-        self._waited_s += _waited_s() - waited
+        self._waited_s += self._read_waited_s() - waited
         return np.array(times).reshape(len(times), sum(map(len, blocks)))
 
     def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
@@ -220,17 +294,6 @@ class _TimeBudget:
         self._ticked = done
 
 
-def _waited_s() -> float:
-    """Seconds for which this thread has been ready to run without a processor, from some moment on, by the nanoseconds on a
-    run queue that Linux counts (its sched-stats documentation); nan: not known.
-    """
-    with contextlib.suppress(OSError):
-        ran, waited, _ = map(int, SCHEDSTAT.read_text().split())
-        if ran:  # else the kernel does not count
-            return waited / 1e9
-    return math.nan
-
-
 def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, TimedStep]]]:
     """Yield the numbered steps in the order of each round: two rounds forwards and two backwards, so that slow growth
     favors no step, neither in all rounds nor in every second one. Steps of one block keep their order.
@@ -248,15 +311,19 @@ def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[
     return [_row(job, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
 
 
-def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget, place: str) -> list[dict[str, Any]]:
+def _timed(
+    subjects: Timeable, blocks: Sequence[Sequence[TimedStep]], clock: _TimeBudget, place: str
+) -> list[dict[str, Any]]:
     """Rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound needs."""
-    jobs = list(itertools.chain.from_iterable(blocks))
-    mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], gamma)
+    timed = list(itertools.chain.from_iterable(blocks))
+    jobs, _ = subjects.derived(timed, np.ones((1, len(timed))))
+    mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], subjects.gamma)
     costs, begun = clock.costs, time.monotonic()
     turns, decode = _with_decode_thrice(blocks)
 
     def each_once(times: Array) -> Array:
-        return np.column_stack([np.median(times[:, decode], axis=1), np.delete(times, decode, axis=1)])
+        once = np.column_stack([np.median(times[:, decode], axis=1), np.delete(times, decode, axis=1)])
+        return subjects.derived(timed, once)[1]
 
     def correlated(times: Array) -> float:
         return autocorrelation(zip((job.step for job in jobs), times.T, strict=True))
@@ -288,29 +355,6 @@ def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Seq
     middle = len(others) // 2
     turns = [first, *others[:middle], first, *others[middle:], first]
     return turns, [0, 1 + sum(map(len, others[:middle])), 2 + sum(map(len, others))]
-
-
-def _models(subjects: Subjects) -> list[Model]:
-    return [subjects.target, *(model for draft in subjects.drafts for model in draft.models)]
-
-
-def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[TimedStep]]:
-    """The steps at one batch size and context, the target's decode step first. Those of one block follow each other."""
-    target, longest = subjects.target, subjects.gamma + 1
-    own = stepper(target, fitted(subjects.text, target, context, longest), batch, longest, mode)
-    blocks = [[own.timed("target", "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
-    blocks[-1].append(own.settling("target"))
-    for draft in subjects.drafts:
-        blocks += round_steps(draft, subjects.text, batch, own.context, longest, mode)
-    return blocks
-
-
-def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep]:
-    """Prompts of some lengths, alone: a server reads them as they come."""
-    lengths = sorted({min(SHORT_PROMPT, *contexts), *contexts})
-    yield from prefills("target", subjects.target, subjects.text, lengths)
-    for draft in subjects.drafts:
-        yield from prompt_steps(draft, subjects.text, lengths)
 
 
 def _row(job: TimedStep, ms: float, rounds: Array, r: float) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""Real decoding by the user's vLLM, with and without drafts, timed step by step in the engine itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alphaprof.commands.validate.measure import DecodableText, decodable_texts
+from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
+from alphaprof.config.options import EngineOptions, MeasuredCosts
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import EngineFailed, OptionInvalid
+from alphaprof.log.place import place_of
+from alphaprof.log.run import Run
+from alphaprof.log.writer import joined
+from alphaprof.profiling.decoding.speculative import chosen_gammas, require_own_text
+from alphaprof.profiling.engine.steps import PLAIN, EngineSteps, Name
+from alphaprof.profiling.engine.texts import prompt_of
+from alphaprof.profiling.run.profile import in_memory, profile_with_models, time_steps_of
+from alphaprof.profiling.run.shard import Plan, Progress
+from alphaprof.rules import decoded_rule
+from alphaprof.stats.estimate import Array
+
+RULES = ("strict", "one_hot", "lossless")  # that vLLM decodes by
+Answer = Mapping[str, Any]  # of `vllm_worker.Worker.write`
+
+
+def validate_in_engine(
+    options: ProfileOptions, out: Path, gammas: Sequence[int] | None, repeats: int, concurrency: int, progress: Progress
+) -> tuple[Run, DecodingTimes]:
+    """Profile into the new directory `out`, then have vLLM time its steps and decode the same documents, `concurrency` at a
+    time. Raises the errors of `errors.py`.
+    """
+    engine = options.engine
+    if engine is None or engine.python is None:
+        raise OptionInvalid(
+            "--engine vllm needs engine.python in the profile", "name the python that has vLLM (docs/vllm.md)"
+        )
+    rules = [decoded_rule(options.decision.rule, policy) for policy in sorted(require_own_text(options))]
+    if odd := [rule for rule in rules if rule not in RULES]:
+        raise OptionInvalid(f"vLLM does not decode by {odd[0]}", f"set decision.rule to one of {', '.join(RULES)}")
+    chosen = chosen_gammas(options.gammas, gammas)
+    given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
+    costs = given.model_copy(update={"source": "vllm", "concurrency": [concurrency]})
+    options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": costs})
+    place = place_of(out)
+    with joined(place, options.model_dump(mode="json"), hint="choose another --out"):
+        plan = profile_with_models(options, place, progress)
+        lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+        costs = costs.model_copy(update={"context": contexts_of(*lengths)})
+        with in_memory(), _engines(plan, engine, chosen, rules, progress) as engines:
+            time_steps_of(plan, costs, progress, engines)
+            return plan.run, _decode_in_turn(plan, engines, rules, repeats, concurrency, progress)
+
+
+def _engines(plan: Plan, engine: EngineOptions, gammas: Sequence[int], rules: Sequence[str], progress: Progress) -> Any:
+    drafts = plan.run.manifest.drafts
+    return EngineSteps.opened(plan.options, engine, plan.target, drafts, gammas, progress.say, drawn="lossless" in rules)
+
+
+def _decode_in_turn(
+    plan: Plan, engines: EngineSteps, rules: Sequence[str], repeats: int, concurrency: int, progress: Progress
+) -> DecodingTimes:
+    """Every document by every engine, all engines in turn, `repeats` times; the order rotates, so that none is always
+    first. One sequence at a time, all engines decode a document before the next; else each decodes all of them.
+    """
+    texts, short, foreign = decodable_texts(plan)
+    names = [PLAIN, *(name for name in engines.engines if name[0] in plan.run.manifest.drafts)]
+    prompts = [prompt_of(text.document, plan.target.eos) for text in texts]
+    groups = [[row] for row in range(len(texts))] if concurrency == 1 else [list(range(len(texts)))]
+    progress.start("decoding", (repeats + 1) * len(names) * len(texts), "texts")
+    found: dict[tuple[Name, int, int], Answer] = {}
+    for name in names:  # warms up
+        for _ in engines.engines[name].write(prompts[:concurrency], concurrency):
+            progress.advance(len(texts) / min(concurrency, len(texts)))
+    for repeat, (place, group) in itertools.product(range(repeats), enumerate(groups)):
+        turn = (repeat + place) % len(names)
+        for name in names[turn:] + names[:turn]:
+            for answer in engines.engines[name].write([prompts[row] for row in group], concurrency):
+                found[name, repeat, group[answer["place"]]] = answer
+                progress.advance(1, positions=len(answer["ids"]))
+    plain = _collected(PLAIN, None, range(len(texts)), found, texts, repeats)
+    drafted = [
+        _collected(name, rule, rows, found, texts, repeats)
+        for name, rule in itertools.product(names[1:], dict.fromkeys(rules))
+        if (rows := [row for row, text in enumerate(texts) if decoded_rule(plan.options.decision.rule, text.policy) == rule])
+    ]
+    return DecodingTimes(np.array([text.document.document for text in texts]), plain, tuple(drafted), short, foreign)
+
+
+def _collected(
+    name: Name,
+    rule: str | None,
+    rows: Sequence[int],
+    found: Mapping[tuple[Name, int, int], Answer],
+    texts: Sequence[DecodableText],
+    repeats: int,
+) -> Decodings:
+    """The decodings of some rows of the texts by one engine. What steps with all sequences took per token is the time of
+    each token but the first.
+    """
+    draft, gamma = name
+
+    def seconds(clock: str) -> Array:
+        return np.array([[_seconds(found[name, repeat, row], clock) for row in rows] for repeat in range(repeats)])
+
+    first = [found[name, 0, row] for row in rows]
+    rounds = [rounds_of(answer) for answer in first]
+    return Decodings(
+        draft=draft if gamma else None,
+        rule=rule,
+        gamma=gamma,
+        rows=np.array(rows),
+        wall_s=seconds("wall_ms"),
+        cpu_s=seconds("cpu_ms"),
+        draft_s=None,
+        verify_s=None,
+        tokens=np.array([len(answer["ids"]) - 1 for answer in first]),
+        rounds=np.array([len(drafted) for drafted, _ in rounds]),
+        drafted=np.array([by_depth(drafted, gamma) for drafted, _ in rounds]),
+        accepted=np.array([by_depth(accepted, gamma) for _, accepted in rounds]),
+        same_text=np.array([answer["ids"] == texts[row].ids.tolist() for answer, row in zip(first, rows, strict=True)]),
+    )
+
+
+def _seconds(answer: Answer, clock: str) -> float:
+    if not answer["emitted"]:
+        problem = "a text ended before as many sequences as --concurrency were decoded together"
+        raise EngineFailed(problem, "use a lower --concurrency, more --documents, or longer texts")
+    return float(answer[clock] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"])
+
+
+def rounds_of(answer: Answer) -> tuple[Array, Array]:
+    """Return what each round of a text drafted and accepted, [rounds] each. vLLM counts no rounds without a proposal, which
+    stand last here, and counts what the last round accepted behind the end of the text, which is cut.
+    """
+    left, rounds = len(answer["ids"]) - 1, list[tuple[int, int]]()
+    for drafted, accepted in zip(answer["drafted"], answer["accepted"], strict=True):
+        if left > 0:
+            rounds.append((drafted, min(accepted, left - 1) if accepted >= left else accepted))
+            left -= rounds[-1][1] + 1
+    rounds += [(0, 0)] * left
+    drafted, accepted = np.array(rounds, dtype=np.int64).reshape(-1, 2).T
+    return drafted, accepted

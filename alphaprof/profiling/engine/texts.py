@@ -1,0 +1,97 @@
+"""Texts that vLLM writes: the prompts of a shard go there together, and what comes back is scored like any other text."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphaprof.errors import EngineFailed
+from alphaprof.profiling.engine.client import Engine, Server
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.texts.continuations import Continuation, finished
+from alphaprof.profiling.texts.corpus import Document
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config.options import EngineOptions
+    from alphaprof.config.profile import ProfileOptions
+
+PROBE = "alphaprof asks: 12.5 % of Größe 日本 is\n\tdef f(x): return x**2 # 😀"  # what tokenizers cut differently
+
+
+class TextWriter:
+    """Writes continuations by the engine of a profile. The engine starts with the first document, and `close` ends it."""
+
+    def __init__(
+        self, options: ProfileOptions, engine: EngineOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self.options, self.target, self.tokenizer = engine, target, tokenizer
+        self.sources = options.written_by_engine()
+        self._model = model_arguments(options, engine, target) if engine.url is None else {}
+        self._engine: Engine | Server | None = None
+
+    def writes(self, document: Document) -> bool:
+        """Whether a document's continuation comes from the engine."""
+        return document.given is None and document.source in self.sources
+
+    def write(self, documents: Sequence[Document], done: Callable[[], None]) -> list[Continuation]:
+        """Return the continuations of documents, each up to its first EOS; `done` is called after each. Raises
+        `EngineFailed`.
+        """
+        if not documents:
+            return []
+        if self._engine is None:
+            self._engine = self._opened()
+        texts = []
+        for answer in self._engine.write(
+            [prompt_of(document, self.target.eos) for document in documents], self.options.concurrency
+        ):
+            ids = np.array(answer["ids"], dtype=np.int32)
+            texts.append(finished(documents[answer["place"]], ids, self.target.eos))
+            done()
+        return texts
+
+    def _opened(self) -> Engine | Server:
+        if self.options.url is None:
+            return Engine(self.options, self._model)
+        server = Server(self.options, self.options.url)
+        mine = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        if (other := server.tokens(PROBE)) != mine:
+            problem = f"{server.url} has another tokenizer than the target: it encodes a text as {other[:6]}, not {mine[:6]}"
+            raise EngineFailed(problem, "serve the profile's target, or correct target.model")
+        return server
+
+    def close(self) -> None:
+        """End the engine, if it runs."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:
+    """Return a document as a prompt of vLLM, which ends at the target's EOS tokens."""
+    asked: dict[str, Any] = {"ids": document.prompt.tolist(), "max_tokens": document.max_new_tokens}
+    asked["stop_token_ids"] = list(eos)
+    if document.processing is None:
+        return asked
+    named = f"{document.seed} {document.source_row} {document.prompt_hash}"  # neither the batch nor the order
+    seed = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4])
+    return asked | dataclasses.asdict(document.processing) | {"seed": seed}
+
+
+def model_arguments(options: ProfileOptions, engine: EngineOptions, target: Model) -> dict[str, Any]:
+    """Return the arguments of vLLM that name the target as it is profiled. Raises `EngineFailed`."""
+    if options.target.model.endswith(".gguf") and "model" not in engine.args:
+        hint = "name a folder of the same weights in safetensors: engine.args.model"
+        raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
+    arguments: dict[str, Any] = {
+        "model": options.target.model,
+        "dtype": target.dtype_name,
+        "revision": options.target.revision,
+    }
+    arguments |= {"trust_remote_code": True} if options.target.trust_remote_code else {}
+    return {name: value for name, value in arguments.items() if value is not None}

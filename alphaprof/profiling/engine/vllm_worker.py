@@ -1,0 +1,253 @@
+"""One vLLM engine in a process of its own, which runs in the user's vLLM environment and imports nothing of alphaprof.
+
+`python vllm_worker.py SETTINGS`, a JSON object with `engine` (arguments of vLLM's EngineArgs). Commands come on stdin and
+answers go to stdout, a JSON line each; vLLM's own output goes to stderr. The engine is stepped here: every step has a time.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+FORCED = "ALPHAPROF_FORCED_DRAFTS"  # names a file whose first byte is how many tokens `Forced` proposes
+JUNK = 3  # the first token id that it proposes
+MOST_TURNS = 20  # steps for each that is timed
+LEAST_SLACK = 8  # tokens by which sequences whose steps are timed may leave their context, at least
+SCHEDSTAT = "/proc/thread-self/schedstat"  # of Linux: on its second place, nanoseconds without a processor
+
+
+class Forced:
+    """A drafter of vLLM (`method: custom_class`) that costs nothing: it proposes as many tokens as it is told to. Told
+    through a file, since with tensor parallelism it lives in other processes.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._most = vllm_config.speculative_config.num_speculative_tokens
+        self._told = _shared_byte()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load nothing."""
+
+    def propose(self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Return the proposals of each sequence that has a new token."""
+        count = min(self._told[0], self._most)
+        return [list(range(JUNK, JUNK + count)) if new else [] for new in sampled_token_ids]
+
+
+def _shared_byte() -> mmap.mmap:
+    with open(os.environ[FORCED], "r+b") as file:
+        return mmap.mmap(file.fileno(), 1)
+
+
+class Worker:
+    """A vLLM engine, and the sequences that it holds while steps are timed."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from vllm import EngineArgs, SamplingParams
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        self.sampling = SamplingParams
+        last: list[Any] = []
+
+        class Recorder(StatLoggerBase):  # type: ignore[misc]
+            """Keep what vLLM says of its last step."""
+
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+                last[:] = [scheduler_stats, iteration_stats]
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        self._last = last
+        asked = {"disable_log_stats": False, "enable_logging_iteration_details": True} | settings["engine"]
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**asked), stat_loggers=[Recorder])
+        self.names = iter(range(10**9))
+        self.told = _shared_byte()
+        self.held: tuple[int, int] = (0, 0)  # sequences whose steps are timed, and their context
+        self.grown, self.slack = 0.0, 0  # tokens that they have gained since they were read, and how many they may
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the engine is."""
+        import torch
+        import vllm
+
+        config = self.engine.vllm_config.model_config
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        return {
+            "vllm": vllm.__version__,
+            "device": device,
+            "context": config.max_model_len,
+            "vocabulary": config.get_vocab_size(),
+        }
+
+    def add(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> str:
+        """Hand a request to the engine; its name."""
+        name = str(next(self.names))
+        params = self.sampling(**{"temperature": 0.0, "max_tokens": max_tokens, "detokenize": False} | sampling)
+        self.engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
+        return name
+
+    def step(self) -> tuple[list[Any], dict[str, Any]]:
+        """Take an engine step: its outputs, and its times in ms with what it ran: `prefilling` and `decoding` sequences,
+        `tokens` that the decoding ones ran over, `emitted` ones.
+        """
+        self._last.clear()
+        wall, cpu = time.perf_counter(), time.process_time()
+        outputs = self.engine.step()
+        taken = {"wall_ms": 1e3 * (time.perf_counter() - wall), "cpu_ms": 1e3 * (time.process_time() - cpu)}
+        stats, emitted = self._last or (None, None)
+        ran = stats.iteration_details if stats else None
+        return outputs, taken | {
+            "prefilling": ran.num_ctx_requests if ran else 0,
+            "decoding": ran.num_generation_requests if ran else 0,
+            "tokens": ran.num_generation_tokens if ran else 0,
+            "emitted": emitted.num_generation_tokens if emitted else 0,
+        }
+
+    def write(self, prompts: Sequence[dict[str, Any]], concurrency: int) -> Iterator[dict[str, Any]]:
+        """Yield the text of every prompt (`ids`, `max_tokens`, sampling settings) as it ends, at most `concurrency` at a
+        time: its `place` among the prompts, `ids`, and by round the `accepted` and `drafted` tokens. Steps that decode
+        `concurrency` sequences and read no prompt are shared out among these: `wall_ms`, `cpu_ms`, `emitted` tokens.
+        """
+        self.release()
+        self.told[0] = 0
+        waiting, running = list(enumerate(prompts)), dict[str, dict[str, Any]]()
+        concurrency = min(concurrency, len(prompts))
+        while waiting or running:
+            while waiting and len(running) < concurrency:
+                place, prompt = waiting.pop(0)
+                running[self.add(**prompt)] = {"place": place, "known": 0, "wall_ms": 0.0, "cpu_ms": 0.0, "emitted": 0}
+            outputs, taken = self.step()
+            counted = not taken["prefilling"] and taken["decoding"] == concurrency
+            for output in outputs:
+                each = running[output.request_id]
+                new, each["known"] = len(output.outputs[0].token_ids) - each["known"], len(output.outputs[0].token_ids)
+                each["emitted"] += new if counted else 0
+            for each in running.values() if counted else ():
+                each["wall_ms"] += taken["wall_ms"] / concurrency
+                each["cpu_ms"] += taken["cpu_ms"] / concurrency
+            for output in outputs:
+                if output.finished:
+                    yield running.pop(output.request_id) | _answer(output)
+
+    def steps(self, batch: int, context: int, proposed: int, count: int) -> dict[str, Any]:
+        """Take `count` steps of `batch` sequences that hold about `context` tokens, in each of which every sequence verifies
+        as many tokens as `proposed`: forced ones, or those of the engine's own drafter. Their median time in ms, and the
+        seconds for which this thread has waited for a processor so far.
+        """
+        self.told[0] = proposed
+        taken: list[float] = []
+        for turn in range(MOST_TURNS * count):
+            if self.held != (batch, context) or self.grown > 2 * self.slack:
+                self._hold(batch, context)
+                self.told[0] = proposed
+            step = self._decoded()
+            if step["tokens"] == batch * (1 + proposed) and turn:  # the first one verifies what was proposed before
+                taken.append(step["wall_ms"])
+            elif turn % 4 == 3 and not taken:
+                self.held = (0, 0)  # other sequences, of which a drafter may propose as many
+            if len(taken) == count:
+                return {"ms": statistics.median(taken), "waited_s": _waited_s()}
+        raise RuntimeError(f"{batch} sequences of {context} tokens with {proposed} drafts each never ran together")
+
+    def prefill(self, length: int, seed: int) -> dict[str, Any]:
+        """Take the steps that read a prompt of random tokens: their time in ms."""
+        self.release()
+        self.told[0] = 0
+        self.add(self._random(length, random.Random(seed)), 1)  # noqa: S311
+        ms = 0.0
+        while self.engine.has_unfinished_requests():
+            ms += self.step()[1]["wall_ms"]
+        return {"ms": ms, "waited_s": _waited_s()}
+
+    def _random(self, length: int, rng: random.Random) -> list[int]:
+        most = min(20_000, self.facts()["vocabulary"] - 1)
+        return [rng.randrange(10, most) for _ in range(length)]
+
+    def _hold(self, batch: int, context: int) -> None:
+        """Have the engine read `batch` sequences of random tokens, which then grow around `context`."""
+        self.release()
+        room, rng = self.facts()["context"] - 1 - context, random.Random(next(self.names))  # noqa: S311
+        self.slack = max(1, min(max(LEAST_SLACK, context // 4), room // 3))
+        for _ in range(batch):
+            ids = self._random(max(context - self.slack, 1), rng)
+            self.add(ids, self.facts()["context"] - len(ids), ignore_eos=True)
+        self.held, self.grown = (batch, context), 0.0
+        self.told[0] = 0
+        self._decoded()
+
+    def _decoded(self) -> dict[str, Any]:
+        """The next step that decodes all of the held sequences and reads no prompt."""
+        while self.engine.has_unfinished_requests():
+            _, taken = self.step()
+            self.grown += taken["emitted"] / self.held[0]
+            if not taken["prefilling"] and taken["decoding"] == self.held[0]:
+                return taken
+        raise RuntimeError(f"{self.held[0]} sequences of {self.held[1]} tokens do not fit into the KV cache together")
+
+    def release(self) -> None:
+        """Take out of the engine what it holds."""
+        if names := list(self.engine.output_processor.request_states):
+            self.engine.abort_request(names, internal=True)
+            self.engine.step()
+        self.held = (0, 0)
+
+
+def _waited_s() -> float | None:
+    """Seconds for which this thread has been ready to run without a processor; None: not known."""
+    try:
+        with open(SCHEDSTAT) as file:
+            ran, waited, _ = map(int, file.read().split())
+    except OSError:
+        return None
+    return waited / 1e9 if ran else None
+
+
+def _answer(output: Any) -> dict[str, Any]:
+    """A finished request: its token ids, and what its rounds accepted and drafted."""
+    (text,) = output.outputs
+    metrics = getattr(text, "spec_decode_metrics", None)
+    rounds = metrics.to_dict() if metrics else {}
+    return {
+        "ids": list(text.token_ids),
+        "accepted": rounds.get("per_step_accepted", []),
+        "drafted": rounds.get("per_step_drafted", []),
+    }
+
+
+def main() -> None:
+    """Serve commands until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM logs to stdout
+    sys.modules["vllm_worker"] = sys.modules["__main__"]
+
+    def answer(content: Any) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
+    worker = Worker(json.loads(sys.argv[1]))
+    answer(worker.facts())
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            found = getattr(worker, command.pop("do"))(**command)
+            for each in found if isinstance(found, Iterator) else ():
+                answer(each)
+            answer(None if isinstance(found, Iterator) else found)
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})
+            raise
+
+
+if __name__ == "__main__":
+    main()
