@@ -135,14 +135,12 @@ def _seconds(answer: Answer, clock: str) -> float:
 
 
 def rounds_of(answer: Answer) -> tuple[Array, Array]:
-    """Return what each round of a text drafted and accepted, [rounds] each. vLLM counts no rounds without a proposal, which
-    stand last here, and counts what the last round accepted behind the end of the text, which is cut.
+    """Return what each round of a text drafted and accepted, [rounds] each; those without a proposal, of which vLLM does not
+    tell when they were, stand last. Of drafts behind the end of the text, which vLLM counts, none is accepted here.
     """
-    left, rounds = len(answer["ids"]) - 1, list[tuple[int, int]]()
-    for drafted, accepted in zip(answer["drafted"], answer["accepted"], strict=True):
-        if left > 0:
-            rounds.append((drafted, min(accepted, left - 1) if accepted >= left else accepted))
-            left -= rounds[-1][1] + 1
-    rounds += [(0, 0)] * left
-    drafted, accepted = np.array(rounds, dtype=np.int64).reshape(-1, 2).T
-    return drafted, accepted
+    drafted, accepted = (np.array(answer[name], dtype=np.int64) for name in ("drafted", "accepted"))
+    written = len(answer["ids"]) - 1 - answer["rounds"]  # by rounds, beside the target's own tokens
+    if (beyond := int(accepted.sum()) - written) > 0:  # the last round accepted all that the text still had
+        accepted[-1] -= beyond - 1
+    plain = np.zeros(answer["rounds"] - len(drafted), dtype=np.int64)
+    return np.concatenate([drafted, plain]), np.concatenate([accepted, plain])

@@ -19,6 +19,7 @@ from typing import Any
 FORCED = "ALPHAPROF_FORCED_DRAFTS"  # names a file whose first byte is how many tokens `Forced` proposes
 JUNK = 3  # the first token id that it proposes
 MOST_TURNS = 20  # steps for each that is timed
+ZERO = {"wall_ms": 0.0, "cpu_ms": 0.0, "emitted": 0}
 LEAST_SLACK = 8  # tokens by which sequences whose steps are timed may leave their context, at least
 SCHEDSTAT = "/proc/thread-self/schedstat"  # of Linux: on its second place, nanoseconds without a processor
 
@@ -117,8 +118,9 @@ class Worker:
 
     def write(self, prompts: Sequence[dict[str, Any]], concurrency: int) -> Iterator[dict[str, Any]]:
         """Yield the text of every prompt (`ids`, `max_tokens`, sampling settings) as it ends, at most `concurrency` at a
-        time: its `place` among the prompts, `ids`, and by round the `accepted` and `drafted` tokens. Steps that decode
-        `concurrency` sequences and read no prompt are shared out among these: `wall_ms`, `cpu_ms`, `emitted` tokens.
+        time: its `place` among the prompts, `ids`, how many `rounds` wrote them after the first, and of rounds with a
+        proposal the `accepted` and `drafted` tokens. Steps that decode `concurrency` sequences and read no prompt are
+        shared out among these: `wall_ms`, `cpu_ms`, `emitted` tokens.
         """
         self.release()
         self.told[0] = 0
@@ -127,13 +129,14 @@ class Worker:
         while waiting or running:
             while waiting and len(running) < concurrency:
                 place, prompt = waiting.pop(0)
-                running[self.add(**prompt)] = {"place": place, "known": 0, "wall_ms": 0.0, "cpu_ms": 0.0, "emitted": 0}
+                running[self.add(**prompt)] = {"place": place, "known": 0, "rounds": 0, **ZERO}
             outputs, taken = self.step()
             counted = not taken["prefilling"] and taken["decoding"] == concurrency
             for output in outputs:
                 each = running[output.request_id]
-                new, each["known"] = len(output.outputs[0].token_ids) - each["known"], len(output.outputs[0].token_ids)
-                each["emitted"] += new if counted else 0
+                known, each["known"] = each["known"], len(output.outputs[0].token_ids)
+                each["emitted"] += each["known"] - known if counted else 0
+                each["rounds"] += 0 < known < each["known"]
             for each in running.values() if counted else ():
                 each["wall_ms"] += taken["wall_ms"] / concurrency
                 each["cpu_ms"] += taken["cpu_ms"] / concurrency
