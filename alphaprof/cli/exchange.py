@@ -200,17 +200,35 @@ def import_sglang(
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
-@command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
+@command(
+    import_group,
+    "alphaprof import prometheus before.txt after.txt",
+    "alphaprof import prometheus http://127.0.0.1:8000 --seconds 60",
+    name="prometheus",
+)
 def import_prometheus(
-    before: Annotated[Path, Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
-    after: Annotated[Path, Argument(metavar="AFTER.txt", help="The page after the traffic.")],
+    pages: Annotated[
+        list[str], Argument(metavar="PAGES", help="vLLM's /metrics before and after the traffic, or the server's address.")
+    ],
+    seconds: Annotated[float, Option(min=1, help="How long an address is read.")] = 60,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
-    """Take a first look at vLLM's counters between two readings: acceptance without interval, verdict or run."""
-    from alphaprof.commands.importing.counters import build_counters
+    """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates."""
+    from alphaprof.cli.progress import ConsoleProgress
+    from alphaprof.commands.importing.counters import count, read_saved, watch
 
-    show(build_counters(before, after), form, out)
+    is_address = pages[0].startswith(("http://", "https://"))
+    if len(pages) != (1 if is_address else 2):
+        raise OptionInvalid(
+            f"{len(pages)} pages given", "give two saved pages, or one address such as http://127.0.0.1:8000"
+        )
+    if is_address:
+        with ConsoleProgress() as progress, interruptible(None):
+            answer = watch(pages[0], seconds, progress)
+    else:
+        answer = count([read_saved(Path(page)) for page in pages])
+    show(answer, form, out)
 
 
 def _import(asked: ImportRequest, out: Path) -> None:

@@ -150,7 +150,7 @@ class Server:
     """A vLLM server on an address. The key of `VLLM_API_KEY`, if there is one, goes with every request."""
 
     def __init__(self, options: EngineOptions, url: str) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = _root(url)
         served = [str(each["id"]) for each in _get(self.url, "/v1/models").get("data", ())]
         self.model = options.model or (served[0] if len(served) == 1 else "")
         if self.model not in served:
@@ -179,8 +179,17 @@ class Server:
         """Leave the server as it is."""
 
 
+def metrics_page(url: str) -> str:
+    """Return the text of a server's /metrics. Raises `EngineFailed`."""
+    return _read(urllib.request.Request(_root(url) + "/metrics"), url)  # noqa: S310
+
+
+def _root(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
+
+
 def _get(url: str, path: str) -> dict[str, Any]:
-    return _answer_of(urllib.request.Request(url.rstrip("/").removesuffix("/v1") + path), url)  # noqa: S310
+    return _answer_of(urllib.request.Request(_root(url) + path), url)  # noqa: S310
 
 
 def _post(url: str, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,16 +198,24 @@ def _post(url: str, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer_of(request: urllib.request.Request, url: str) -> dict[str, Any]:
+    try:
+        content = json.loads(_read(request, url))
+    except ValueError as error:
+        problem = f"{url} answers {request.selector} with something else than JSON: {error}"
+        raise EngineFailed(problem, "give the address of a vLLM server") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _read(request: urllib.request.Request, url: str) -> str:
     if key := os.environ.get(KEY):
         request.add_header("Authorization", f"Bearer {key}")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - options admit http alone
-            content = json.load(answer)
+            return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         problem = f"{url} answers {request.selector} with {error.code}: {cut(error.read(TEXT).decode(errors='replace'))}"
         hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
         raise EngineFailed(problem, hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct engine.url") from None
-    return content if isinstance(content, dict) else {}
+        raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None
