@@ -53,7 +53,7 @@ ORDER = (
 APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"report", "render"}}  # pydantic; statistics
 
 # Within profiling too: what loads and reads, what measures it, the run that does so, and what uses the models of a run.
-PROFILING = ("models", "texts", "scoring", "heads", "timing", "run", "decoding", "training")
+PROFILING = ("models", "texts", "scoring", "heads", "timing", "engine", "run", "decoding", "training")
 # Rooms, each a module or a folder: they import the road, never another room.
 ROOMS = ("commands/*", "profiling/training", "profiling/run/on_ray")
 

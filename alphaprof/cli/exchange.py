@@ -200,12 +200,7 @@ def import_sglang(
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
-@command(
-    import_group,
-    "alphaprof import prometheus before.txt after.txt",
-    "alphaprof import prometheus http://127.0.0.1:8000 --seconds 60",
-    name="prometheus",
-)
+@command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
 def import_prometheus(
     pages: Annotated[
         list[str], Argument(metavar="PAGES", help="vLLM's /metrics before and after the traffic, or the server's address.")
@@ -216,7 +211,7 @@ def import_prometheus(
 ) -> None:
     """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates."""
     from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.commands.importing.counters import count, read_saved, watch
+    from alphaprof.commands.importing.counters import counters_of, read_saved, watch
 
     is_address = pages[0].startswith(("http://", "https://"))
     if len(pages) != (1 if is_address else 2):
@@ -227,7 +222,7 @@ def import_prometheus(
         with ConsoleProgress() as progress, interruptible(None):
             answer = watch(pages[0], seconds, progress)
     else:
-        answer = count([read_saved(Path(page)) for page in pages])
+        answer = counters_of([read_saved(Path(page)) for page in pages])
     show(answer, form, out)
 
 

@@ -22,7 +22,6 @@ from alphaprof.cli.common import (
     show,
 )
 from alphaprof.cli.measuring import loaded_profile, require_references, working
-from alphaprof.errors import OptionInvalid
 
 group = Typer()
 LatencyFormat = Annotated[
@@ -91,25 +90,13 @@ def validate(
     from alphaprof.log.writer import run_directory
 
     rules = known_rules(rule or [], "--rule")
-    if engine == "transformers" and concurrency > 1:
-        raise OptionInvalid("--concurrency needs --engine vllm: alphaprof's own loop decodes one text at a time", "add it")
-    if engine == "vllm" and rules:
-        raise OptionInvalid(
-            "--rule needs alphaprof's own loop: vLLM decodes by decision.rule", "leave out --engine or --rule"
-        )
     options = loaded_profile(profile_file, overrides, documents)
     require_references(options)
     with run_directory(out) as folder, working(None) as progress:
+        from alphaprof.commands.validate.engine import validate_by
         from alphaprof.commands.validate.validation import build_validation, require_within
 
-        if engine == "vllm":
-            from alphaprof.commands.validate.engine import validate_in_engine
-
-            run, measured = validate_in_engine(options, folder, gamma, repeats, concurrency, progress)
-        else:
-            from alphaprof.commands.validate.measure import validate as run_validation
-
-            run, measured = run_validation(options, folder, gamma, repeats, progress, rules)
+        run, measured = validate_by(engine, options, folder, gamma, repeats, progress, rules, concurrency)
         answer = build_validation(run, measured, tolerance, out is not None, concurrency)
     show(answer, form)
     require_within(answer, undecided_fails=undecided == "fail")

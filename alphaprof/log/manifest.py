@@ -277,7 +277,7 @@ class DraftFacts(ModelFacts):
         return self.reference if self.has_steps and not self.shares_target_weights else None
 
     def vllm_speculation(self, gamma: int, model: str | None, revision: str | None) -> dict[str, Any]:
-        """Return its gamma, method and files as vLLM's --speculative-config has them; no method where vLLM has none."""
+        """Return its gamma, method and files as vLLM's speculative_config has them; no method where vLLM has none."""
         config: dict[str, Any] = {}
         if self.engine_method == NGRAM:
             config = {"method": NGRAM, "prompt_lookup_max": self.settings["max_ngram"], "prompt_lookup_min": 1}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.commands.importing.counters import Counters, build_counters
+from alphaprof.commands.importing.counters import CountedRounds, Counters, counters_of, read_saved
 from alphaprof.errors import AlphaprofError
 from alphaprof.render.json import json_schema
 from tests.commands.test_import import failure, invoke
@@ -67,21 +67,31 @@ def saved(folder: Path, before: str | bytes, after: str | bytes) -> tuple[Path, 
 
 
 def rise(folder: Path, before: str | bytes, after: str | bytes) -> Counters:
-    return build_counters(*saved(folder, before, after))
+    return counted(saved(folder, before, after))
+
+
+def counted(paths: Sequence[Path]) -> Counters:
+    return counters_of([read_saved(path) for path in paths])
+
+
+def speculation(counters: Counters) -> CountedRounds:
+    assert counters.speculation is not None
+    return counters.speculation
 
 
 def test_what_rose_is_the_acceptance_of_the_rounds_in_between(tmp_path: Path) -> None:
     result = invoke("import", "prometheus", *saved(tmp_path, BEFORE, AFTER), "--format", "json")
     content = json.loads(result.stdout)
     jsonschema.Draft202012Validator(json.loads(json_schema("counters"))).validate(content)
-    numbers = {name: content[name] for name in ("gamma", "engines", "drafts", "drafted", "accepted")}
-    assert numbers == {"gamma": 3, "engines": 1, "drafts": 43, "drafted": 129, "accepted": 10}
-    assert content["target"] == "served/target"
+    assert (content["target"], content["engines"], content["traffic"]) == ("served/target", 1, None)
+    assert content["reason"] == "no interval: no requests"
+    content = content["speculation"]
+    numbers = {name: content[name] for name in ("gamma", "drafts", "drafted", "accepted")}
+    assert numbers == {"gamma": 3, "drafts": 43, "drafted": 129, "accepted": 10}
     assert content["acceptance_length"] == pytest.approx(1.2325581395348837)  # as that page says
     assert content["accepted_per_drafted"] == pytest.approx(0.07751937984496124)
     assert content["marginal"] == pytest.approx([4 / 43, 3 / 43, 3 / 43])
     assert content["conditional"] == pytest.approx([4 / 43, 3 / 4, 1.0])
-    assert content["reason"] == "no interval: no requests"
 
 
 def test_there_is_no_interval_and_never_a_verdict(tmp_path: Path) -> None:
@@ -112,9 +122,10 @@ def test_engines_are_added_up(tmp_path_factory: pytest.TempPathFactory, case: tu
     gamma, first, second = case
     one, two = ([(drafted, min(drafted, accepted)) for drafted, accepted in rounds] for rounds in (first, second))
     pages = page({"0": [], "1": two}, gamma), page({"0": one, "1": [*two, *two]}, gamma)
-    found = rise(tmp_path_factory.mktemp("pages"), *pages)
+    counters = rise(tmp_path_factory.mktemp("pages"), *pages)
     every = [*one, *two]
-    assert (found.engines, found.drafts) == (2, len(every))
+    found = speculation(counters)
+    assert (counters.engines, found.drafts) == (2, len(every))
     assert (found.drafted, found.accepted) == (sum(d for d, _ in every), sum(a for _, a in every))
     assert found.marginal == tuple(sum(a > place for _, a in every) / len(every) for place in range(gamma))
 
@@ -130,7 +141,7 @@ def test_conditional_acceptance_is_not_always_known(
     rounds: Rounds, marginal: list[float], conditional: list[float | None], why: str, tmp_path: Path
 ) -> None:
     paths = saved(tmp_path, BEFORE, page({"0": [*WARM, *rounds]}))
-    found = build_counters(*paths)
+    found = speculation(counted(paths))
     assert (list(found.marginal), list(found.conditional)) == (marginal, conditional)
     assert why in invoke("import", "prometheus", *paths).stdout
 
@@ -165,9 +176,9 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
     "restarted": (BEFORE, page({"0": LATER}, created=1.8e9), SPLIT),
     "another model": (BEFORE, page({"0": LATER}, model="other"), SPLIT),
-    "nothing": (AFTER, AFTER, "no draft between"),
-    "two models": (BEFORE + page({"0": WARM}, model="other"), AFTER + page({"0": LATER}, model="other"), "of 2 models"),
-    "no speculation": (OTHER_LINES, OTHER_LINES, "there is no vllm:spec_decode_num_drafts_total"),
+    "nothing": (AFTER, AFTER, "nothing was decoded between"),
+    "two models": (BEFORE + page({"0": WARM}, model="other"), AFTER + page({"0": LATER}, model="other"), "count 2 models"),
+    "no speculation": (OTHER_LINES, OTHER_LINES, "has no counter of vLLM"),
     "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
     "cut off": (BEFORE, AFTER[: AFTER.rindex('"')], "after.txt is not a metrics page"),
@@ -197,3 +208,46 @@ def test_a_model_name_means_nothing_but_itself(tmp_path: Path) -> None:
     text = invoke("import", "prometheus", *paths).stdout
     assert all(char.isprintable() or char == "\n" for char in text)
     assert json.loads(invoke("import", "prometheus", *paths, "--format", "json").stdout)["target"] == name
+
+
+# Two pages of vLLM 0.32.0 on a CPU, with 40 requests of 21 prompt tokens and 60 written ones in between, 3 at a time.
+GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"
+RECORDED = [GOLDEN / f"metrics-{number}.txt" for number in (0, 1)]
+
+
+def test_a_server_without_speculation_shows_its_traffic() -> None:
+    found = counted(RECORDED)
+    assert found.speculation is None
+    assert found.traffic is not None
+    assert (found.traffic.requests, found.traffic.prompt_tokens, found.traffic.written_tokens) == (40, 21.0, 60.0)
+    assert found.traffic.tokens_per_step == 1.0
+    # 40 requests of 60 tokens, each of which some step wrote.
+    assert found.traffic.sequences == pytest.approx(2400 / found.traffic.steps)
+    assert 2.5 < (found.traffic.sequences or 0) < 3
+    page = {line.split("{")[0].split()[0]: float(line.split()[-1]) for line in RECORDED[1].read_text().splitlines()}
+    total, gaps = (page[f"vllm:inter_token_latency_seconds_{end}"] for end in ("sum", "count"))
+    assert found.traffic.step_ms == pytest.approx(1e3 * total / gaps, rel=0.02)  # nearly all of the server's life
+    lines = invoke("import", "prometheus", *RECORDED).stdout
+    assert "--set decision.concurrency=3 --set costs.concurrency=3 --set costs.context=51" in lines
+
+
+def test_windows_show_how_step_times_vary() -> None:
+    first, last = (read_saved(path) for path in RECORDED)
+    middle = {key: (first[key] + last[key]) / 2 for key in first}
+    key = next(key for key in middle if key[0] == "vllm:inter_token_latency_seconds_sum")
+    middle[key] = first[key] + 0.25 * (last[key] - first[key])
+    found = counters_of([first, middle, last], 10.0).traffic
+    assert found is not None
+    assert found.slowest_ms == pytest.approx((0.5 * (found.step_ms or 0), 1.5 * (found.step_ms or 0)))
+
+
+@each("pages", [["one.txt"], ["http://127.0.0.1:1", "two.txt"]])
+def test_two_pages_or_one_address_are_asked_for(pages: list[str]) -> None:
+    code, text = failure(invoke("import", "prometheus", *pages))
+    assert (code, "give two saved pages, or one address" in text) == (2, True)
+
+
+@pytest.mark.loopback
+def test_an_address_that_does_not_answer_is_refused() -> None:
+    code, text = failure(invoke("import", "prometheus", "http://127.0.0.1:1"))
+    assert (code, "http://127.0.0.1:1 does not answer" in text) == (4, True)

@@ -550,10 +550,10 @@ def test_one_repeat_is_too_noisy_to_tell(tmp_path: Path, tiny: Path, console_scr
 def test_the_command_ends_with_what_the_interval_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console_script: Runner, factor: float, code: int
 ) -> None:
-    from alphaprof.commands.validate import measure as profiling
+    from alphaprof.commands.validate import engine as profiling
 
     run_ = synthetic(tmp_path)
-    monkeypatch.setattr(profiling, "validate", lambda *_: (run_, timed(run_, factor)))
+    monkeypatch.setattr(profiling, "validate_by", lambda *_: (run_, timed(run_, factor)))
     folder = profile(tmp_path / "place")
     ended, output, errors = console_script("validate", str(folder / "profile.yaml"))
     assert ended == code

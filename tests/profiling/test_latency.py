@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from typing import Any
 
@@ -113,7 +112,7 @@ class Clockwork:
         self.now, self.order = 0.0, list[tuple[str, int]]()
         self.rng = np.random.default_rng(0)
         monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(latency, "_waited_s", lambda: waiting * self.now)
+        monkeypatch.setattr(Subjects, "waited_s", lambda _: waiting * self.now)
 
         def step(stepper: Stepper, tokens: int) -> float:
             taken = step_s * tokens * float(np.exp(noise * self.rng.standard_normal()))
@@ -239,8 +238,9 @@ def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.Monk
     assert {row["batch"] for row in timed.table.to_pylist()} == {1}
     with pytest.raises(NotTimed, match="4 sequences of 8 tokens do not fit"):
         measure(subjects, MeasuredCosts(context=8, concurrency=4, repeats=3), ignored)
+    longer = Subjects(DraftModel("target", llama(), "model", "t"), [], TEXT, 5)
     with pytest.raises(torch.OutOfMemoryError):
-        measure(dataclasses.replace(subjects, gamma=5), MeasuredCosts(context=8, repeats=3), ignored)
+        measure(longer, MeasuredCosts(context=8, repeats=3), ignored)
 
 
 def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() -> None:

@@ -36,15 +36,15 @@ SHARES = ("marginal", "conditional")  # columns of the table by depth
 NO_REQUESTS = "no interval: no requests"
 
 
-def read_page(text: str, where: str) -> Page:
+def read_page(content: bytes, where: str) -> Page:
     """Return the counters of a page. Raises `DataUnreadable`, and `ColumnMissing` if it has none of vLLM's."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
-        families = list(text_string_to_metric_families(text))
+        families = list(text_string_to_metric_families(content.decode()))
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
         problem = f"{where} is not a metrics page: {shown(str(error))}"
-        raise DataUnreadable(problem, f"save the page in Prometheus' text format: {SAVE}") from None
+        raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
     samples = [sample for family in families for sample in family.samples if sample.name.startswith(PREFIXES)]
     kept = [sample for sample in samples if not sample.name.endswith("_bucket")]
     if not kept:
@@ -57,10 +57,10 @@ def read_page(text: str, where: str) -> Page:
 def read_saved(path: Path) -> Page:
     """Return the counters of a saved page. Raises as `read_page` does."""
     try:
-        return read_page(path.read_text(encoding="utf-8"), cut(str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot read {cut(str(path))}: {getattr(error, 'strerror', None) or error}"
-        raise DataUnreadable(problem, f"save the page, as UTF-8: {SAVE}") from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", f"save the page: {SAVE}") from None
+    return read_page(content, cut(str(path)))
 
 
 def _rises(first: Page, second: Page) -> Counter[Key]:
@@ -80,7 +80,7 @@ def _rises(first: Page, second: Page) -> Counter[Key]:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ServerTraffic:
     """What a server did between two readings. A mean is None if nothing happened of which it could be one."""
 
     seconds: float | None  # between the readings; None: of saved pages it is not known
@@ -97,7 +97,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Speculation:
+class CountedRounds:
     """Acceptance in the rounds of all requests together. `marginal[d-1]`: share of rounds whose first d drafts were all
     accepted; `conditional[d-1]`: share accepted of the drafts at depth d whose predecessors were, None where some rounds
     drafted fewer tokens than others, so that it is not known how many had a draft there, and where no round accepted the
@@ -126,8 +126,8 @@ class Counters:
     alphaprof: str
     target: str | None  # the model_name of the counters
     engines: int  # whose counters were added up
-    traffic: Traffic | None  # None: the pages hold speculation alone
-    speculation: Speculation | None  # None: the server does not speculate
+    traffic: ServerTraffic | None  # None: the pages hold speculation alone
+    speculation: CountedRounds | None  # None: the server does not speculate
     reason: str  # why there is neither an interval nor a verdict
 
     def blocks(self) -> Iterator[Block]:
@@ -141,7 +141,7 @@ class Counters:
         yield Small("For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).")
 
 
-def _speculation_blocks(found: Speculation, reason: str) -> Iterator[Block]:
+def _speculation_blocks(found: CountedRounds, reason: str) -> Iterator[Block]:
     length = f"acceptance length {fmt.number(found.acceptance_length, 3)} tokens per round with a draft"
     yield f"{length}, at gamma {found.gamma}"
     yield reason
@@ -161,7 +161,7 @@ def _speculation_blocks(found: Speculation, reason: str) -> Iterator[Block]:
     yield ""
 
 
-def _traffic_lines(traffic: Traffic, speculates: bool) -> Iterator[str]:
+def _traffic_lines(traffic: ServerTraffic, speculates: bool) -> Iterator[str]:
     during = f" in {traffic.seconds:.0f} s" if traffic.seconds is not None else ""
     tokens = f"{fmt.number(traffic.prompt_tokens, 0)} prompt and {fmt.number(traffic.written_tokens, 0)} written tokens each"
     yield f"{fmt.many(traffic.requests, 'request')} ended{during}: {tokens}"
@@ -181,7 +181,7 @@ def _traffic_lines(traffic: Traffic, speculates: bool) -> Iterator[str]:
 
 
 def watch(url: str, seconds: float, progress: Progress) -> Counters:
-    """Return what a server does for some seconds. Raises `EngineFailed` if it does not answer, and what `count` raises."""
+    """Return what a server does for some seconds. Raises `EngineFailed`, and as `counters_of` does."""
     from alphaprof.profiling.engine.client import metrics_page
 
     pages, began, moments = list[Page](), time.monotonic(), list[float]()
@@ -191,12 +191,12 @@ def watch(url: str, seconds: float, progress: Progress) -> Counters:
         moments.append(time.monotonic())
         left = began + seconds - moments[-1]
         if left <= 0:
-            return count(pages, moments[-1] - moments[0])
+            return counters_of(pages, moments[-1] - moments[0])
         time.sleep(min(EVERY_S, left))
         progress.advance(min(EVERY_S, left))
 
 
-def count(pages: Sequence[Page], seconds: float | None = None) -> Counters:
+def counters_of(pages: Sequence[Page], seconds: float | None = None) -> Counters:
     """Return what happened from the first to the last of some pages, `seconds` apart. Raises `DataUnreadable` for pages that
     contradict each other, and `DataEmpty`.
     """
@@ -229,14 +229,14 @@ def _step_ms(rises: Mapping[Key, float]) -> float | None:
     return 1e3 * total / steps if steps else None
 
 
-def _traffic(sums: Mapping[str, float], windows: Sequence[float | None], seconds: float | None) -> Traffic:
+def _traffic(sums: Mapping[str, float], windows: Sequence[float | None], seconds: float | None) -> ServerTraffic:
     def mean(name: str, scale: float = 1.0) -> float | None:
         total, found = sums.get(f"{name}_sum", 0.0), sums.get(f"{name}_count", 0.0)
         return scale * total / found if found else None
 
     steps, gaps, firsts = (sums.get(f"{name}_count", 0.0) for name in (STEPS, GAP, FIRST))
     known = [each for each in windows if each is not None]
-    return Traffic(
+    return ServerTraffic(
         seconds=seconds,
         requests=int(sums.get(f"{WRITTEN}_count", 0.0)),
         prompt_tokens=mean(PROMPT),
@@ -251,7 +251,7 @@ def _traffic(sums: Mapping[str, float], windows: Sequence[float | None], seconds
     )
 
 
-def _speculation(sums: Mapping[tuple[str, str | None], float]) -> Speculation | None:
+def _speculation(sums: Mapping[tuple[str, str | None], float]) -> CountedRounds | None:
     """Acceptance; None without a draft. Raises `DataUnreadable` for counts that contradict each other."""
     drafts, drafted, accepted = (int(sums[name, None]) for name in (DRAFTS, DRAFTED, ACCEPTED))
     gamma = sum(name == POSITION for name, _ in sums)
@@ -268,7 +268,7 @@ def _speculation(sums: Mapping[tuple[str, str | None], float]) -> Speculation | 
         later / earlier if earlier and (full or depth == 0) else None
         for depth, (earlier, later) in enumerate(pairwise((drafts, *by_position)))
     ]
-    return Speculation(
+    return CountedRounds(
         gamma=gamma,
         drafts=drafts,
         drafted=drafted,

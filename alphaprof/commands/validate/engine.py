@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.commands.validate.measure import DecodableText, decodable_texts
+from alphaprof.commands.validate.measure import validate as validate_here
 from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
 from alphaprof.config.options import EngineOptions, MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
@@ -26,10 +27,34 @@ from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import Array
 
 RULES = ("strict", "one_hot", "lossless")  # that vLLM decodes by
-Answer = Mapping[str, Any]  # of `vllm_worker.Worker.write`
+Answer = Mapping[str, Any]  # of `vllm_worker.SteppedEngine.write`
 
 
-def validate_in_engine(
+def validate_by(
+    engine: str,
+    options: ProfileOptions,
+    out: Path,
+    gammas: Sequence[int] | None,
+    repeats: int,
+    progress: Progress,
+    more_rules: Sequence[str],
+    concurrency: int,
+) -> tuple[Run, DecodingTimes]:
+    """Profile into the new directory `out` and decode for real, by transformers here or by vLLM. Raises the errors of
+    `errors.py`.
+    """
+    if engine == "vllm" and more_rules:
+        hint = "leave out --rule, or --engine to decode by it here"
+        raise OptionInvalid("vLLM decodes by decision.rule, and --rule names others", hint)
+    if engine == "vllm":
+        return _validate_in_vllm(options, out, gammas, repeats, concurrency, progress)
+    if concurrency > 1:
+        hint = "add --engine vllm, or leave out --concurrency"
+        raise OptionInvalid("alphaprof's own loop decodes one text at a time", hint)
+    return validate_here(options, out, gammas, repeats, progress, more_rules)
+
+
+def _validate_in_vllm(
     options: ProfileOptions, out: Path, gammas: Sequence[int] | None, repeats: int, concurrency: int, progress: Progress
 ) -> tuple[Run, DecodingTimes]:
     """Profile into the new directory `out`, then have vLLM time its steps and decode the same documents, `concurrency` at a

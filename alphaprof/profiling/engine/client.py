@@ -56,8 +56,8 @@ def vllm_version(options: EngineOptions) -> str:
     return done.stdout.strip()
 
 
-class Engine:
-    """A vLLM engine in a subprocess, with `speculation` as its --speculative-config (None: it decodes plainly). It is
+class VllmEngine:
+    """A vLLM engine in a subprocess, with `speculation` as its speculative_config (None: it decodes plainly). It is
     started by the first command. `share`: of how many engines on the machine at once this is one.
     """
 
@@ -103,7 +103,7 @@ class Engine:
         return self._answer()
 
     def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
-        """Yield texts as they end: see `vllm_worker.Worker.write`. Raises `EngineFailed`."""
+        """Yield texts as they end: see `vllm_worker.SteppedEngine.write`. Raises `EngineFailed`."""
         self._send("write", {"prompts": prompts, "concurrency": concurrency})
         while (answer := self._answer()) is not None:
             yield answer
@@ -146,7 +146,7 @@ def _last_error(log: Path) -> str:
     return next(iter(errors[-1:] or lines[-1:]), "it ended without a word")
 
 
-class Server:
+class VllmServer:
     """A vLLM server on an address. The key of `VLLM_API_KEY`, if there is one, goes with every request."""
 
     def __init__(self, options: EngineOptions, url: str) -> None:
@@ -179,8 +179,8 @@ class Server:
         """Leave the server as it is."""
 
 
-def metrics_page(url: str) -> str:
-    """Return the text of a server's /metrics. Raises `EngineFailed`."""
+def metrics_page(url: str) -> bytes:
+    """Return the content of a server's /metrics. Raises `EngineFailed`."""
     return _read(urllib.request.Request(_root(url) + "/metrics"), url)  # noqa: S310
 
 
@@ -206,16 +206,17 @@ def _answer_of(request: urllib.request.Request, url: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _read(request: urllib.request.Request, url: str) -> str:
+def _read(request: urllib.request.Request, url: str) -> bytes:
     if key := os.environ.get(KEY):
         request.add_header("Authorization", f"Bearer {key}")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - options admit http alone
-            return str(answer.read().decode())
+            return bytes(answer.read())
     except urllib.error.HTTPError as error:
-        problem = f"{url} answers {request.selector} with {error.code}: {cut(error.read(TEXT).decode(errors='replace'))}"
+        with error:
+            said = cut(error.read(TEXT).decode(errors="replace"))
         hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
-        raise EngineFailed(problem, hint) from None
+        raise EngineFailed(f"{url} answers {request.selector} with {error.code}: {said}", hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None

@@ -23,7 +23,7 @@ import numpy as np
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import EngineFailed
 from alphaprof.log.manifest import DraftFacts
-from alphaprof.profiling.engine.client import Engine
+from alphaprof.profiling.engine.client import VllmEngine
 from alphaprof.profiling.engine.texts import model_arguments
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing.latency import Array, prompt_lengths
@@ -44,11 +44,14 @@ LEAST_MS = 1e-3  # of a difference between two times
 class EngineSteps:
     """The steps of vLLM's engines as `profiling.timing.latency` times them: a `Timeable`."""
 
-    def __init__(self, engines: Mapping[Name, Engine], drafts: Mapping[str, DraftFacts], gamma: int) -> None:
+    def __init__(self, engines: Mapping[Name, VllmEngine], drafts: Mapping[str, DraftFacts], gamma: int) -> None:
         self.engines, self.drafts, self.gamma = engines, drafts, gamma
-        self.context = min(engine.facts["context"] for engine in engines.values())
         self._seeds = iter(range(10**9))
         self._waited: dict[Name, float] = {}
+
+    @property
+    def _context(self) -> int:
+        return min(int(engine.facts["context"]) for engine in self.engines.values())
 
     @classmethod
     @contextlib.contextmanager
@@ -72,12 +75,12 @@ class EngineSteps:
             more = {"draft_sample_method": "probabilistic"} if drawn and facts.has_distribution else {}
             for gamma in sorted({*gammas}):
                 speculations[draft, gamma] = speculation(options, draft, facts, gamma) | more
-        model, engines = model_arguments(options, engine, target), dict[Name, Engine]()
+        model, engines = model_arguments(options, engine, target), dict[Name, VllmEngine]()
         with contextlib.ExitStack() as stack:
             for place, (name, asked) in enumerate(speculations.items(), 1):
                 words = f"{name[0]} of {name[1]} tokens" if name[1] else name[0]
                 say(f"starting vLLM {place} of {len(speculations)} ({words})")
-                engines[name] = stack.enter_context(contextlib.closing(Engine(engine, model, asked, len(speculations))))
+                engines[name] = stack.enter_context(contextlib.closing(VllmEngine(engine, model, asked, len(speculations))))
                 engines[name].start()
             yield cls(engines, drafts, most)
 
@@ -85,9 +88,9 @@ class EngineSteps:
         """As of `Timeable`: steps of the engines, of which `derived` makes those of rounds. Raises `NotTimed` if vLLM's own
         context has no room.
         """
-        known = min(context, self.context - 4 * (self.gamma + 1))
+        known = min(context, self._context - 4 * (self.gamma + 1))
         if known < LEAST_CONTEXT:
-            raise NotTimed(f"vLLM's context of {self.context} tokens is too short for rounds of {self.gamma} drafts")
+            raise NotTimed(f"vLLM's context of {self._context} tokens is too short for rounds of {self.gamma} drafts")
 
         def step(engine: Name, kind: str, tokens: int, proposed: int) -> list[TimedStep]:
             run = partial(self._step, engine, batch, known, proposed)
@@ -127,7 +130,7 @@ class EngineSteps:
 
     def prefills(self, contexts: Sequence[int]) -> Iterator[TimedStep]:
         """As of `Timeable`: of a draft, what its engine takes longer than the plain one."""
-        for length in prompt_lengths([min(context, self.context - 2) for context in contexts]):
+        for length in prompt_lengths([min(context, self._context - 2) for context in contexts]):
             yield TimedStep("target", "prefill", length, 1, 0, MODE, partial(self._prefill, PLAIN, length))
             for name, facts in self.drafts.items():
                 if facts.has_steps:
@@ -155,7 +158,7 @@ class EngineSteps:
 
 
 def speculation(options: ProfileOptions, name: str, facts: DraftFacts, gamma: int) -> dict[str, Any]:
-    """Return vLLM's --speculative-config for a draft of a profile. Raises `EngineFailed` if vLLM has no method for it."""
+    """Return vLLM's speculative_config for a draft of a profile. Raises `EngineFailed` if vLLM has no method for it."""
     if facts.engine_method is None:
         hint = "leave this draft out, or take its step times elsewhere (docs/costs.md)"
         raise EngineFailed(f"vLLM has no method for draft {name} of kind {facts.kind}", hint)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import EngineFailed
-from alphaprof.profiling.engine.client import Engine, Server
+from alphaprof.profiling.engine.client import VllmEngine, VllmServer
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.texts.continuations import Continuation, finished
 from alphaprof.profiling.texts.corpus import Document
@@ -33,7 +33,7 @@ class TextWriter:
         self.options, self.target, self.tokenizer = engine, target, tokenizer
         self.sources = options.written_by_engine()
         self._model = model_arguments(options, engine, target) if engine.url is None else {}
-        self._engine: Engine | Server | None = None
+        self._engine: VllmEngine | VllmServer | None = None
 
     def writes(self, document: Document) -> bool:
         """Whether a document's continuation comes from the engine."""
@@ -56,10 +56,10 @@ class TextWriter:
             done()
         return texts
 
-    def _opened(self) -> Engine | Server:
+    def _opened(self) -> VllmEngine | VllmServer:
         if self.options.url is None:
-            return Engine(self.options, self._model)
-        server = Server(self.options, self.options.url)
+            return VllmEngine(self.options, self._model)
+        server = VllmServer(self.options, self.options.url)
         mine = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
         if (other := server.tokens(PROBE)) != mine:
             problem = f"{server.url} has another tokenizer than the target: it encodes a text as {other[:6]}, not {mine[:6]}"

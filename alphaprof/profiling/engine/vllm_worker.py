@@ -47,7 +47,7 @@ def _shared_byte() -> mmap.mmap:
         return mmap.mmap(file.fileno(), 1)
 
 
-class Worker:
+class SteppedEngine:
     """A vLLM engine, and the sequences that it holds while steps are timed."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def main() -> None:
     def answer(content: Any) -> None:
         print(json.dumps(content), file=answers, flush=True)
 
-    worker = Worker(json.loads(sys.argv[1]))
+    worker = SteppedEngine(json.loads(sys.argv[1]))
     answer(worker.facts())
     for line in sys.stdin:
         command = json.loads(line)

@@ -1,0 +1,333 @@
+"""vLLM as the engine: a stand-in (`tests/fake_vllm.py`) answers as a real one did, and one test runs a real one."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from alphaprof.commands.validate.engine import rounds_of, validate_by
+from alphaprof.config.options import EngineOptions
+from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
+from alphaprof.log.manifest import DraftFacts
+from alphaprof.log.run import Run
+from alphaprof.profiling.engine.client import KEY, VllmEngine, VllmServer, vllm_version
+from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps
+from alphaprof.profiling.engine.vllm_worker import Forced
+from alphaprof.profiling.timing.steppers import TimedStep
+from tests.commands.test_import import failure, invoke
+from tests.engine import OPTIONS, fake_python, written_profile
+from tests.loops import each
+from tests.runs import Silent
+
+VLLM = "ALPHAPROF_VLLM_PYTHON"  # the python of an environment with vLLM, for the test that runs a real one
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    return fake_python(tmp_path)
+
+
+def changed(path: Path, **changes: Any) -> Path:
+    """The same profile with other groups."""
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+    return path
+
+
+# Texts
+
+
+@pytest.mark.demo_model
+def test_texts_of_vllm_are_those_of_the_target(tmp_path: Path, fake: Path, stories15m: Path) -> None:
+    profile, ours = written_profile(tmp_path, str(fake), str(stories15m)), tmp_path / "ours"
+    options = ["--limit", "6", "--set", "costs.source=none"]
+    assert invoke("profile", profile, "--out", tmp_path / "run", *options).exit_code == 0
+    greedy = "continuation={kind: greedy, max_new_tokens: 48}"
+    assert invoke("profile", profile, "--out", ours, *options, "--set", greedy).exit_code == 0
+    run, other = Run.open(tmp_path / "run"), Run.open(ours)
+    assert run.manifest.environment["packages"]["vllm"] == "0.32.0"
+    assert "vllm" not in other.manifest.environment["packages"]
+    texts, own = (each.continuations(0).to_pylist() for each in (run, other))
+    assert [text["continuation_ids"] for text in texts] == [text["continuation_ids"] for text in own]
+    assert {(text["continuation"], text["on_policy"]) for text in texts} == {("greedy", True)}
+    columns = [each.positions("head", 0).to_pylist() for each in (run, other)]
+    assert columns[0] == columns[1]
+
+
+@pytest.mark.demo_model
+def test_a_text_that_the_target_would_not_write_is_noticed(tmp_path: Path, fake: Path, stories15m: Path) -> None:
+    fake.write_text(fake.read_text().replace("exec", "FAKE_VLLM_SHIFTS=1 exec"))
+    profile = written_profile(tmp_path, str(fake), str(stories15m))
+    assert invoke("profile", profile, "--out", tmp_path / "run", "--limit", "6", "--set", "costs.source=none").exit_code == 0
+    notes = json.loads(invoke("report", tmp_path / "run", "--format", "json").stdout)["notes"]
+    assert next(note["message"] for note in notes if note["code"] == "not_greedy").startswith("stories: ")
+
+
+# Steps
+
+
+def facts(has_steps: bool) -> DraftFacts:
+    model: dict[str, Any] = dict.fromkeys(("fingerprint", "dtype", "device", "parameters", "context", "vocabulary", "noise"))
+    named = {"kind": "k", "reference": "r", "architecture": "a", "engine_method": "m", "eos": ()}
+    return DraftFacts(**model | named, has_distribution=False, has_steps=has_steps)
+
+
+def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
+    """Hand values in ms: plain 10; forced 12, 13, 14, 15 for 0 to 3 tokens; a draft's rounds 16 and 24 at gamma 1 and 3."""
+    steps = EngineSteps({PLAIN: None, FORCED: None, ("d", 1): None, ("d", 3): None, ("n", 3): None}, {}, 3)  # type: ignore[dict-item]
+    steps.drafts = {"d": facts(True), "n": facts(False)}
+    place = (1, 60, MODE, lambda: 0.0)
+    jobs = [TimedStep("plain", "decode", 1, *place)]
+    jobs += [TimedStep("forced", "verify", tokens, *place) for tokens in (1, 2, 3, 4)]
+    jobs += [TimedStep("d", "draft", gamma, *place) for gamma in (1, 3)] + [TimedStep("n", "lookup", 1, *place)]
+    times = np.array([[10.0, 12.0, 13.0, 14.0, 15.0, 16.0, 24.0, 12.5]])
+    rows, found = steps.derived(jobs, times)
+    known = {(row.model, row.step, row.tokens): ms for row, ms in zip(rows, found[0], strict=True)}
+    assert known == pytest.approx(
+        {
+            ("target", "decode", 1): 10.0,
+            ("target", "verify", 2): 11.0,  # 13 less the 2 that speculation costs once a round
+            ("target", "verify", 3): 12.0,
+            ("target", "verify", 4): 13.0,
+            ("d", "draft", 1): 3.0,  # of rounds of 16 and 24, 11 and 13 verify: 5 and 11, so that two tokens more take 6
+            ("d", "draft", 2): 3.0,
+            ("d", "bookkeeping", 1): 2.0,
+            ("n", "lookup", 1): 2.5,
+        }
+    )
+    # A round costs what it took: verification, drafts and the rest.
+    assert known["target", "verify", 4] + 3 * known["d", "draft", 1] + known["d", "bookkeeping", 1] == pytest.approx(24.0)
+
+
+def test_the_forced_drafter_proposes_as_many_tokens_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "drafts"
+    told.write_bytes(b"\2")
+    monkeypatch.setenv("ALPHAPROF_FORCED_DRAFTS", str(told))
+    config = type("Config", (), {"speculative_config": type("Speculation", (), {"num_speculative_tokens": 3})})
+    forced = Forced(config)
+    assert forced.propose([[7], [], [8, 9]]) == [[3, 4], [], [3, 4]]
+    forced._told[0] = 9
+    assert forced.propose([[7]]) == [[3, 4, 5]]
+
+
+# The clock
+
+
+ROUNDS = {
+    "all told": ({"ids": [1] * 6, "rounds": 2, "drafted": [3, 3], "accepted": [1, 2]}, [3, 3], [1, 2]),
+    "one without a proposal": ({"ids": [1] * 5, "rounds": 3, "drafted": [3, 3], "accepted": [1, 0]}, [3, 3, 0], [1, 0, 0]),
+    "the end cuts the target's token": (
+        {"ids": [1] * 4, "rounds": 2, "drafted": [3, 3], "accepted": [0, 2]},
+        [3, 3],
+        [0, 2],
+    ),
+    "the end cuts drafts too": ({"ids": [1] * 4, "rounds": 2, "drafted": [3, 3], "accepted": [0, 3]}, [3, 3], [0, 2]),
+    "one token": ({"ids": [1], "rounds": 0, "drafted": [], "accepted": []}, [], []),
+}
+
+
+@each(("answer", "drafted", "accepted"), ROUNDS.values())
+def test_rounds_of_an_answer(answer: dict[str, Any], drafted: list[int], accepted: list[int]) -> None:
+    found = rounds_of(answer)
+    assert (found[0].tolist(), found[1].tolist()) == (drafted, accepted)
+
+
+@pytest.mark.demo_model
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_validate_by_vllm_decodes_the_rounds_of_the_replay(
+    tmp_path: Path, fake: Path, stories15m: Path, concurrency: int
+) -> None:
+    profile = written_profile(tmp_path, str(fake), str(stories15m))
+    result = invoke(
+        "validate", profile, *OPTIONS, "--concurrency", concurrency, "--out", tmp_path / "run", "--format", "json"
+    )
+    assert result.exit_code in (0, 13), result.output  # the step times of a busy machine were recorded
+    found = json.loads(result.stdout)
+    assert (found["engine"], found["concurrency"], found["plain_same_text"]) == ("vLLM 0.32.0", concurrency, 6)
+    cells = {(cell["draft"], cell["gamma"]): cell for cell in found["cells"]}
+    assert set(cells) == {("ngram", 1), ("ngram", 3), ("head", 1), ("head", 3)}
+    for cell in cells.values():
+        assert (cell["documents"], cell["same_text"], cell["same_rounds"]) == (6, 6, 6)
+        assert cell["tokens_per_round"]["measured"] == pytest.approx(cell["tokens_per_round"]["predicted"])
+        assert cell["measured_round_ms"] is None
+    latency = Run.open(tmp_path / "run").latency()
+    assert latency is not None
+    assert set(latency["mode"].to_pylist()) == {MODE}
+
+
+# What can go wrong
+
+
+@each(
+    ("environment", "words"),
+    [({"FAKE_VLLM_DIES": "ValueError: no room"}, "ValueError: no room"), ({"FAKE_VLLM_DIES": " "}, "without a word")],
+)
+def test_an_engine_that_dies_says_why(
+    environment: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    engine = VllmEngine(EngineOptions(python=str(fake_python(tmp_path))), {"model": "m"})
+    assert engine.start()["context"] == 256
+    with pytest.raises(EngineFailed) as error:
+        engine.ask("steps", batch=1, context=8, proposed=0, count=1)
+    assert words in error.value.message
+    assert Path(error.value.hint.split(";")[0].removeprefix("see ")).exists()
+
+
+def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
+    for python in ("/bin/false", str(tmp_path / "none")):
+        with pytest.raises(EngineFailed, match="has no vLLM"):
+            vllm_version(EngineOptions(python=python))
+
+
+@each(
+    ("engine", "costs", "words"),
+    [
+        (None, {}, "continuation.engine vllm needs the profile's engine"),
+        ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs engine.python"),
+        ({}, {}, "one of them"),
+        ({"url": "file:///etc/passwd"}, {}, "String should match pattern"),
+    ],
+)
+def test_a_profile_says_where_vllm_is(engine: Any, costs: dict[str, Any], words: str, tmp_path: Path) -> None:
+    from alphaprof.config.load import load_profile
+
+    path = changed(written_profile(tmp_path, "python", "model"), engine=engine, costs=costs)
+    with pytest.raises(ProfileInvalid, match=words):
+        load_profile(path)
+
+
+@each(
+    ("engine", "rules", "concurrency", "words"),
+    [
+        ("transformers", [], 2, "decodes one text at a time"),
+        ("vllm", ["additive:0.1"], 1, "vLLM decodes by decision.rule"),
+        ("vllm", [], 1, "needs engine.python"),
+    ],
+)
+def test_validate_refuses_what_the_engine_does_not_do(
+    engine: str, rules: list[str], concurrency: int, words: str, tmp_path: Path
+) -> None:
+    from alphaprof.config.load import load_profile
+
+    path = changed(written_profile(tmp_path, "", "model"), engine={"url": "http://127.0.0.1:1"}, costs={"source": "none"})
+    with pytest.raises(OptionInvalid, match=words):
+        validate_by(engine, load_profile(path), tmp_path, None, 1, Silent(), rules, concurrency)
+
+
+# A server
+
+
+MODELS = {"data": [{"id": "stories15m", "root": "models/stories15m"}]}
+ANSWERS: dict[str, Any] = {
+    "/version": {"version": "0.32.0"},
+    "/v1/models": MODELS,
+    "/tokenize": {"count": 2, "tokens": [22172, 904]},
+    "/v1/completions": {"choices": [{"token_ids": [6482, 29891]}]},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, dict[str, Any], list[tuple[str, Any, str | None]]]]:
+    """The address of a server, its answers by path, and what it was asked: path, body and key."""
+    answers, asked = dict(ANSWERS), list[tuple[str, Any, str | None]]()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append((self.path, json.loads(body) if body else None, self.headers.get("Authorization")))
+            answer = answers.get(self.path)
+            self.send_response(answer if isinstance(answer, int) else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{service.server_port}", answers, asked
+        service.shutdown()
+        thread.join()
+
+
+Served = tuple[str, dict[str, Any], list[tuple[str, Any, str | None]]]
+
+
+@pytest.mark.loopback
+def test_a_server_writes_texts_as_ids(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _, asked = server
+    monkeypatch.setenv(KEY, "secret")
+    there = VllmServer(EngineOptions(url=f"{url}/v1"), f"{url}/v1")
+    prompts = [{"ids": [1, number], "max_tokens": 2, "temperature": 0.8, "seed": 7} for number in range(3)]
+    assert list(there.write(prompts, 2)) == [{"place": place, "ids": [6482, 29891]} for place in range(3)]
+    assert there.tokens("hello é") == [22172, 904]
+    bodies = sorted((body for path, body, _ in asked if path == "/v1/completions"), key=lambda body: int(body["prompt"][1]))
+    assert bodies[2] == {
+        "model": "stories15m",
+        "prompt": [1, 2],
+        "max_tokens": 2,
+        "temperature": 0.8,
+        "seed": 7,
+        "repetition_penalty": 1.0,
+        "return_token_ids": True,
+    }
+    assert {key for _, _, key in asked} == {"Bearer secret"}
+
+
+@pytest.mark.loopback
+@each(
+    ("path", "answer", "words"),
+    [
+        ("/v1/models", {"data": []}, "serves 0 models"),
+        ("/v1/models", 401, "answers /v1/models with 401"),
+        ("/v1/completions", {"choices": [{"text": "hello"}]}, "without token ids"),
+        ("/v1/completions", 500, "answers /v1/completions with 500"),
+    ],
+)
+def test_a_server_that_cannot_help_is_refused(
+    path: str, answer: Any, words: str, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answers, _ = server
+    monkeypatch.setenv(KEY, "secret")
+    answers |= ANSWERS | {path: answer}
+    with pytest.raises(AlphaprofError) as error:
+        list(VllmServer(EngineOptions(url=url), url).write([{"ids": [1], "max_tokens": 1}], 1))
+    assert words in error.value.message
+    assert "secret" not in error.value.message + error.value.hint
+
+
+@pytest.mark.loopback
+@pytest.mark.demo_model
+def test_a_server_of_another_model_is_refused(server: Served, tmp_path: Path, stories15m: Path) -> None:
+    url, _, _ = server
+    path = changed(written_profile(tmp_path, "", str(stories15m)), engine={"url": url}, costs={"source": "none"})
+    code, text = failure(invoke("profile", path, "--out", tmp_path / "run", "--limit", "2"))
+    assert (code, "has another tokenizer than the target" in text) == (4, True)
+
+
+@pytest.mark.engine
+@pytest.mark.demo_model
+def test_a_real_vllm_decodes_the_rounds_of_the_replay(tmp_path: Path, stories15m: Path) -> None:
+    python = os.environ.get(VLLM)
+    if python is None:
+        pytest.skip(f"{VLLM} does not name the python of an environment with vLLM: see scripts/engine_check.sh")
+    profile = written_profile(tmp_path, python, str(stories15m))
+    result = invoke("validate", profile, *OPTIONS, "--repeats", "1", "--format", "json")
+    assert result.exit_code in (0, 13), result.output
+    found = json.loads(result.stdout)
+    assert found["plain_same_text"] == 6
+    assert {(cell["same_text"], cell["same_rounds"]) for cell in found["cells"]} == {(6, 6)}
