@@ -42,7 +42,7 @@ HOMES = {
     "triton": ("profiling/scoring/*",),
     "obstore": ("log/place/*",),
     "packaging": ("version.py",),
-    "prometheus_client": ("commands/importing/counters.py",),
+    "prometheus_client": ["profiling/engine/server.py"],
     "ray": ("profiling/run/on_ray.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.

@@ -211,7 +211,8 @@ def import_prometheus(
 ) -> None:
     """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates."""
     from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.commands.importing.counters import counters_of, read_saved, watch
+    from alphaprof.commands.importing.counters import counters_of
+    from alphaprof.profiling.engine.server import read_saved, watch
 
     is_address = pages[0].startswith(("http://", "https://"))
     if len(pages) != (1 if is_address else 2):
@@ -220,7 +221,8 @@ def import_prometheus(
         )
     if is_address:
         with ConsoleProgress() as progress, interruptible(None):
-            answer = watch(pages[0], seconds, progress)
+            progress.start(f"reading {pages[0]}", round(seconds), "s")
+            answer = counters_of(*watch(pages[0], seconds, progress.advance))
     else:
         answer = counters_of([read_saved(Path(page)) for page in pages])
     show(answer, form, out)

@@ -19,7 +19,8 @@ from alphaprof.config.options import EngineOptions
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.run import Run
-from alphaprof.profiling.engine.client import KEY, VllmEngine, VllmServer, vllm_version
+from alphaprof.profiling.engine.client import VllmEngine, vllm_version
+from alphaprof.profiling.engine.server import KEY, VllmServer
 from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps
 from alphaprof.profiling.engine.vllm_worker import Forced
 from alphaprof.profiling.timing.steppers import TimedStep

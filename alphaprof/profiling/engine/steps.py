@@ -61,20 +61,21 @@ class EngineSteps:
         engine: EngineOptions,
         target: Model,
         drafts: Mapping[str, DraftFacts],
-        gammas: Sequence[int],
+        gamma: int,
         say: Callable[[str], None],
+        decoded: Sequence[int] = (),
         drawn: bool = False,
     ) -> Iterator[EngineSteps]:
-        """Start the engines, with drafts at each of `gammas`, and end them with the block; `drawn`: drafts are drawn from q.
-        Raises `EngineFailed`.
+        """Start the engines for rounds of up to `gamma` drafts, and end them with the block; `decoded`: gammas that shall
+        decode too; `drawn`: drafts are drawn from q. Raises `EngineFailed`.
         """
-        most = max(gammas)
-        forced = {"method": "custom_class", "model": "vllm_worker.Forced", "num_speculative_tokens": most}
+        forced = {"method": "custom_class", "model": "vllm_worker.Forced", "num_speculative_tokens": gamma}
         speculations: dict[Name, dict[str, Any] | None] = {PLAIN: None, FORCED: forced}
         for draft, facts in drafts.items():
             more = {"draft_sample_method": "probabilistic"} if drawn and facts.has_distribution else {}
-            for gamma in sorted({*gammas}):
-                speculations[draft, gamma] = speculation(options, draft, facts, gamma) | more
+            fewest = {min(decoded, default=1)} if facts.has_steps else set()
+            for each in sorted({*fewest, *decoded, gamma}):
+                speculations[draft, each] = speculation(options, draft, facts, each) | more
         model, engines = model_arguments(options, engine, target), dict[Name, VllmEngine]()
         with contextlib.ExitStack() as stack:
             for place, (name, asked) in enumerate(speculations.items(), 1):
@@ -82,7 +83,7 @@ class EngineSteps:
                 say(f"starting vLLM {place} of {len(speculations)} ({words})")
                 engines[name] = stack.enter_context(contextlib.closing(VllmEngine(engine, model, asked, len(speculations))))
                 engines[name].start()
-            yield cls(engines, drafts, most)
+            yield cls(engines, drafts, gamma)
 
     def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
         """As of `Timeable`: steps of the engines, of which `derived` makes those of rounds. Raises `NotTimed` if vLLM's own

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import EngineFailed
-from alphaprof.profiling.engine.client import VllmEngine, VllmServer
+from alphaprof.profiling.engine.client import VllmEngine
+from alphaprof.profiling.engine.server import VllmServer
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.texts.continuations import Continuation, finished
 from alphaprof.profiling.texts.corpus import Document

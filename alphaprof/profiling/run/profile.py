@@ -373,7 +373,7 @@ def _timeable(plan: Plan, costs: MeasuredCosts, progress: Progress) -> contextli
     gamma = max(plan.options.gammas)
     if costs.source == "vllm" and plan.options.engine is not None:
         return EngineSteps.opened(
-            plan.options, plan.options.engine, plan.target, plan.run.manifest.drafts, (1, gamma), progress.say
+            plan.options, plan.options.engine, plan.target, plan.run.manifest.drafts, gamma, progress.say
         )
     text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
     return contextlib.nullcontext(latency.Subjects(plan.target, plan.drafts, text, gamma, costs.mode, progress.say))
