@@ -325,7 +325,9 @@ class MeasuredCosts(Options):
 
 
 class EngineOptions(Options):
-    """The user's vLLM: the python of its own environment, which starts it here, or the address of a server that runs."""
+    """The user's vLLM: the python of its own environment, which starts it here, or the address of a server that runs. With
+    both the server writes texts, and the other one times steps.
+    """
 
     python: str | None = Field(None, description="python of an environment with vLLM, which starts it on this machine")
     url: str | None = Field(
@@ -336,9 +338,9 @@ class EngineOptions(Options):
     concurrency: Whole = Field(64, ge=1, description="sequences that write texts at a time")
 
     def problems(self) -> Iterator[str]:
-        """Yield what names no engine, or two."""
-        if (self.python is None) == (self.url is None):
-            yield "needs python, which starts vLLM, or url, the address of a server: one of them"
+        """Yield what names no engine."""
+        if self.python is None and self.url is None:
+            yield "needs python, which starts vLLM, or url, the address of a server"
 
 
 class TableCosts(Options):

@@ -294,7 +294,12 @@ class ProfileOptions(Options):
         costs = self.costs
         if isinstance(costs, TableCosts):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
-        return self.model_copy(update={"target": target, "drafts": drafts, "data": data, "costs": costs})
+        engine = self.engine
+        if engine is not None and engine.python is not None and os.sep in engine.python:
+            python = os.path.abspath(folder / os.path.expanduser(engine.python))  # its links stay: they name the environment
+            engine = engine.model_copy(update={"python": python})
+        changed = {"target": target, "drafts": drafts, "data": data, "costs": costs, "engine": engine}
+        return self.model_copy(update=changed)
 
 
 LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}

@@ -195,7 +195,7 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
     [
         (None, {}, "continuation.engine vllm needs the profile's engine"),
         ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs engine.python"),
-        ({}, {}, "one of them"),
+        ({}, {}, "needs python, which starts vLLM"),
         ({"url": "file:///etc/passwd"}, {}, "String should match pattern"),
     ],
 )

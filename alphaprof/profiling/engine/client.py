@@ -37,9 +37,9 @@ MEMORY = 0.9  # of a GPU, for all engines on it together
 
 def vllm_version(options: EngineOptions) -> str:
     """Return the version of vLLM in the user's environment, or on the server. Raises `EngineFailed`."""
-    if options.url is not None:
-        return server_version(options.url)
-    command = [os.path.expanduser(str(options.python)), "-c", VERSION]
+    if options.python is None:
+        return server_version(str(options.url))
+    command = [str(options.python), "-c", VERSION]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
@@ -80,7 +80,7 @@ class VllmEngine:
         environment = os.environ | own | {"ALPHAPROF_FORCED_DRAFTS": str(told), "PYTHONPATH": path}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
-                [os.path.expanduser(str(self.options.python)), str(WORKER), json.dumps({"engine": self._asked})],
+                [str(self.options.python), str(WORKER), json.dumps({"engine": self._asked})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

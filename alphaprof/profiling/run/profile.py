@@ -347,9 +347,9 @@ def stage(plan: Plan, progress: Progress) -> None:
 
 def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress, given: latency.Timeable | None = None) -> None:
     """Time the steps, of the models on the first prompts' tokens, or those `given`; the next manifest names the times."""
-    progress.start("timing steps", 100, "parts")
     try:
         with contextlib.nullcontext(given) if given else _timeable(plan, costs, progress) as subjects:
+            progress.start("timing steps", 100, "parts")
             first = plan.options.decision.concurrency
             timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say, first)
     except NotTimed as error:
