@@ -60,9 +60,8 @@ def main() -> None:
         ids = torch.tensor([[*documents[place].prompt.tolist(), *two[:at]]])
         with torch.inference_mode():
             logits = target.network(input_ids=ids).logits[0, -1].float().log_softmax(-1)
-        print(
-            f"prompt {place}: token {at}, {one[at]} or {two[at]}, log-probabilities {logits[one[at]]:.6f} and {logits[two[at]]:.6f}"
-        )
+        pair = f"{one[at]} ({logits[one[at]]:.6f}) or {two[at]} ({logits[two[at]]:.6f})"
+        print(f"prompt {place}: token {at}, {pair}; log-probabilities in brackets")
     engine.close()
 
 
