@@ -65,11 +65,13 @@ def test_texts_of_vllm_are_those_of_the_target(tmp_path: Path, fake: Path, stori
 
 @pytest.mark.demo_model
 def test_a_text_that_the_target_would_not_write_is_noticed(tmp_path: Path, fake: Path, stories15m: Path) -> None:
-    fake.write_text(fake.read_text().replace("exec", "FAKE_VLLM_SHIFTS=1 exec"))
+    fake.write_text(fake.read_text().replace("exec", "FAKE_VLLM_SHIFTS=1 FAKE_VLLM_VERSION=0.99.1 exec"))
     profile = written_profile(tmp_path, str(fake), str(stories15m))
     assert invoke("profile", profile, "--out", tmp_path / "run", "--limit", "6", "--set", "costs.source=none").exit_code == 0
-    notes = json.loads(invoke("report", tmp_path / "run", "--format", "json").stdout)["notes"]
-    assert next(note["message"] for note in notes if note["code"] == "not_greedy").startswith("stories: ")
+    found = json.loads(invoke("report", tmp_path / "run", "--format", "json").stdout)["notes"]
+    notes = {note["code"]: note["message"] for note in found}
+    assert notes["not_greedy"].startswith("stories: ")
+    assert notes["other_vllm"].startswith("vLLM 0.99.1 was never tried")
 
 
 # Steps
@@ -182,6 +184,21 @@ def test_an_engine_that_dies_says_why(
         engine.ask("steps", batch=1, context=8, proposed=0, count=1)
     assert words in error.value.message
     assert Path(error.value.hint.split(";")[0].removeprefix("see ")).exists()
+
+
+@pytest.mark.demo_model
+def test_a_run_goes_on_after_its_engine_died(
+    tmp_path: Path, fake: Path, stories15m: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, out = written_profile(tmp_path, str(fake), str(stories15m)), ["--out", str(tmp_path / "run")]
+    options = ["--limit", "6", "--set", "costs.source=none"]
+    monkeypatch.setenv("FAKE_VLLM_DIES", "ValueError: no room")
+    code, text = failure(invoke("profile", profile, *out, *options))
+    assert (code, "ValueError: no room" in text) == (4, True)
+    monkeypatch.delenv("FAKE_VLLM_DIES")
+    resumed = invoke("profile", profile, *out, *options, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert len(Run.open(tmp_path / "run").documents()) == 6
 
 
 def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ class VllmEngine:
         path = os.pathsep.join(filter(None, (str(WORKER.parent), os.environ.get("PYTHONPATH", ""))))
         own = {name: value for name, value in DEFAULTS.items() if name not in os.environ}
         environment = os.environ | own | {"ALPHAPROF_FORCED_DRAFTS": str(told), "PYTHONPATH": path}
+        if threads := environment.get("OMP_NUM_THREADS"):  # or numba, which looks n-grams up, sets torch's
+            environment.setdefault("NUMBA_NUM_THREADS", threads)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
                 [str(self.options.python), str(WORKER), json.dumps({"engine": self._asked})],

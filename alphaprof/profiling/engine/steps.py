@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PLAIN, FORCED = ("plain", 0), ("forced", 0)
 Name = tuple[str, int]  # of a draft, and its speculative tokens
 MODE = "vllm"
-STEPS = 2  # of one kind in a turn, whose median counts
+STEPS = 3  # of one kind in a turn, whose median counts
 LEAST_CONTEXT = 8
 LEAST_MS = 1e-3  # of a difference between two times
 
@@ -102,8 +102,9 @@ class EngineSteps:
         for draft, gamma in self.engines:
             if draft in self.drafts and self.drafts[draft].has_steps:
                 blocks.append(step((draft, gamma), "draft", gamma, gamma))
-            elif draft in self.drafts and gamma == self.gamma:  # a search that finds nothing
-                blocks.append(step((draft, gamma), "lookup", 1, 0))
+            elif draft in self.drafts and gamma == self.gamma:
+                run = partial(self._search, (draft, gamma), batch, known)
+                blocks.append([TimedStep(draft, "lookup", 1, batch, known, MODE, run)])
         return blocks
 
     def derived(self, jobs: Sequence[TimedStep], times: Array) -> tuple[list[TimedStep], Array]:
@@ -150,6 +151,13 @@ class EngineSteps:
     def _step(self, name: Name, batch: int, context: int, proposed: int) -> float:
         """Seconds of a step that verifies what was `proposed`."""
         return self._ask(name, "steps", batch=batch, context=context, proposed=proposed, count=STEPS)["ms"] / 1e3
+
+    def _search(self, name: Name, batch: int, context: int) -> float:
+        """Seconds of a step that searches and verifies nothing: one that verifies what was found, less its verification."""
+        found = self._ask(name, "steps", batch=batch, context=context, proposed=None, count=STEPS)
+        counts = sorted({0, math.floor(found["proposed"]), math.ceil(found["proposed"])})
+        forced = [self._step(FORCED, batch, context, count) for count in counts]
+        return found["ms"] / 1e3 - float(np.interp(found["proposed"], counts, forced)) + forced[0]
 
     def _prefill(self, name: Name, length: int) -> float:
         return self._ask(name, "prefill", length=length, seed=next(self._seeds))["ms"] / 1e3

@@ -18,6 +18,7 @@ from typing import Any
 
 FORCED = "ALPHAPROF_FORCED_DRAFTS"  # names a file whose first byte is how many tokens `Forced` proposes
 JUNK = 3  # the first token id that it proposes
+WARM = 3  # first steps that do not count: slower than steady ones, and the very first verifies what was proposed before
 MOST_TURNS = 20  # steps for each that is timed
 ZERO = {"wall_ms": 0.0, "cpu_ms": 0.0, "emitted": 0}
 LEAST_SLACK = 8  # tokens by which sequences whose steps are timed may leave their context, at least
@@ -144,24 +145,26 @@ class SteppedEngine:
                 if output.finished:
                     yield running.pop(output.request_id) | _answer(output)
 
-    def steps(self, batch: int, context: int, proposed: int, count: int) -> dict[str, Any]:
+    def steps(self, batch: int, context: int, proposed: int | None, count: int) -> dict[str, Any]:
         """Take `count` steps of `batch` sequences that hold about `context` tokens, in each of which every sequence verifies
-        as many tokens as `proposed`: forced ones, or those of the engine's own drafter. Their median time in ms, and the
-        seconds for which this thread has waited for a processor so far.
+        as many tokens as `proposed`: forced ones, or those of the engine's own drafter; None: whatever this one proposes.
+        Their median time in ms, the tokens `proposed` per sequence, and the seconds for which this thread has waited for a
+        processor so far.
         """
-        self.told[0] = proposed
-        taken: list[float] = []
+        self.told[0] = proposed or 0
+        taken: list[tuple[float, float]] = []
         for turn in range(MOST_TURNS * count):
             if self.held != (batch, context) or self.grown > 2 * self.slack:
                 self._hold(batch, context)
-                self.told[0] = proposed
+                self.told[0] = proposed or 0
             step = self._decoded()
-            if step["tokens"] == batch * (1 + proposed) and turn:  # the first one verifies what was proposed before
-                taken.append(step["wall_ms"])
-            elif turn % 4 == 3 and not taken:
+            if turn >= WARM and proposed in (None, step["tokens"] / batch - 1):
+                taken.append((step["wall_ms"], step["tokens"] / batch - 1))
+            elif turn % (2 * WARM) == 2 * WARM - 1 and not taken:
                 self.held = (0, 0)  # other sequences, of which a drafter may propose as many
             if len(taken) == count:
-                return {"ms": statistics.median(taken), "waited_s": _waited_s()}
+                ms, verified = zip(*taken, strict=True)
+                return {"ms": statistics.median(ms), "proposed": statistics.mean(verified), "waited_s": _waited_s()}
         raise RuntimeError(f"{batch} sequences of {context} tokens with {proposed} drafts each never ran together")
 
     def prefill(self, length: int, seed: int) -> dict[str, Any]:
