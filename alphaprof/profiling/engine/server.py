@@ -97,7 +97,7 @@ def _answer_of(request: urllib.request.Request, url: str) -> dict[str, Any]:
 
 def _read(request: urllib.request.Request, url: str) -> bytes:
     if key := os.environ.get(KEY):
-        request.add_header("Authorization", f"Bearer {key}")
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - options admit http alone
             return bytes(answer.read())

@@ -1,6 +1,6 @@
 """Record what a real vLLM answers to `alphaprof validate --engine vllm`, for tests that replay it: `engine-0.32.0.json`.
 
-python tests/golden/vllm/record_engine.py PYTHON_WITH_VLLM FOLDER_OF_STORIES15M
+python tests/golden/vllm/record_engine.py PYTHON_WITH_VLLM /ABSOLUTE/FOLDER/OF/STORIES15M
 """
 
 from __future__ import annotations
