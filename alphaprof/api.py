@@ -87,7 +87,7 @@ class OpenedRun:
 
     def _repr_html_(self) -> str:
         """The first screen of the report, as notebooks show it: no script is in it, and no extra is needed."""
-        from alphaprof.render.html.first_screen import first_screen_fragment
+        from alphaprof.render.html.page import first_screen_fragment
 
         return first_screen_fragment(self.report())
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer
 
-from alphaprof.cli import answering, exchange, heads, measuring, runs, tools
+from alphaprof.cli import answering, exchange, measuring, tools
 from alphaprof.cli.common import one_line, print_notes
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.version import __version__
@@ -26,10 +26,10 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for module in (measuring, answering, heads, exchange, tools):  # in the order of `--help`
-    app.registered_commands += module.group.registered_commands
+for group in (measuring.group, answering.group, measuring.heads_group, exchange.group, tools.group):  # as `--help` has them
+    app.registered_commands += group.registered_commands
 app.add_typer(exchange.import_group, name="import")
-app.add_typer(runs.group, name="runs")
+app.add_typer(tools.runs_group, name="runs")
 
 
 def _version(wanted: bool) -> None:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.config.heads import HeadBeside, HeadEntry, HeadsBeside, HeadsOptions
-from alphaprof.config.load import changed_question
+from alphaprof.config.load import HeadBeside, HeadEntry, HeadsBeside, HeadsOptions, changed_question
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import LARGEST, Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import NotComparable, ProfileInvalid

@@ -42,8 +42,8 @@ from alphaprof.costs.speedup import (
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
-from alphaprof.report.route import NO_GAIN, find_route
 from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.traffic import NO_GAIN, find_route
 from alphaprof.report.verdict import EVEN, LIKELY, Question, decide, halves, held_out, judge
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from alphaprof.commands.curve import CurveReport, answer_lines, build_curve, collected, uncertainty
-from alphaprof.config.heads import load_heads
+from alphaprof.config.load import load_heads
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import AlphaprofError, NotComparable, ProfileInvalid

@@ -31,8 +31,16 @@ from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
-from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder, documents_of, prompt_table, render, render_chat
-from alphaprof.profiling.texts.reading import rows
+from alphaprof.profiling.texts.corpus import (
+    Corpus,
+    Document,
+    InRandomOrder,
+    documents_of,
+    prompt_table,
+    render,
+    render_chat,
+    rows,
+)
 from tests.loops import each
 from tests.tiny import tokenizer
 

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import LogRules, violations
+from alphaprof.profiling.decoding import speculative
 from alphaprof.profiling.decoding.drafters import Choice, Proposal
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.draft import HeadDraft
@@ -257,11 +258,10 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
     ids: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a round's drafts were kept, the log of its text says with which chance: min(1, q/p) by depth."""
-    from alphaprof.profiling.decoding import verification
 
     draft = head(ids)
     seen: list[tuple[int, int, float, bool]] = []  # place, depth, chance by its own law, whether it was kept
-    original = verification.lossless
+    original = speculative.lossless
 
     def spy(chooser: Any, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
         emitted = original(chooser, rows, proposal, at)
@@ -275,7 +275,7 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
                 seen.append((at + depth - 1, depth, chance, depth < len(emitted)))
         return emitted
 
-    monkeypatch.setattr(verification, "lossless", spy)
+    monkeypatch.setattr(speculative, "lossless", spy)
     kept, expected, variance = 0, 0.0, 0.0
     for number, item in enumerate(texts(DRAWN) * 6):
         seen.clear()

@@ -11,7 +11,7 @@ from alphaprof.config.profile import SourceOptions, resolve
 from alphaprof.errors import AlphaprofError, DataUnreadable
 from alphaprof.log.place import place_of
 from alphaprof.profiling.models.hub import require_data
-from alphaprof.profiling.texts.reading import rows
+from alphaprof.profiling.texts.corpus import rows
 from tests.log.test_place import Gate, gate, on_servers, said, server
 
 __all__ = ["gate", "server"]  # fixtures

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from alphaprof.config.heads import load_heads
+from alphaprof.config.load import load_heads
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, ProfileInvalid, shown
 from alphaprof.log.manifest import Trained

@@ -122,7 +122,7 @@ def test_routes_between_domains_that_are_alike_gain_nothing(monkeypatch: pytest.
     lines = list(SCRIPT["routes"]("both pay", MEMBERS, 80, _rng(14)))
     assert all(line.met for line in lines)
     assert max(line.rates[-1] for line in lines) <= 0.05
-    monkeypatch.setattr("alphaprof.report.route.halves", same_half)
+    monkeypatch.setattr("alphaprof.report.traffic.halves", same_half)
     fooled = list(SCRIPT["routes"]("both pay", MEMBERS, 80, _rng(14)))
     assert not any(line.met for line in fooled)
     assert all(seeming.rates[1] > max(0.001, honest.rates[1]) for seeming, honest in zip(fooled, lines, strict=True))
