@@ -1,4 +1,4 @@
-"""`alphaprof profile`, and what every command does before it runs models. Heavy imports stay inside them."""
+"""The commands that run models: `profile`, `train` and the learning curve of heads. Heavy imports stay inside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands beside a run: step times and speeds of this machine, the formulas, and what alphaprof declares. Heavy imports
+"""The commands beside a run: step times of this machine, the formulas, what alphaprof declares, and `runs`. Heavy imports
 stay inside them.
 """
 

@@ -351,7 +351,7 @@ def _check_thresholds(
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
     pools = _pools_of_rule(inputs, draft, rule)
-    timing = inputs.book.timing(inputs.question.concurrency) if inputs.book else UNTIMED
+    timing = inputs.costs.timing(inputs.question.concurrency) if inputs.costs else UNTIMED
     times = timing.times.get(draft)
     if tested is not None:  # what chose draft or gamma does not judge them
         pools = {domain: pool.rows(tested[domain]) if domain in tested else pool for domain, pool in pools.items()}
@@ -408,13 +408,13 @@ def _settled(
     if draft is None or (gamma is None and needs_gamma):
         asked = ReportInputs.of(run, "engine", run.manifest.profile.deciding(draft, rule))
         evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding)))
-        chosen = judge_traffic(evidence, asked.book, asked.question, run.gammas)
+        chosen = judge_traffic(evidence, asked.costs, asked.question, run.gammas)
         if chosen.draft is None or chosen.gamma is None:
             what, names = ("draft", drafts) if draft is None else (f"gamma of {draft}", list(map(str, run.gammas)))
             hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
             raise OptionInvalid(f"no {what} is known to be the best for {run.path}: {chosen.reason}", hint)
         draft, gamma = chosen.draft, gamma or chosen.gamma
-        tested = tested_rows(evidence, asked.book, asked.question, run.gammas)
+        tested = tested_rows(evidence, asked.costs, asked.question, run.gammas)
     _require_one_of("gamma", gamma, run.gammas, run)
     return draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
 

@@ -602,12 +602,12 @@ def _steps(heads: CurveHeads) -> tuple[StepTimes | None, str]:
     there are none. Raises `CostsUnreadable`.
     """
     run, draft, profile = heads.run, heads.largest.draft, heads.run.manifest.profile
-    book = open_costs(run, profile.costs, mean_context(run.documents()))
-    if book is None:
+    costs = open_costs(run, profile.costs, mean_context(run.documents()))
+    if costs is None:
         return None, "no step times were measured with this run, and costs name no others"
-    timing = book.timing(profile.decision.concurrency)
+    timing = costs.timing(profile.decision.concurrency)
     times = timing.times.get(draft)
-    return times, book.basis if times else timing.missing.get(draft, "no step times were measured")
+    return times, costs.basis if times else timing.missing.get(draft, "no step times were measured")
 
 
 def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, cluster: Array) -> TestTraffic:

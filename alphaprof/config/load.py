@@ -1,4 +1,4 @@
-"""Read a profile file and its overrides into `ProfileOptions`, with errors that name the key and suggest the next step."""
+"""Read a profile file with its overrides, or a list of heads, with errors that name the key and suggest the next step."""
 
 from __future__ import annotations
 

@@ -317,27 +317,27 @@ def _devices(options: CostsAsked) -> str:
     return f"{options.tp} x {options.accelerator}" if options.tp > 1 else str(options.accelerator)
 
 
-def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
+def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     """What a report says of its step times; `prompt_tokens` [documents]."""
-    manifest, options, times = book.manifest, book.options, book.times(concurrency)
+    manifest, options, times = costs.manifest, costs.options, costs.times(concurrency)
     measured = options.source in TIMED
     environment, target = manifest.environment, manifest.target
-    contexts = book.table.contexts(concurrency) or book.table.contexts(book.concurrencies[0])
+    contexts = costs.table.contexts(concurrency) or costs.table.contexts(costs.concurrencies[0])
     engine = dict.fromkeys(TIMED, timed_with(manifest)) | {ROOFLINE: "roofline"}
     device = dict.fromkeys(TIMED, target.device) | {TABLE: Path(options.path).name}
     first = next(iter(times.values()), None)
-    factor, words = accuracy(options, concurrency, book.context) if options.source == ROOFLINE else (None, None)
-    prefill = book.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
+    factor, words = accuracy(options, concurrency, costs.context) if options.source == ROOFLINE else (None, None)
+    prefill = costs.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
     return Cost(
         source=options.source,
         engine=engine.get(options.source, "yours"),
         device=device.get(options.source) or _devices(options),
         dtype=target.precision,
         concurrency=concurrency,
-        concurrencies=book.concurrencies,
-        context=min(max(book.context, contexts[0]), contexts[-1]),
+        concurrencies=costs.concurrencies,
+        context=min(max(costs.context, contexts[0]), contexts[-1]),
         contexts=contexts if options.source != ROOFLINE else (),
-        mode=book.mode,
+        mode=costs.mode,
         threads=environment["torch_threads"] if options.source == MEASURED and target.device == "cpu" else None,
         overhead_ms=None if measured else options.overhead_ms,
         factor=factor,

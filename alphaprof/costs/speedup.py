@@ -306,9 +306,9 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     after = counts.after.tolist()
     first = [(after[accepted], time.ms) for accepted, time in times.first_steps(gamma).items()]
     later = float((exactly * np.arange(len(exactly))).sum()) - sum(count for count, _ in first)
-    searches, settled = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
+    searches, bookkeeping = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
     drafting = [later * times.draft.ms, *(count * ms for count, ms in first)]
-    parts = np.array([*verify, *drafting, searches, settled])
+    parts = np.array([*verify, *drafting, searches, bookkeeping])
     return np.asarray(parts / parts.sum())
 
 

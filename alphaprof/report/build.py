@@ -87,17 +87,17 @@ def build_report(
     `whole_log`: parts that read the position log read all of it, however large it is.
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
-    inquiry = ReportInputs.of(run, flavour, profile)
-    question, book, documents = inquiry.question, inquiry.book, inquiry.documents
-    shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
+    inputs = ReportInputs.of(run, flavour, profile)
+    question, costs, documents = inputs.question, inputs.costs, inputs.documents
+    shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
-    judged, pools, traffic, parts = _judged_pools(inquiry, shown, part)
+    judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
     results = [item.result for item in judged]
     # `pools` and the results with a verdict come in the same order.
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
-    timing = book.timing(question.concurrency) if book else UNTIMED
-    cost = cost_of(book, question.concurrency, documents.prompt_tokens) if book else None
+    timing = costs.timing(question.concurrency) if costs else UNTIMED
+    cost = cost_of(costs, question.concurrency, documents.prompt_tokens) if costs else None
     facts, certificates = _run_facts(run, documents, part), build_certificates(part, question.confidence)
     return Report(
         verdict=traffic.verdict,
@@ -126,15 +126,15 @@ def build_report(
 
 
 def _judged_pools(
-    inquiry: ReportInputs, shown: Sequence[str], part: LogPart
+    inputs: ReportInputs, shown: Sequence[str], part: LogPart
 ) -> tuple[list[ResultOnText], list[DraftPool], Traffic, Parts]:
     """The result of every pool, the pools that the verdicts concern, and the answers for the traffic and its parts. Other
     threads work them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
     """
-    question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
+    question, costs, gammas = inputs.question, inputs.costs, inputs.run.gammas
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}
-    readers = [DraftTotalsReader(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
-    deciding = inquiry.deciding  # what is shown begins with these
+    readers = [DraftTotalsReader(inputs, draft, shown) for draft in inputs.run.manifest.drafts]
+    deciding = inputs.deciding  # what is shown begins with these
     waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
     judged: list[ResultOnText] = []
     decisive: list[DraftPool] = []
@@ -148,17 +148,17 @@ def _judged_pools(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for rules in (deciding, shown[len(deciding) :]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
-                key = ResultKey(item.domain, item.draft, item.rule, inquiry.run.manifest.drafts[item.draft], book)
+                key = ResultKey(item.domain, item.draft, item.rule, inputs.run.manifest.drafts[item.draft], costs)
                 waiting.append((item, threads.submit(build_result, key, item.pool, question, gammas)))
                 if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
                     decisive.append(item)
                 collect(AHEAD)
             if rules is deciding:
-                evidence, counts = evidence_of(inquiry, decisive), Counter[str]()
-                for group in inquiry.documents.groups:
+                evidence, counts = evidence_of(inputs, decisive), Counter[str]()
+                for group in inputs.documents.groups:
                     counts[group.domain] += len(group.rows)
-                traffic = threads.submit(judge_traffic, evidence, book, question, gammas)
-                parts = threads.submit(judge_parts, evidence, book, question, gammas, counts)
+                traffic = threads.submit(judge_traffic, evidence, costs, question, gammas)
+                parts = threads.submit(judge_parts, evidence, costs, question, gammas, counts)
         collect(0)
     order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
     judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
@@ -191,12 +191,12 @@ def settled(run: Run) -> str | None:
 
     The run stops for the whole traffic; its report judges every domain by itself as well.
     """
-    inquiry = ReportInputs.of(run, "engine", run.manifest.profile)
-    evidence = evidence_of(inquiry, list(draft_pools(inquiry, inquiry.deciding)))
-    verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
-    if verdict == "UNDECIDED" or inquiry.question.order is None:
+    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
+    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
+    verdict = judge_traffic(evidence, inputs.costs, inputs.question, run.gammas).verdict
+    if verdict == "UNDECIDED" or inputs.question.order is None:
         return None
-    done, available = run.manifest.documents, inquiry.question.order.available
+    done, available = run.manifest.documents, inputs.question.order.available
     return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 

@@ -20,7 +20,7 @@ from alphaprof.rules import BoundRule, rules_of
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
-from alphaprof.totals.pool import SHARED, DocumentTotals, columns_of, merged, pools
+from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pools, totals_columns
 from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ class ReportInputs:
     question: Question
     documents: Documents
     policies: tuple[str, ...]
-    book: CostModel | None
+    costs: CostModel | None
 
     @classmethod
     def of(cls, run: Run, flavour: Flavour, profile: StoredProfile) -> ReportInputs:
@@ -50,10 +50,10 @@ class ReportInputs:
         require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
         # Step times must not depend on documents that they judge, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
-        book = open_costs(run, profile.costs, mean_context(first))
+        costs = open_costs(run, profile.costs, mean_context(first))
         grouped = Documents.of(documents)
         policies = tuple(sorted({group.policy for group in grouped.groups}))
-        return cls(run, flavour, question, grouped, policies, book)
+        return cls(run, flavour, question, grouped, policies, costs)
 
     @cached_property
     def strata(self) -> Array:
@@ -86,25 +86,25 @@ class DraftTotalsReader:
     memory of one; what is not is computed once for all of them. Columns that no rule changes are read once.
     """
 
-    def __init__(self, inquiry: ReportInputs, draft: str, asked: Sequence[str]) -> None:
+    def __init__(self, inputs: ReportInputs, draft: str, asked: Sequence[str]) -> None:
         self.draft = draft
-        self._inquiry, self._asked, self._totals = inquiry, asked, DraftTotals(inquiry.run, draft)
+        self._inquiry, self._asked, self._totals = inputs, asked, DraftTotals(inputs.run, draft)
         self._shared: list[dict[str, Array]] = []
 
     def pools(self, name: str) -> Iterator[DraftPool]:
         """Yields the pools of one rule, by its id, one for each domain and kind of text."""
-        inquiry, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
-        gammas = inquiry.run.gammas
+        inputs, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
+        gammas = inputs.run.gammas
 
         def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
-            return list(pools(tables, inquiry.documents, rule.id, gammas, shared))
+            return list(pools(tables, inputs.documents, rule.id, gammas, shared))
 
         if self._computed is not None:
             by_domain = filled(self._computed)
         else:
-            has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inquiry.policies)
-            columns = columns_of(gammas if has_rounds else (), own=bool(shared))
-            by_domain = self._totals.read(TotalsRequest([rule.id], gammas, inquiry.flavour), columns, filled)
+            has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inputs.policies)
+            columns = totals_columns(gammas if has_rounds else (), own=bool(shared))
+            by_domain = self._totals.read(TotalsRequest([rule.id], gammas, inputs.flavour), columns, filled)
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
         for domain, pool in by_domain:
@@ -113,35 +113,35 @@ class DraftTotalsReader:
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
         """The totals of all rules that are asked for; None where they lie in files."""
-        inquiry, run = self._inquiry, self._inquiry.run
-        if inquiry.flavour == "engine" and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
+        inputs, run = self._inquiry, self._inquiry.run
+        if inputs.flavour == "engine" and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
             return None
-        request = TotalsRequest([rule.id for rule in rules_of(self._asked)], run.gammas, inquiry.flavour)
-        return self._totals.read(request, columns_of(run.gammas), list)
+        request = TotalsRequest([rule.id for rule in rules_of(self._asked)], run.gammas, inputs.flavour)
+        return self._totals.read(request, totals_columns(run.gammas), list)
 
 
-def draft_pools(inquiry: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
+def draft_pools(inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
     """The pools of every draft (or of some), rule and domain."""
-    for draft in drafts or inquiry.run.manifest.drafts:
-        reader = DraftTotalsReader(inquiry, draft, rules)
+    for draft in drafts or inputs.run.manifest.drafts:
+        reader = DraftTotalsReader(inputs, draft, rules)
         for rule in rules:
             yield from reader.pools(rule)
 
 
-def evidence_of(inquiry: ReportInputs, drafts: Sequence[DraftPool]) -> Evidence:
+def evidence_of(inputs: ReportInputs, drafts: Sequence[DraftPool]) -> Evidence:
     """What the verdict on the traffic rests on, of pools of any rules."""
-    decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
+    decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in inputs.run.manifest.drafts}
     undefined: dict[str, str] = {}
     for item in drafts:
-        if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
+        if inputs.question.rule_for(item.pool.policy) != item.rule.id:
             continue
-        draft = inquiry.run.manifest.drafts[item.draft]
+        draft = inputs.run.manifest.drafts[item.draft]
         if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy, draft):
             undefined[item.domain] = doubt
         else:
             decisive[item.draft].append((item.domain, item.pool))
     by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table), inquiry.strata)
+    return Evidence(inputs.decisive, by_draft, undefined, observed_weights(inputs.documents.table), inputs.strata)
 
 
 def by_domain(pools: Sequence[tuple[str, DocumentTotals]]) -> dict[str, DocumentTotals]:

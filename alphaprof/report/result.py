@@ -28,13 +28,13 @@ UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond wha
 
 @dataclass(frozen=True)
 class ResultKey:
-    """What a result is about. `facts`: of its draft; `book`: all step times; None: there are none."""
+    """What a result is about. `facts`: of its draft; `costs`: all step times; None: there are none."""
 
     domain: str
     draft: str
     rule: BoundRule
     facts: DraftFacts
-    book: CostModel | None
+    costs: CostModel | None
 
 
 def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gammas: Sequence[int]) -> Result:
@@ -95,9 +95,9 @@ def _round_results(
     `alpha`: where the textbook formula applies.
     """
     draft, pools, mix = key.draft, {key.domain: pool}, Mix.of({key.domain: 1.0})
-    book = key.book if key.rule.rule.timed else None
-    timing = book.timing(question.concurrency) if book else UNTIMED
-    times, prefill = timing.times.get(draft), speeds.prefill_times(pool, book, draft) if book else None
+    costs = key.costs if key.rule.rule.timed else None
+    timing = costs.timing(question.concurrency) if costs else UNTIMED
+    times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
     by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in gammas)
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma)
@@ -106,7 +106,7 @@ def _round_results(
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    load = speeds.by_concurrency(pools, book, draft, mix, gammas, question.confidence)
+    load = speeds.by_concurrency(pools, costs, draft, mix, gammas, question.confidence)
     return by_gamma, load, best[1] if best else None, decision
 
 

@@ -31,18 +31,18 @@ def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | N
 
 def by_concurrency(
     pools: Mapping[str, DocumentTotals],
-    book: CostModel | None,
+    costs: CostModel | None,
     draft: str,
     mix: Mix,
     gammas: Sequence[int],
     confidence: float,
 ) -> tuple[AtConcurrency, ...]:
     """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
-    if book is None or len(book.concurrencies) < 2:
+    if costs is None or len(costs.concurrencies) < 2:
         return ()
     each = []
-    for concurrency in book.concurrencies:
-        times = book.times(concurrency).get(draft)
+    for concurrency in costs.concurrencies:
+        times = costs.times(concurrency).get(draft)
         if times is None:
             continue
         speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in gammas]
@@ -64,12 +64,12 @@ def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | No
     return last
 
 
-def prefill_times(pool: DocumentTotals, book: CostModel, draft: str) -> tuple[Array, Array] | None:
+def prefill_times(pool: DocumentTotals, costs: CostModel, draft: str) -> tuple[Array, Array] | None:
     """Prefill of each document's prompt by target and draft, in ms, [documents] each; 0 for a draft without steps. None
     where no prefill was timed.
     """
-    target, own = (book.table.prefill_ms(model, pool["prompt_tokens"]) for model in (TARGET, draft))
-    if target is None or (own is None and book.manifest.drafts[draft].has_steps):
+    target, own = (costs.table.prefill_ms(model, pool["prompt_tokens"]) for model in (TARGET, draft))
+    if target is None or (own is None and costs.manifest.drafts[draft].has_steps):
         return None
     return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
 

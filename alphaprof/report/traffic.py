@@ -181,9 +181,9 @@ IMPORT_DECIDES = (
 )
 
 
-def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
+def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
     """One draft, one gamma, one verdict for the whole traffic."""
-    book, timing, candidates, mix, weights = _basis(evidence, book, question)
+    costs, timing, candidates, mix, weights = _basis(evidence, costs, question)
     times = timing.times
     best: Pair | None = None
     if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
@@ -201,7 +201,7 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     free = _tokens_per_round(candidates, best, mix) if best else None
     effective, correlation = _length_facts(candidates, best, times, mix) if best and timed else (None, None)
     allowed = question.gammas(gammas)
-    several = by_concurrency(candidates[best[0]], book, best[0], mix, allowed, question.confidence) if best else ()
+    several = by_concurrency(candidates[best[0]], costs, best[0], mix, allowed, question.confidence) if best else ()
     return Traffic(
         verdict=decision.verdict,
         reason=reason,
@@ -245,10 +245,10 @@ def _length_facts(
 
 
 def tested_rows(
-    evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]
+    evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]
 ) -> Mapping[str, Mask] | None:
     """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
-    _, _, candidates, mix, _ = _basis(evidence, book, question)
+    _, _, candidates, mix, _ = _basis(evidence, costs, question)
     if len(candidates) * len(question.gammas(gammas)) == 1:
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
@@ -271,7 +271,7 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
 
 
 def _basis(
-    evidence: Evidence, book: CostModel | None, question: Question
+    evidence: Evidence, costs: CostModel | None, question: Question
 ) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
     """What a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step times, if
     any has), and how domains are mixed.
@@ -280,14 +280,14 @@ def _basis(
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
     if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
-        book = None
-    timing = book.timing(question.concurrency) if book else UNTIMED
+        costs = None
+    timing = costs.timing(question.concurrency) if costs else UNTIMED
     if timed := {draft: pools for draft, pools in candidates.items() if draft in timing.times}:
         candidates = timed
     weights = question.weights or dict(evidence.observed)
     observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
     mix = Mix.of(weights) if question.weights is not None else observed
-    return book, timing, candidates, mix, weights
+    return costs, timing, candidates, mix, weights
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class Parts:
 
 def judge_parts(
     evidence: Evidence,
-    book: CostModel | None,
+    costs: CostModel | None,
     question: Question,
     gammas: Sequence[int],
     documents: Mapping[str, int],
@@ -313,7 +313,7 @@ def judge_parts(
 
     Drafts that have no step times are left out where others have some.
     """
-    _, timing, candidates, mix, weights = _basis(evidence, book, question)
+    _, timing, candidates, mix, weights = _basis(evidence, costs, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
     lacking = timing.lacks(candidates) if timing.times else None  # of a draft that was asked for
     lacking = without_times([], lacking) if lacking else "no rounds"

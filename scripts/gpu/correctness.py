@@ -114,7 +114,7 @@ def kinds_of_rows(width: int, dtype: torch.dtype, each: int) -> tuple[torch.Tens
 
 def compare_rows(setting: Setting, target: torch.Tensor, draft: torch.Tensor, chosen: Processing, errors: Errors) -> None:
     """Add the errors of rows of logits [n, V] that are processed in one way: of the kernels, and of what scoring calls."""
-    from alphaprof.profiling.scoring.gpu_kernels import measured
+    from alphaprof.profiling.scoring.gpu_statistics import measured
 
     token, proposal = torch.randint(0, target.shape[1], (2, len(target)), generator=torch.Generator().manual_seed(1))
     token[::2] = target[::2].float().argmax(1)
@@ -174,7 +174,7 @@ def breach_of(z: Any, least: float, chosen: Processing) -> float:
 
 def far_rows(setting: Setting) -> Line:
     """Compares the last of many rows, beyond the 65,535th and 2^31 elements; a row is the target's, the next the draft's."""
-    from alphaprof.profiling.scoring.gpu_kernels import measured
+    from alphaprof.profiling.scoring.gpu_statistics import measured
 
     count, width = (9, 300) if setting.tiny else (70_000, 32_000)
     torch.manual_seed(0)

@@ -273,7 +273,7 @@ def statistics_share(setting: Setting, scorer: Scorer, batch: Sequence[Continuat
 
 def kernels(setting: Setting) -> Iterator[Line]:
     """Statistics kernels alone, as a share of what the memory's bandwidth allows."""
-    from alphaprof.profiling.scoring import gpu_kernels as triton_statistics
+    from alphaprof.profiling.scoring import gpu_statistics as triton_statistics
 
     setting = within(setting, 50)
     copied = bandwidth(setting)

@@ -117,8 +117,8 @@ def test_sizes_are_paired_by_test_unit(folder: Path, found: CurveReport) -> None
 def test_speedups_are_tokens_over_the_cost_of_a_round(folder: Path, found: CurveReport) -> None:
     """The step times of the largest head, as the run that tested it has them."""
     run = Run.open(folder / "tested")
-    book = open_costs(run, run.manifest.profile.costs, 256.0)
-    times = book.times(1)["head-1-0"]
+    costs = open_costs(run, run.manifest.profile.costs, 256.0)
+    times = costs.times(1)["head-1-0"]
     cost = (3 * times.draft.ms + times.target[4].ms + times.bookkeeping.ms) / times.decode.ms
     for point in found.points:
         assert point.speedup.value == pytest.approx(point.tokens_per_round.value / cost, rel=0.02)

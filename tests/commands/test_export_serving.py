@@ -161,11 +161,11 @@ def test_noise_of_step_times_makes_no_schedule_and_dear_verification_does(tmp_pa
     domains = {"code": dataclasses.replace(RECIPE.domains["code"], documents=60)}
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
     scope = scope_of(RunDraft(run, "small").asked(table(tmp_path / "times.csv", run)), "vllm-config")
-    assert scope.book is not None
+    assert scope.costs is not None
     generator, found = np.random.default_rng(5), []
     for _ in range(40):
-        book = dataclasses.replace(scope.book, table=noisy(generator, dearer))
-        found.append(_gamma_schedule(dataclasses.replace(scope, book=book), EXPORTS["vllm-config"]))
+        costs = dataclasses.replace(scope.costs, table=noisy(generator, dearer))
+        found.append(_gamma_schedule(dataclasses.replace(scope, costs=costs), EXPORTS["vllm-config"]))
     changes = [each for each in found if each is not None]
     if dearer:
         assert len(changes) > 30

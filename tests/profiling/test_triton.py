@@ -36,7 +36,7 @@ if importlib.util.find_spec("triton") is None:
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("torch sees no GPU: set TRITON_INTERPRET=1", allow_module_level=True)
 
-from alphaprof.profiling.scoring.gpu_kernels import BLOCK, measured  # noqa: E402  # not before triton is known to be there
+from alphaprof.profiling.scoring.gpu_statistics import BLOCK, measured  # noqa: E402  # not before triton is known to be there
 from tests.loops import each  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -253,7 +253,7 @@ def compile_only(self, *arguments, grid, warmup, **options):
 
 JITFunction.run = compile_only
 from alphaprof.profiling.scoring.statistics import ProcessedLogits
-from alphaprof.profiling.scoring.gpu_kernels import measured
+from alphaprof.profiling.scoring.gpu_statistics import measured
 
 def ask(rows, dtype, temperature=1.0, cut=False):
     logits = torch.zeros(rows, 1040, dtype=dtype)[:, :1037]

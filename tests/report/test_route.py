@@ -137,17 +137,17 @@ def test_the_route_is_that_of_a_search_through_all(
 
 
 def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], dict[str, StepTimes], ReportInputs]:
-    inquiry = ReportInputs.of(run, "engine", run.manifest.profile)
+    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
     pools: dict[str, dict[str, DocumentTotals]] = {}
-    for item in draft_pools(inquiry, inquiry.deciding):
+    for item in draft_pools(inputs, inputs.deciding):
         pools.setdefault(item.draft, {})[item.domain] = item.pool
-    return pools, dict(inquiry.book.timing(1).times), inquiry
+    return pools, dict(inputs.costs.timing(1).times), inputs
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["as observed", "given weights"])
 def test_intervals_of_a_route_are_those_of_its_tested_documents(tmp_path: Path, weights: dict[str, float] | None) -> None:
     run = write_run(tmp_path / "run", MIXED)
-    route, (pools, times, inquiry) = asked(run, weights=weights).routing, pools_of(run)
+    route, (pools, times, inputs) = asked(run, weights=weights).routing, pools_of(run)
     tested = held_out({name: pools["small"][name].units.lots for name in DOMAINS})
 
     def way(assigned: dict[str, Option]) -> list[Decoded]:
@@ -160,7 +160,7 @@ def test_intervals_of_a_route_are_those_of_its_tested_documents(tmp_path: Path, 
 
     first, second = way(goes([route.over])), way(goes(route.pools))
     second = [one if goes([route.over])[name] == goes(route.pools)[name] else two for name, one, two in each(first, second)]
-    mix = Mix.of(weights) if weights else Mix(tuple(DOMAINS), None, inquiry.strata)
+    mix = Mix.of(weights) if weights else Mix(tuple(DOMAINS), None, inputs.strata)
     gain = speedup_interval(mix.gain(first, second), 0.95)
     assert dataclasses.astuple(route.gain) == pytest.approx([value - 1 for value in dataclasses.astuple(gain)])
     assert route.speedup == speedup_interval(mix.routed(second), 0.95)
@@ -259,8 +259,8 @@ def test_equal_prompts_do_not_choose_and_test(tmp_path: Path) -> None:
     prompts = [f"prompt {place % 12}" for place in range(40)]
     domain = dataclasses.replace(DOMAINS["code"], prompts=prompts)
     run = sequential(write_run(tmp_path / "run", Recipe(domains={"code": domain}, gammas=(1, 4))), 8)
-    pools, _, inquiry = pools_of(run)
-    parts = halves(pools["small"], inquiry.question.order)
+    pools, _, inputs = pools_of(run)
+    parts = halves(pools["small"], inputs.question.order)
     units = pools["small"]["code"].cluster
     choosing, testing = (set(units[part["code"]].tolist()) for part in parts)
     assert (len(choosing), len(testing)) == (8, 4)

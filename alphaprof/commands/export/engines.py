@@ -80,7 +80,7 @@ class ExportScope:
 
     side: RunDraft
     question: Question
-    book: CostModel | None
+    costs: CostModel | None
     pools: Mapping[str, DocumentTotals]
     weights: Mapping[str, float]
     given: bool
@@ -102,7 +102,7 @@ class ExportScope:
 
     def times(self, concurrency: int) -> StepTimes | None:
         """Step times of the draft; None where there are none."""
-        return self.book.times(concurrency).get(self.side.draft) if self.book else None
+        return self.costs.times(concurrency).get(self.side.draft) if self.costs else None
 
     @property
     def documents(self) -> int:
@@ -128,7 +128,7 @@ def scope_of(
     pools, weights = _pools_to_export(side, evidence, weights, domain), _positive_shares(weights)
     given = domain is None and question.weights is not None
     mix = Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata)
-    timing = inputs.book.timing(question.concurrency) if inputs.book else UNTIMED
+    timing = inputs.costs.timing(question.concurrency) if inputs.costs else UNTIMED
     best, decision = judge({side.draft: pools}, timing, mix, question, gammas)
     if best is None:
         problem = f"no gamma is known to be the best for {side.label}: {decision.reason}"
@@ -138,7 +138,7 @@ def scope_of(
     return ExportScope(
         side=side,
         question=question,
-        book=inputs.book,
+        costs=inputs.costs,
         pools=pools,
         weights=weights,
         given=given,
@@ -245,7 +245,7 @@ def _gamma_schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, i
     if scope.question.gamma != AUTO or not (form.engine and form.engine.schedules(facts)):
         return None
     most = max(scope.side.run.gammas) if form.serves else scope.gamma
-    known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
+    known = [size for size in (scope.costs.concurrencies if scope.costs else ()) if scope.times(size) is not None]
     if len(known) < 2:
         return None
     start, stack = scope.question.concurrency, list[tuple[int, int]]()
@@ -310,9 +310,9 @@ def _assumptions(scope: ExportScope, acceptance: Acceptance, form: Export) -> It
     )
     if beside := form.beside(acceptance):
         yield beside
-    if acceptance.schedule is not None and scope.book is not None:
-        known = ", ".join(map(str, scope.book.concurrencies))
-        yield f"gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0: none is faster"
+    if acceptance.schedule is not None and scope.costs is not None:
+        known = ", ".join(map(str, scope.costs.concurrencies))
+        yield f"gamma by concurrency, {scope.costs.basis}, at {known} and interpolated between; 0: none is faster"
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:

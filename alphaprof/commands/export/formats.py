@@ -1,4 +1,4 @@
-"""What engines and simulators read of a run, one pure function a format. `docs/exports.md` says where each was read."""
+"""What engines, simulators and trainers read of a run. `docs/exports.md` says where each format was read."""
 
 from __future__ import annotations
 

@@ -52,13 +52,13 @@ class Line:
 
 
 class LeftOut(Exception):
-    """A request whose rounds are not known. `settled`: nothing was measured, so that it is left out without being asked for;
-    else its metrics do not tell enough.
+    """A request whose rounds are not known. `unmeasured`: nothing was measured, so that it is left out unasked; else its
+    metrics do not tell enough.
     """
 
-    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
+    def __init__(self, reason: str, hint: str, unmeasured: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.settled = reason, hint, settled
+        self.reason, self.hint, self.unmeasured = reason, hint, unmeasured
 
 
 def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
@@ -124,4 +124,4 @@ def failure(error: Any) -> LeftOut:
         if isinstance(text, str)
         else "see its log"
     )
-    return LeftOut("the engine answered with an error", hint, settled=True)
+    return LeftOut("the engine answered with an error", hint, unmeasured=True)

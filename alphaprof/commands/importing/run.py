@@ -130,7 +130,7 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
             try:
                 request = engine.request_of(answer, asked.gamma, asked.drafting)
             except LeftOut as omitted:
-                if not omitted.settled and not asked.leave_out:
+                if not omitted.unmeasured and not asked.leave_out:
                     hint = f"{omitted.hint}; --leave-out imports the other requests and counts these"
                     raise line.refuse(omitted.reason, hint) from None
                 read.left_out[omitted.reason] += 1

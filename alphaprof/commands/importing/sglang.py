@@ -86,7 +86,7 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     reason = info.get("finish_reason") or fields.get("finish_reason")
     reason = reason.get("type") if isinstance(reason, dict) else reason
     if reason == "abort":
-        raise LeftOut("the request was aborted", "its text is not whole", settled=True)
+        raise LeftOut("the request was aborted", "its text is not whole", unmeasured=True)
     sizes = info or usage or fields
     found = _counts_in(fields, info, sizes.get("completion_tokens"))
     counts, capped = answer.read(Counts, found), any(found.get(name) for name in CAPPED)
@@ -133,7 +133,7 @@ def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
         if place.get(ROUNDS):
             return place
     if written in (0, 1):
-        raise LeftOut("no round: the prefill wrote all of it", "nothing was decoded", settled=True)
+        raise LeftOut("no round: the prefill wrote all of it", "nothing was decoded", unmeasured=True)
     ask = "with the native /generate, or return_spec_tokens_details (or return_meta_info): true"
     raise LeftOut(
         f"no {ROUNDS} in meta_info or sglext.{DETAILS}", f"start SGLang with --speculative-algorithm, and ask {ask}"

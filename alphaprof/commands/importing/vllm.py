@@ -128,7 +128,7 @@ def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> Eng
     first: Fields = choices[0] if choices and isinstance(choices[0], dict) else {}
     usage = group(body, "usage") or body
     if usage.get("completion_tokens") == 0:
-        raise LeftOut("no token was written", "ask for one at least: max_tokens", settled=True)
+        raise LeftOut("no token was written", "ask for one at least: max_tokens", unmeasured=True)
     if not (metrics := _metrics(body)) or len(choices) > 1:
         raise _without_metrics(line, body, first, len(choices))
     ids = body.get("prompt_token_ids") or first.get("prompt_token_ids")

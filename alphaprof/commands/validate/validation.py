@@ -472,8 +472,8 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
-    book = open_costs(run, manifest.profile.costs, context)
-    times, on_cpu = book.times(concurrency) if book else {}, manifest.target.device == "cpu"
+    costs = open_costs(run, manifest.profile.costs, context)
+    times, on_cpu = costs.times(concurrency) if costs else {}, manifest.target.device == "cpu"
     cells = [
         _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
         for draft in manifest.drafts
@@ -494,7 +494,7 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         plain_same_text=int(measured.plain.same_text.sum()),
         concurrency=concurrency,
         engine=timed_with(manifest),
-        contexts=book.table.contexts(concurrency) if book else (),
+        contexts=costs.table.contexts(concurrency) if costs else (),
         mean_context=context,
         tolerance=tolerance,
         outcome=of_all_clocks([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,

@@ -1,4 +1,4 @@
-"""Real speculative decoding with KV caches at batch 1, and the documents of a profile that it decodes."""
+"""Real speculative decoding with KV caches at batch 1, its verification, and the documents of a profile that it decodes."""
 
 from __future__ import annotations
 

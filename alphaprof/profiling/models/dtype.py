@@ -38,7 +38,7 @@ class DtypeChoice:
     reason: str  # why it was chosen
 
 
-def settled(options: ProfileOptions, dtype: str) -> ProfileOptions:
+def with_dtype(options: ProfileOptions, dtype: str) -> ProfileOptions:
     """Return the options with `dtype` for the target where they leave it to auto."""
     if options.target.dtype != "auto":
         return options

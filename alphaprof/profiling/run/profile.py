@@ -44,7 +44,7 @@ from alphaprof.profiling.engine.steps import EngineSteps
 from alphaprof.profiling.engine.texts import TextWriter
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
-from alphaprof.profiling.models.dtype import settled as settled_dtype
+from alphaprof.profiling.models.dtype import with_dtype
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import (
     eos_of,
@@ -225,7 +225,7 @@ def load(
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
-        options = settled_dtype(options, target.choice.chosen)
+        options = with_dtype(options, target.choice.chosen)
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
@@ -428,7 +428,7 @@ def _resumed(
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
     """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
-    return settled_dtype(options, manifest.profile.dtype)
+    return with_dtype(options, manifest.profile.dtype)
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:

@@ -53,7 +53,7 @@ def columns(
     if kind == "cpu":
         return _by_rows(target, drafts, token, proposals)
     if kind == "cuda" and why_unavailable(target.logits.device) is None:
-        from alphaprof.profiling.scoring.gpu_kernels import measured as by_kernels
+        from alphaprof.profiling.scoring.gpu_statistics import measured as by_kernels
 
         return by_kernels(target, drafts, token, proposals)
     parts = []
@@ -96,7 +96,7 @@ def why_unavailable(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     try:
-        from alphaprof.profiling.scoring.gpu_kernels import measured as by_kernels
+        from alphaprof.profiling.scoring.gpu_statistics import measured as by_kernels
 
         logits = torch.zeros((1, 8), device=device)
         by_kernels(ProcessedLogits(logits), [ProcessedLogits(logits)], torch.zeros(1, dtype=torch.long, device=device), [])

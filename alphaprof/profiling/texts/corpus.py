@@ -1,4 +1,4 @@
-"""Rows of datasets to documents: renders prompts and responses and encodes them with the target's tokenizer."""
+"""Rows of datasets to documents: read rows, render prompts and responses, encode them with the target's tokenizer."""
 
 from __future__ import annotations
 
