@@ -20,7 +20,7 @@ from alphaprof.rules import BoundRule, rules_of
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
-from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pools, totals_columns
+from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns, pools
 from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
@@ -103,7 +103,7 @@ class DraftTotalsReader:
             by_domain = filled(self._computed)
         else:
             has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inputs.policies)
-            columns = totals_columns(gammas if has_rounds else (), own=bool(shared))
+            columns = pooled_columns(gammas if has_rounds else (), own=bool(shared))
             by_domain = self._totals.read(TotalsRequest([rule.id], gammas, inputs.flavour), columns, filled)
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
@@ -117,7 +117,7 @@ class DraftTotalsReader:
         if inputs.flavour == "engine" and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
             return None
         request = TotalsRequest([rule.id for rule in rules_of(self._asked)], run.gammas, inputs.flavour)
-        return self._totals.read(request, totals_columns(run.gammas), list)
+        return self._totals.read(request, pooled_columns(run.gammas), list)
 
 
 def draft_pools(inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:

@@ -93,7 +93,7 @@ def proposes_nothing(pool: DocumentTotals, gamma: int | None) -> bool:
     return not accepted_of(pool, gamma)[1].sum()
 
 
-def totals_columns(gammas: Sequence[int], own: bool = False) -> list[str]:
+def pooled_columns(gammas: Sequence[int], own: bool = False) -> list[str]:
     """The columns of totals that pools are made of; without gammas, of rules that have no rounds; `own`: without SHARED."""
     single = [f"{name}_{gamma}" for gamma in gammas for name in SINGLE]
     depths = [column for gamma in gammas for name in DEPTH_COUNTS for column in depth_names(name, gamma)]
@@ -108,7 +108,7 @@ def pools(
     shared: Sequence[Mapping[str, Array]] = (),
 ) -> Iterator[tuple[str, DocumentTotals]]:
     """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` come
-    table by table, others in each, with the columns of `totals_columns`; those at gammas only where the rule has rounds.
+    table by table, others in each, with the columns of `pooled_columns`; those at gammas only where the rule has rounds.
     `shared`: the SHARED columns of the same groups, where they were read for another rule.
     """
     groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]

@@ -14,7 +14,7 @@ from alphaprof.log.run import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, pools, totals_columns
+from alphaprof.totals.pool import DocumentTotals, pooled_columns, pools
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -47,7 +47,7 @@ def by_hand(rows: dict[int, dict[str, Any]], pool: DocumentTotals, name: str) ->
 @each("spread", [1, 3, 100])
 def test_columns_are_those_of_the_totals(run: Run, rule: str, spread: int) -> None:
     """In tables of one document, of some, and of all; other rules in them too."""
-    totals = read_totals(run, "small", TotalsRequest(RULES, run.gammas), totals_columns(run.gammas))
+    totals = read_totals(run, "small", TotalsRequest(RULES, run.gammas), pooled_columns(run.gammas))
     number = totals["document"].to_numpy()
     tables = [
         totals.filter(pa.array((number >= low) & (number < low + spread))) for low in range(0, int(number.max()) + 1, spread)
@@ -67,7 +67,7 @@ def test_columns_are_those_of_the_totals(run: Run, rule: str, spread: int) -> No
 
 def test_documents_in_another_order(run: Run) -> None:
     """As the pairs of a comparison have them: each row stays that of its document."""
-    totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), totals_columns(run.gammas))
+    totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), pooled_columns(run.gammas))
     documents = Documents.of(run.documents())
     shuffled = Documents.of(run.documents().take(pa.array(np.random.default_rng(0).permutation(13))))
     (plain, other) = (dict(pools([totals], some, "strict", run.gammas))["code"] for some in (documents, shuffled))
@@ -79,7 +79,7 @@ def test_documents_in_another_order(run: Run) -> None:
 
 def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:
     """At the end of the run, and in the middle of a table."""
-    totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), totals_columns(run.gammas))
+    totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), pooled_columns(run.gammas))
     for missing in (0, 5, 12):
         some = totals.filter(pc.not_equal(totals["document"], missing))
         with pytest.raises(RunUnreadable, match="totals lack documents"):
