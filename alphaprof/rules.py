@@ -26,7 +26,6 @@ NOT_MODELLED = {
     "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",
     "ensemble": "with probability min(1, (1-w) + w p/q) (Hugging Face's assistant_ensemble_weight)",
     "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
-    "block": "blocks of drafts verified together (vLLM)",
     "fly": "a mismatch is forgiven when what follows agrees (vLLM's FLy)",
 }
 DEFAULT_RULES = (
@@ -55,9 +54,9 @@ class Rule:
     (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
     `logged`: both need whole distributions, so that only a log that was written with the rule has them. `drawn`: drafts are
     drawn from q, so that a draft equal to the target is always accepted, and what happened to the token that was emitted
-    is a probability where q is not a point mass. `at_most_top`: it keeps at most the target's top
-    probability; `by_token`: it depends on the rank
-    of x_t in q; `measure`: what its threshold is compared with. `used_by`: who decodes like this.
+    is a probability where q is not a point mass. `blocks`: the drafts of a round are verified together. `at_most_top`: it
+    keeps at most the target's top probability; `by_token`: it depends on the rank of x_t in q; `measure`: what its threshold
+    is compared with. `used_by`: who decodes like this.
     """
 
     about: str
@@ -67,6 +66,7 @@ class Rule:
     parameters: tuple[Parameter, ...] = ()
     timed: bool = True
     drawn: bool = False
+    blocks: bool = False
     at_most_top: bool = False
     by_token: bool = False
     used_by: str = ""
@@ -105,10 +105,14 @@ def lossless(columns: Columns) -> Values:
 
 
 def lossless_emitted(columns: Columns) -> Values:
-    """min(1, q(x_t) / p(x_t)); 0 where the scoring pass gives x_t no probability (its truncation differs by rounding)."""
+    """min(1, q(x_t) / p(x_t))."""
+    return np.minimum(1.0, ratio(columns))
+
+
+def ratio(columns: Columns) -> Values:
+    """q(x_t) / p(x_t); 0 where the scoring pass gives x_t no probability (its truncation differs by rounding)."""
     p, q = (np.asarray(columns[name], dtype=np.float64) for name in ("target_token_prob", "draft_token_prob"))
-    kept = np.minimum(1.0, np.divide(q, p, out=np.zeros_like(q), where=p > 0))
-    return np.where(np.isnan(q), agrees(columns), kept)
+    return np.where(np.isnan(q), agrees(columns), np.divide(q, p, out=np.zeros_like(q), where=p > 0))
 
 
 def one_hot(columns: Columns) -> Values:
@@ -186,6 +190,15 @@ RULES = {
         drawn=True,
         used_by="vLLM with draft_sample_method probabilistic, SGLang with --speculative-use-rejection-sampling, "
         "TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
+    ),
+    "block": Rule(
+        "the drafts of a round together, d drawn from q; alpha, of single drafts, is that of lossless",
+        lossless,
+        lossless_emitted,
+        (SAMPLED,),
+        drawn=True,
+        blocks=True,
+        used_by="vLLM with rejection_sample_method block",
     ),
     "one_hot": Rule(
         "with probability p(d), d the draft's top token",

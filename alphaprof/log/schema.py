@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.log.manifest import DraftFacts
-from alphaprof.rules import rules_of
+from alphaprof.rules import parse_rule, rules_of
 
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
@@ -34,6 +34,7 @@ DEPTH_COUNTS = {
 IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, where all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, where it is reached; null: never, or greedy text."
+RATIOS = "q(x_t) / p(x_t) where the token is draft {} of a round, of which blocks multiply several; null as above."
 EMITTED = "Probability that the emitted token was draft {1} of a round and kept by {0}, a_t by depth; null as above."
 CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."
 
@@ -310,7 +311,10 @@ class LogRules:
         yield from _needing(DEPTHS, *(Column(f"agrees_{d}", pa.bool_(), AGREES.format(d)) for d in depths))
         for rule in self.drawn if depths else ():
             yield from _needing(DEPTHS, *(_probability(f"accept_{rule}_{d}", ACCEPTS.format(rule, d)) for d in depths))
-            yield from _needing(DEPTHS, *(_probability(f"emitted_{rule}_{d}", EMITTED.format(rule, d)) for d in depths))
+            blocks, kept = parse_rule(rule).rule.blocks, [f"emitted_{rule}_{d}" for d in depths]
+            ratios = (Column(name, pa.float32(), RATIOS.format(d), "", 0) for name, d in zip(kept, depths, strict=True))
+            chances = (_probability(name, EMITTED.format(rule, d)) for name, d in zip(kept, depths, strict=True))
+            yield from _needing(DEPTHS, *(ratios if blocks else chances))
         if self.ranks_by_depth:
             doc = f"Rank of the token {_RANK.format('draft')[:-1]}, as draft {{}} of a round."
             columns = (Column(f"draft_rank_of_token_{d}", pa.int32(), doc.format(d), low=1) for d in depths)

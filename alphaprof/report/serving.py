@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 class ServingEngine:
     """An engine as its source says (`docs/exports.md` names the versions). `name`: as `Trial.engines` calls it; `method`:
     its word for a draft, None where it has none; `draws`: whether it can draw a draft from q, where it else takes the top
-    token; `schedules`: whether it can draft fewer tokens in a larger batch.
+    token; `schedules`: whether it can draft fewer tokens in a larger batch; `blocks`: whether it can verify a round's drafts
+    together.
     """
 
     name: str
     method: Callable[[DraftFacts], object]
     draws: Callable[[DraftFacts], bool]
     schedules: Callable[[DraftFacts], bool]
+    blocks: bool = False
 
 
 VLLM = ServingEngine(
@@ -28,6 +30,7 @@ VLLM = ServingEngine(
     method=lambda facts: facts.engine_method,
     draws=lambda facts: not facts.in_one_step,
     schedules=lambda facts: not facts.in_one_step,
+    blocks=True,
 )
 SGLANG = ServingEngine(
     "SGLang",
@@ -54,6 +57,8 @@ def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str) -> str:
     for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:
         if not bound.rule.chained:
             return f"{engine.name} does not keep drafts by {bound.id}"
+        if bound.rule.blocks and not engine.blocks:
+            return f"{engine.name} does not verify drafts in blocks"
         if bound.rule.drawn and facts.has_distribution and not engine.draws(facts):
             lacking = " that lacks some of the target's tokens" if facts.reduced_vocabulary else ""
             return f"{engine.name} takes the top tokens of a draft of kind {facts.kind}{lacking}, and {bound.id} draws them"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, deeper_names, depth_names, totals_columns
-from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule, ratio, rules_of
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths, runs_by_depth
 
@@ -95,12 +95,12 @@ def counts(
         data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any() and has_rounds(rule, draft):
-            chances = kept, accept
+            chances = tested_chances(rule, columns, (kept, accept))
             if depth_columns(rule, draft):
                 chances = chances_by_depth(rule, draft, columns, chances)
             trace = some_documents(trace_of(columns, shape, chances[0], target, draft), defined)
             drawn = chances if by_chance(rule, draft) else None
-            data |= _round_columns(rounds_of(trace, drawn, request), defined)
+            data |= _round_columns(rounds_of(trace, drawn, request, rule.rule.blocks), defined)
     return by_rule
 
 
@@ -195,11 +195,22 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
     return rule.rule.drawn and draft.has_distribution
 
 
-def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: TotalsRequest) -> dict[int, Rounds]:
-    """Rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts."""
+def tested_chances(rule: BoundRule, columns: dict[str, Array], chances: tuple[Array, Array]) -> tuple[Array, Array]:
+    """a_t and beta_t [positions] that rounds of a rule are worked out from: of blocks, ratios in place of a_t."""
+    if not rule.rule.blocks:
+        return chances
+    return np.where(columns["proposed"] > 0, ratio(columns), 0.0), chances[1]
+
+
+def rounds_of(
+    trace: Trace, chances: tuple[Array, Array] | None, request: TotalsRequest, blocks: bool = False
+) -> dict[int, Rounds]:
+    """Rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts.
+    `blocks`: see `expected_replays`.
+    """
     if chances is None:
         return replays(trace, request.gammas, request.flavour)
-    return expected_replays(trace, chances, request.gammas, request.flavour)
+    return expected_replays(trace, chances, request.gammas, request.flavour, blocks)
 
 
 def columns_of(rules: Sequence[str], draft: DraftFacts, flavour: Flavour = "engine") -> list[str]:

@@ -10,7 +10,8 @@ a mismatch nothing of the draft is used). The same holds for a draft's top token
 `expected_replays`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
 independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over the number of drafts accepted so
 far in the round gives the expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
-average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together.
+average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together. Blocks of
+drafts that are verified together follow the same program with products of q/p (docs/theory.md, part 6).
 
 Three flavours. `engine`: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
 gamma, and nothing is capped at the end. `llamacpp`: the same, but a round drafts at most the tokens left - 1, since
@@ -173,9 +174,10 @@ def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") ->
 
 
 def expected_replays(
-    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], flavour: Flavour = "engine"
+    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], flavour: Flavour = "engine", blocks: bool = False
 ) -> dict[int, Rounds]:
-    """Expected counts of all rounds given the texts, by gamma.
+    """Expected counts of all rounds given the texts, by gamma. `blocks`: the drafts of a round are verified together, and
+    a_t is the ratio q(x_t) / p(x_t) that it is otherwise cut from.
 
     `chances` [positions], or [positions, depths]: a_t, the probability that the emitted token was an accepted draft if one
     was tested there, and beta_t, which the control variate alone reads. `trace.run` and `trace.draft_ends` are not read: a
@@ -186,7 +188,7 @@ def expected_replays(
     counts = _nothing(trace, gammas)
     kept, accept = map(_by_depth, chances)
     places = _most_drafted(trace, flavour), kept, accept
-    expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", counts)
+    expect_rounds(places, _documents(trace), np.array(gammas), (flavour == "hf", blocks), counts)
     return _by_gamma(trace, gammas, flavour, counts)
 
 

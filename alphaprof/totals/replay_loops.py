@@ -16,6 +16,7 @@ from alphaprof.stats.compiled import compiled
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, Array, Array]
 Documents = tuple[Array, Array]
+HUGE = 1e300  # of a product of ratios, which shall stay finite
 
 
 @compiled
@@ -79,14 +80,16 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: boo
 
 
 @compiled
-def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, counts: Arrays) -> None:
+def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, how: tuple[bool, bool], counts: Arrays) -> None:
     """The same in expectation: `positions` = (tokens drafted at most [positions], a_t and beta_t [positions, depths]), where
-    a single column holds for every depth; `counts` = those of above, and the control variate [gammas, documents].
+    a single column holds for every depth; `how` = hf, and whether drafts are verified in blocks, whose a_t are ratios that
+    may be above 1; `counts` = those of above, and the control variate [gammas, documents].
     """
     most, kept, accept = positions
     rounds, depths, control = counts
-    by_depth = kept.shape[1] > 1
+    hf, blocks = how
     state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
+    weight = np.empty(gammas.max() + 1)  # [i]: of its beginning, times the ratios of i drafts
     drafts = np.empty(gammas.max() + 1)  # [n]: expected rounds that drafted exactly n tokens
     for document in range(len(documents[0])):
         start, stop = documents[0][document], documents[1][document]
@@ -101,8 +104,9 @@ def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bo
                 drafts[min(gamma, most[at])] += state[0]
                 last = hf and at + 1 == stop  # the last token is the target's own
                 deepest = min(gamma - 1, at - start)  # a draft is tested where its round has one left
-                if by_depth:
-                    emitted, off = _test((state, tested, accepted), most, (kept[at], accept[at]), (at, deepest), last)
+                if blocks or kept.shape[1] > 1:
+                    chain = state, weight, tested, accepted
+                    emitted, off = _test(chain, most, (kept[at], accept[at]), (at, deepest), (last, blocks))
                     state[0] = 1.0 - emitted
                     control[index, document] += off
                     continue
@@ -126,20 +130,32 @@ def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bo
 
 @compiled
 def _test(
-    rounds: Arrays, most: Array, chances: tuple[Array, Array], place: tuple[int, int], last: bool
+    chain: tuple[Array, Array, Array, Array],
+    most: Array,
+    chances: tuple[Array, Array],
+    place: tuple[int, int],
+    how: tuple[bool, bool],
 ) -> tuple[float, float]:
-    """Test a draft of each round at a position, where a_t and beta_t [depths] depend on the depth: how many are kept, and by
-    how many that is off the mean.
+    """Test a draft of each round at a position, where a_t and beta_t [depths] depend on the depth, or rounds are verified in
+    blocks: how many drafts are kept, and by how many that is off the mean.
+
+    Given the text, a block keeps at least i drafts with the probability min over j = 0..i of the product of its first j
+    ratios q/p (docs/theory.md, part 6).
     """
-    state, tested, accepted = rounds
-    (kept, accept), (at, deepest) = chances, place
+    state, weight, tested, accepted = chain
+    (kept, accept), (at, deepest), (last, blocks) = chances, place, how
+    by_depth = len(kept) > 1
+    weight[0] = state[0]
     emitted = off = 0.0
-    for i in range(min(deepest, len(kept) - 1), -1, -1):
-        a = kept[i]
+    for i in range(min(deepest, len(kept) - 1) if by_depth else deepest, -1, -1):
+        column = i if by_depth else 0
+        a = kept[column]
         reached = state[i] if i < most[at - i] else 0.0
+        weight[i + 1] = min(a * weight[i], HUGE)
+        after = min(reached, weight[i + 1]) if blocks else a * reached
         tested[i] += reached
-        accepted[i] += 0.0 if last else a * reached
-        state[i + 1] = a * reached
-        emitted += a * reached
-        off += (a - accept[i]) * reached
+        accepted[i] += 0.0 if last else after
+        state[i + 1] = after
+        emitted += after
+        off += (min(a, 1.0) - accept[column]) * reached
     return emitted, off

@@ -243,6 +243,7 @@ HAND = Acceptance(
     revision=None,
     served=False,
     drawn=False,
+    blocks=False,
     gamma=3,
     depths=Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0)),
     schedule=((1, 8, 3), (9, 32, 0)),

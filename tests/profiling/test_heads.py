@@ -37,7 +37,7 @@ from tests.tiny import llama
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 TOKENS, HIDDEN, DEPTHS, CONTEXT = 9, 32, 4, 40
 DRAWN = Processing(1.3, 0, 0.97)
-RULES = ("strict", "one_hot", "lossless")
+RULES = ("strict", "one_hot", "lossless", "block")
 
 
 class Chain(HeadNetwork):
@@ -260,7 +260,7 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
     """Where a round's drafts were kept, the log of its text says with which chance: min(1, q/p) by depth."""
 
     draft = head(ids)
-    seen: list[tuple[int, int, float, bool]] = []  # place, depth, chance by its own law, whether it was kept
+    seen: list[tuple[int, int, float, bool]] = []  # place, depth, q/p by its own law, whether it was kept
     original = speculative.lossless
 
     def spy(chooser: Any, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
@@ -271,8 +271,7 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
                 law = proposal.laws[depth - 1].double()
                 assert law.shape == (TOKENS,)
                 assert float(law.sum()) == pytest.approx(1, abs=1e-5)
-                chance = min(1.0, float(law[token] / p[depth - 1, token]))
-                seen.append((at + depth - 1, depth, chance, depth < len(emitted)))
+                seen.append((at + depth - 1, depth, float(law[token] / p[depth - 1, token]), depth < len(emitted)))
         return emitted
 
     monkeypatch.setattr(speculative, "lossless", spy)
@@ -282,8 +281,10 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
         engine = Speculation(target(), draft, parse_rule("lossless"), 3, Choice(DRAWN, number, width=TOKENS))
         decoded = engine.decode(item.document.prompt, len(item.ids), source_row=number)
         columns = scored(draft, [Continuation(item.document, decoded.ids, "length")])[item.document.document]
-        for place, depth, chance, accepted in [one for one in seen if one[0] < len(decoded.ids)]:
+        for place, depth, ratio, accepted in [one for one in seen if one[0] < len(decoded.ids)]:
+            chance = min(1.0, ratio)
             if depth > 1:
+                assert columns[f"emitted_block_{depth}"][place] == pytest.approx(ratio, rel=1e-3, abs=1e-4)
                 assert columns[f"emitted_lossless_{depth}"][place] == pytest.approx(chance, abs=1e-4)
             kept, expected, variance = kept + accepted, expected + chance, variance + chance * (1 - chance)
     assert kept > 60

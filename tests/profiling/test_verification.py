@@ -80,8 +80,8 @@ class Expected:
     accepted: float
 
 
-def exactly(target: Model, draft: Model, choice: Choice, gamma: int) -> Expected:
-    """By enumeration."""
+def exactly(target: Model, draft: Model, choice: Choice, gamma: int, blocks: bool = False) -> Expected:
+    """By enumeration of texts."""
     found: dict[tuple[int, ...], float] = {}
     sums = np.zeros(3)
     for text, probability, kept in _texts(target, draft, choice, (), 1.0, ()):
@@ -91,19 +91,20 @@ def exactly(target: Model, draft: Model, choice: Choice, gamma: int) -> Expected
         # Behind a token that the draft does not have it proposes nothing.
         known = np.cumsum([0, *(token >= draft.vocabulary for token in text[:-1])]) == 0
         trace = Trace(np.zeros(size), np.where(known, 256, 0), start, stop, np.array([LENGTH]), np.zeros(size, dtype=bool))
-        counted = expected_replays(trace, (np.array(kept), np.array(kept)), [gamma])[gamma]
+        chances = np.array(kept) if blocks else np.minimum(kept, 1)
+        counted = expected_replays(trace, (chances, chances), [gamma], blocks=blocks)[gamma]
         sums += probability * np.array([counted.rounds[0], counted.drafted.sum(), counted.accepted.sum()])
     return Expected(found, *map(float, sums))
 
 
 def _texts(target: Model, draft: Model, choice: Choice, text: tuple[int, ...], probability: float, kept: tuple) -> Any:
-    """Texts that begin like this one, with their probability and their a_t."""
+    """Texts that begin like this one, with their probability and their q/p."""
     if len(text) == LENGTH or (text and text[-1] == EOS):
         yield text, probability, kept
         return
     p, q = (law(model, text, choice, model is draft) for model in (target, draft))
     for token in np.flatnonzero(p):
-        accepted = min(1.0, q[token] / p[token]) if token < len(q) else 0.0
+        accepted = q[token] / p[token] if token < len(q) else 0.0
         yield from _texts(target, draft, choice, (*text, int(token)), probability * p[token], (*kept, accepted))
 
 
@@ -128,6 +129,7 @@ CUT = Processing(1.3, 0, 0.8)
 LAWS = [
     # rule, gamma, processing, how the draft is processed, sizes of both vocabularies
     ("lossless", 2, CUT, "temperature", (5, 5)),
+    ("block", 4, PLAIN, "same", (5, 5)),
     ("one_hot", 4, PLAIN, "same", (6, 5)),
 ]
 MORE_LAWS = [
@@ -138,6 +140,8 @@ MORE_LAWS = [
     ("lossless", 2, PLAIN, "same", (5, 4)),
     ("lossless", 2, PLAIN, "same", (5, 7)),  # the draft may draw what the target does not have
     ("one_hot", 2, CUT, "same", (5, 5)),
+    ("block", 3, CUT, "temperature", (5, 7)),
+    ("block", 2, Processing(0.7, 3), "same", (5, 4)),
 ]
 
 
@@ -153,8 +157,8 @@ def test_texts_follow_the_law_of_the_target_and_rounds_their_expectation(
     choice = Choice(settings, 11, draft_processing, width=max(sizes))
     engine = Speculation(target, draft, parse_rule(rule), gamma, choice)
     decoded = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(runs)]
-    compared = draft if rule == "lossless" else point_mass(draft)
-    expected = exactly(target, compared, choice, gamma)
+    compared = point_mass(draft) if rule == "one_hot" else draft
+    expected = exactly(target, compared, choice, gamma, blocks=rule == "block")
     assert sum(expected.law.values()) == pytest.approx(1)
     assert_law([found.ids for found in decoded], expected.law)
     counts = np.array([[len(found.drafted), found.drafted.sum(), found.accepted.sum()] for found in decoded])
@@ -195,7 +199,7 @@ def test_a_draft_without_a_distribution_is_kept_losslessly_by_its_probability() 
     for row in range(30):
         choice = Choice(CUT, 1)
         plain = Plain(target, choice).decode(prompt, 12, source_row=row)
-        for rule in ("lossless", "one_hot"):
+        for rule in ("lossless", "block", "one_hot"):
             found = Speculation(target, lookup, parse_rule(rule), 3, choice).decode(prompt, 12, source_row=row)
             assert found.ids.tolist() == plain.ids.tolist()
             drafted += found.accepted.sum()

@@ -238,10 +238,36 @@ def one_round(models: Models, history: tuple[int, ...], drafts: int) -> Iterator
             yield chance * float(share), (*tokens, bonus), drafts
 
 
+def one_block(models: Models, history: tuple[int, ...], drafts: int) -> Iterator[tuple[float, tuple[int, ...], int]]:
+    """Every way that a round can go whose drafts are verified together (Sun et al. 2024, algorithm 2)."""
+    for tokens in itertools.product(range(len(models.p[history])), repeat=drafts):
+        laws = [(models.p[history + tokens[:i]], models.draft(history + tokens[:i], i + 1)) for i in range(drafts)]
+        drawn = math.prod(float(q[token]) for (_, q), token in zip(laws, tokens, strict=True))
+        if drawn == 0:
+            continue
+        weights = [1.0]
+        for (p, q), token in zip(laws, tokens, strict=True):
+            weights.append(min(1.0, weights[-1] * float(p[token] / q[token])))
+        left = [np.maximum(weight * p - q, 0.0) for weight, (p, q) in zip(weights, laws, strict=False)]
+        # The chance to stop at i, unless a longer beginning is kept: that of the whole block is its weight.
+        chances = [1.0]
+        for i in range(1, drafts):
+            mass = left[i].sum() + 1 - weights[i]
+            chances.append(float(left[i].sum() / mass) if mass > 0 else 1.0)
+        chances.append(weights[-1] if drafts else 1.0)
+        longer = 1.0
+        for accepted in range(drafts, -1, -1):
+            share = drawn * longer * (chances[accepted] if accepted else 1.0)
+            longer *= 1 - chances[accepted]
+            law = models.p[history + tokens] if accepted == drafts else left[accepted] / max(left[accepted].sum(), 1e-300)
+            for other in np.flatnonzero(law) if share > 0 else ():
+                yield share * float(law[other]), (*tokens[:accepted], int(other)), accepted
+
+
 Outcome = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]  # a text, and (drafted, tested, accepted) of its rounds
 
 
-def process(models: Models, gamma: int, flavour: Flavour) -> dict[Outcome, float]:
+def process(models: Models, gamma: int, flavour: Flavour, blocks: bool = False) -> dict[Outcome, float]:
     """The joint law of text and rounds under speculative sampling, by enumeration of every way that it can go."""
 
     @functools.cache
@@ -251,7 +277,7 @@ def process(models: Models, gamma: int, flavour: Flavour) -> dict[Outcome, float
         left = models.limit - len(history)
         drafts = min(gamma, models.proposed(len(history)), gamma if flavour == "engine" else left - 1)
         law: Counter[Outcome] = Counter()
-        for chance, emitted, accepted in one_round(models, history, drafts):
+        for chance, emitted, accepted in (one_block if blocks else one_round)(models, history, drafts):
             text = cut(models, history + emitted)
             inside = len(text) - len(history)
             tested = min(drafts, accepted + 1, inside)
@@ -289,14 +315,14 @@ def texts(models: Models) -> dict[tuple[int, ...], float]:
     return found
 
 
-def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[Trace, Array, Array]:
-    """What profiling would log of some texts: a trace, a_t and beta_t."""
+def logged(models: Models, written: list[tuple[int, ...]], blocks: bool = False) -> tuple[Trace, Array, Array]:
+    """What profiling would log of some texts: a trace, a_t (of blocks the ratio) and beta_t."""
     places = [(text, place) for text in written for place in range(len(text))]
     proposed = np.array([models.proposed(place) for _, place in places])
     kept, accept = np.zeros(len(places)), np.zeros(len(places))
     for index, (text, place) in enumerate(places):
         p, q = models.p[text[:place]], models.q[text[:place]]
-        kept[index] = min(1.0, q[text[place]] / p[text[place]])
+        kept[index] = min(math.inf if blocks else 1.0, q[text[place]] / p[text[place]])
         accept[index] = np.minimum(p, q).sum()
     lengths = [len(text) for text in written]
     many = corpus(np.zeros(len(places)), proposed, lengths, limit=np.full(len(written), models.limit))
@@ -333,39 +359,66 @@ def tiny_models(request: pytest.FixtureRequest) -> tuple[Models, int]:
     return random_models(request.param, vocabulary, limit, gamma, eos, context), gamma
 
 
+in_blocks = each("blocks", [False, True])
+
+
+@in_blocks
 @every_flavour
-def test_speculative_sampling_writes_the_targets_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+def test_speculative_sampling_writes_the_targets_texts(
+    flavour: Flavour, blocks: bool, tiny_models: tuple[Models, int]
+) -> None:
     """The law of the text is the target's own: the enumeration is of the right process."""
     models, gamma = tiny_models
     law: Counter[tuple[int, ...]] = Counter()
-    for (text, _), chance in process(models, gamma, flavour).items():
+    for (text, _), chance in process(models, gamma, flavour, blocks).items():
         law[text] += chance
     assert law == pytest.approx(texts(models), abs=1e-12)
 
 
+@in_blocks
 @every_flavour
-def test_expected_counts_are_those_of_every_way_it_can_go(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+def test_expected_counts_are_those_of_every_way_it_can_go(
+    flavour: Flavour, blocks: bool, tiny_models: tuple[Models, int]
+) -> None:
     """Given each text: rounds, and drafted, tested and accepted tokens by depth."""
     models, gamma = tiny_models
     written = list(texts(models))
-    one, *chances = logged(models, written)
-    found = expected_replays(one, tuple(chances), [gamma], flavour)[gamma]
-    enumerated = conditional_counts(process(models, gamma, flavour), written, gamma)
+    one, *chances = logged(models, written, blocks)
+    found = expected_replays(one, tuple(chances), [gamma], flavour, blocks)[gamma]
+    enumerated = conditional_counts(process(models, gamma, flavour, blocks), written, gamma)
     for name in ("rounds", "drafted", "tested", "accepted"):
         assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
     assert found.tokens.tolist() == [len(text) - (0 if flavour == "hf" else 1) for text in written]
 
 
+@in_blocks
 @every_flavour
-def test_control_is_zero_on_average_over_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+def test_control_is_zero_on_average_over_texts(flavour: Flavour, blocks: bool, tiny_models: tuple[Models, int]) -> None:
     """But not on each of them; given a text it is the tested positions' a_t less beta_t."""
     models, gamma = tiny_models
     chances = texts(models)
-    one, *probabilities = logged(models, list(chances))
-    control = expected_replays(one, tuple(probabilities), [gamma], flavour)[gamma].control
+    one, *probabilities = logged(models, list(chances), blocks)
+    control = expected_replays(one, tuple(probabilities), [gamma], flavour, blocks)[gamma].control
     assert float(np.array(list(chances.values())) @ control) == pytest.approx(0, abs=1e-12)
     if models.context > 1:
         assert np.abs(control).max() > 0.1
+
+
+@given(st.lists(st.floats(0, 4), min_size=2, max_size=60), st.integers(1, 6))
+@settings(max_examples=300, deadline=None)
+def test_blocks_need_no_more_rounds_than_single_drafts(ratios: list[float], gamma: int) -> None:
+    """In any text, whatever the ratios q/p of its tokens."""
+    one, chances = trace([0] * len(ratios)), (np.array(ratios), np.zeros(len(ratios)))
+    blocks = expected_replays(one, chances, [gamma], blocks=True)[gamma]
+    single = expected_replays(one, (np.minimum(ratios, 1), chances[1]), [gamma])[gamma]
+    assert blocks.rounds[0] <= single.rounds[0] + 1e-9
+
+
+def test_blocks_by_hand() -> None:
+    """gamma 2, ratios 2 and 1/4: the first draft is kept, the second with min(1, 2, 2/4), where it is 1/4 by itself."""
+    one, chances = trace([0, 0, 0, 0]), (np.array([0.0, 2.0, 0.25, 1.0]), np.zeros(4))
+    assert expected_replays(one, chances, [2], blocks=True)[2].accepted[0].tolist() == [1.5, 0.5]
+    assert expected_replays(one, (np.minimum(chances[0], 1), chances[1]), [2])[2].accepted[0].tolist() == [1.75, 0.25]
 
 
 def test_control_by_hand() -> None:

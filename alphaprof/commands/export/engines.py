@@ -62,6 +62,7 @@ def export(
         revision=manifest.profile.revisions[side.draft],
         served=manifest.imported is not None,
         drawn=not scope.exact,
+        blocks=any(parse_rule(rule).rule.blocks for rule in scope.rules.split(" and ")),
         gamma=scope.gamma,
         depths=pooled_depths(scope),
         schedule=schedule,

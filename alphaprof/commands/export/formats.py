@@ -80,9 +80,9 @@ class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
     `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint,
-    with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q.
-    `depths`: rounds at the exported `gamma`. `schedule`: first and last concurrency, and the gamma there (0: the draft does
-    not make decoding faster); None where one is for all.
+    with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q;
+    `blocks`: they are verified together. `depths`: rounds at the exported `gamma`. `schedule`: first and last concurrency,
+    and the gamma there (0: the draft does not make decoding faster); None where one is for all.
     """
 
     draft: DraftFacts
@@ -90,6 +90,7 @@ class Acceptance:
     revision: str | None
     served: bool
     drawn: bool
+    blocks: bool
     gamma: int
     depths: Depths
     schedule: tuple[tuple[int, int, int], ...] | None
@@ -99,7 +100,7 @@ def vllm_config(chain: Acceptance) -> str:
     """VLLM's --speculative-config for serving, with the schedule over batch sizes where there is one."""
     config = _vllm_draft(chain) | {
         "draft_sample_method": "probabilistic" if chain.drawn else "greedy",
-        "rejection_sample_method": "standard",
+        "rejection_sample_method": "block" if chain.blocks else "standard",
     }
     return _json(config | _vllm_schedule(chain))
 

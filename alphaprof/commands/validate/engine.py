@@ -26,7 +26,12 @@ from alphaprof.profiling.run.shard import Plan, Progress
 from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import Array
 
-RULES = ("strict", "one_hot", "lossless")  # that vLLM decodes by
+RULES: dict[str, dict[str, str]] = {  # that vLLM decodes by, with its settings
+    "strict": {},
+    "one_hot": {},
+    "lossless": {"draft_sample_method": "probabilistic"},
+    "block": {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
+}
 Answer = Mapping[str, Any]  # of `vllm_worker.SteppedEngine.write`
 
 
@@ -84,7 +89,8 @@ def _validate_in_vllm(
 
 def _engines(plan: Plan, engine: EngineOptions, gammas: Sequence[int], rules: Sequence[str], progress: Progress) -> Any:
     what = (plan.options, engine, plan.target, plan.run.manifest.drafts, max(gammas), progress.say)
-    return EngineSteps.opened(*what, decoded=gammas, drawn="lossless" in rules)
+    drawn = {name: value for rule in rules for name, value in RULES[rule].items()}
+    return EngineSteps.opened(*what, decoded=gammas, drawn=drawn)
 
 
 def _decode_in_turn(

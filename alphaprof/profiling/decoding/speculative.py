@@ -296,7 +296,7 @@ def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
     """How a rule verifies."""
     if rule.rule.lossy:
         return partial(relaxed, rule, chooser)
-    return partial(lossless if rule.rule.drawn else agreement, chooser)
+    return partial((blocks if rule.rule.blocks else lossless) if rule.rule.drawn else agreement, chooser)
 
 
 def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
@@ -343,19 +343,51 @@ def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) 
     count = len(proposal.ids)
     if proposal.laws is None:
         return agreement(chooser, rows, proposal, at)
-    weights = weights_of(rows, chooser.processing)
-    p = weights / weights.sum(1, keepdim=True)
-    q = torch.nn.functional.pad(proposal.laws, (0, max(0, p.shape[1] - proposal.laws.shape[1])))
+    p, q = _both_laws(chooser, rows, proposal.laws)
     of_draft = [_prob(law, proposal.ids) for law in (p[:count], q)]
     kept = chooser.numbers(KEPT, at, count) * of_draft[1].double() < of_draft[0].double()
     crossed = torch.cat([proposal.ids, kept]).tolist()
     accepted = _leading(crossed[count:])
-    left = p[accepted : accepted + 1]
-    if accepted < count:
-        residual = (left - q[accepted : accepted + 1, : p.shape[1]]).clamp(min=0.0)
-        left = torch.where(residual.sum(1, keepdim=True) > 0, residual, left)  # rounding may leave nothing of it
-    own = draw(left, chooser.numbers(OWN, at + accepted, 1))
-    return [*crossed[:accepted], int(own)]
+    return [*crossed[:accepted], _instead(chooser, p[accepted], q[accepted] if accepted < count else None, at + accepted)]
+
+
+def blocks(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
+    """The drafts of a round are verified together (block verification, Sun et al. 2024, algorithm 2). w_i, the product of
+    p/q over the first i drafts cut at 1 after each, is the weight of what is kept; of all i at which the i-th number lies
+    below h_i, the largest is the length that is kept, and a token drawn from (w_i p - q)+, normalised, follows.
+    """
+    count = len(proposal.ids)
+    if proposal.laws is None:
+        return agreement(chooser, rows, proposal, at)
+    p, q = (law.double() for law in _both_laws(chooser, rows, proposal.laws))
+    ratios = (_prob(p[:count], proposal.ids) / _prob(q, proposal.ids)).tolist()
+    numbers = chooser.numbers(KEPT, at, count).tolist()
+    weights, accepted = [1.0], 0
+    for i, ratio in enumerate(ratios, 1):
+        weights.append(min(1.0, weights[-1] * ratio))
+        chance = weights[i]
+        if i < count:
+            left = float((weights[i] * p[i] - q[i, : p.shape[1]]).clamp(min=0.0).sum())
+            chance = left / (left + 1.0 - weights[i]) if left > 0 else float(weights[i] == 1.0)
+        accepted = i if numbers[i - 1] < chance else accepted
+    law = p[accepted] if accepted == count else weights[accepted] * p[accepted]
+    own = _instead(chooser, law, q[accepted] if accepted < count else None, at + accepted)
+    return [*proposal.ids[:accepted].tolist(), own]
+
+
+def _both_laws(chooser: Chooser, rows: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's law [n + 1, V] and the draft's [n, V or more]."""
+    weights = weights_of(rows, chooser.processing)
+    p = weights / weights.sum(1, keepdim=True)
+    return p, torch.nn.functional.pad(drafted, (0, max(0, p.shape[1] - drafted.shape[1])))
+
+
+def _instead(chooser: Chooser, law: torch.Tensor, drafted: torch.Tensor | None, at: int) -> int:
+    """The token behind the last draft that was kept, drawn from what the draft's law leaves of a law [V]."""
+    if drafted is not None:
+        residual = (law - drafted[: len(law)]).clamp(min=0.0)
+        law = torch.where(residual.sum() > 0, residual, law)  # rounding may leave nothing of it
+    return int(draw(law[None], chooser.numbers(OWN, at, 1)))
 
 
 def _prob(law: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -64,15 +64,15 @@ class EngineSteps:
         gamma: int,
         say: Callable[[str], None],
         decoded: Sequence[int] = (),
-        drawn: bool = False,
+        drawn: Mapping[str, str] | None = None,
     ) -> Iterator[EngineSteps]:
         """Start the engines for rounds of up to `gamma` drafts, and end them with the block; `decoded`: gammas that shall
-        decode too; `drawn`: drafts are drawn from q. Raises `EngineFailed`.
+        decode too; `drawn`: vLLM's settings of drafts that are drawn from q. Raises `EngineFailed`.
         """
         forced = {"method": "custom_class", "model": "vllm_worker.Forced", "num_speculative_tokens": gamma}
         speculations: dict[Name, dict[str, Any] | None] = {PLAIN: None, FORCED: forced}
         for draft, facts in drafts.items():
-            more = {"draft_sample_method": "probabilistic"} if drawn and facts.has_distribution else {}
+            more = dict(drawn or {}) if facts.has_distribution else {}
             fewest = {min(decoded, default=1)} if facts.has_steps else set()
             for each in sorted({*fewest, *decoded, gamma}):
                 speculations[draft, each] = speculation(options, draft, facts, each) | more

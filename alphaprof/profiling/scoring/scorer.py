@@ -29,7 +29,7 @@ from alphaprof.profiling.scoring.statistics import (
     top_probs,
 )
 from alphaprof.profiling.texts.continuations import Continuation
-from alphaprof.rules import BoundRule, rules_of
+from alphaprof.rules import BoundRule, parse_rule, rules_of
 from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from alphaprof.totals.replay import runs_by_depth
 
@@ -156,16 +156,16 @@ class _Reached:
             of_token[rows] = p.gather(1, inside[rows, None])[:, 0]
         return cls(shared, of_token.where(token < width, 0.0), place, proposable)
 
-    def chances(self, logits: torch.Tensor, settings: Processing, size: int) -> list[torch.Tensor]:
-        """Sum min(p, q) and min(1, q(x) / p(x)) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
+    def chances(self, logits: torch.Tensor, settings: Processing, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum min(p, q) and q(x) / p(x) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
         accept, of_token = [], []
         for start in range(0, len(logits), size):
             rows = slice(start, start + size)
             q = probabilities(processed_logits(logits[rows], settings))
             accept.append(self.shared[rows].minimum(q).sum(1).clamp(max=1.0))
             of_token.append(q.gather(1, self.place[rows, None])[:, 0])
-        kept = torch.cat(of_token).where(self.proposable, 0.0) / self.of_token.where(self.of_token > 0, 1.0)
-        return [torch.cat(accept), kept.clamp(max=1.0).where(self.of_token > 0, 0.0)]
+        ratio = torch.cat(of_token).where(self.proposable, 0.0) / self.of_token.where(self.of_token > 0, 1.0)
+        return torch.cat(accept), ratio.where(self.of_token > 0, 0.0)
 
 
 class Scorer:
@@ -189,7 +189,6 @@ class Scorer:
         self.width = scored_width([each.vocabulary for each in (self.target, *self.drafts)], tokens)
         # The target's ids of each draft's logits, as far as they carry probability; None: all, in order.
         self.ids = [None if each.ids is None else each.ids[each.ids < self.width].to(target.device) for each in self.drafts]
-        self._by_rule = [f"{name}_{rule}" for rule in extras.drawn for name in ("accept", "emitted")]
         self.head_rows = HEAD_ROWS.get(target.device.type, HEAD_ROWS["cuda"])
         self.statistics_rows = rows_at_once(target.device)
 
@@ -243,7 +242,7 @@ class Scorer:
         """Columns of a head at the depths beyond the first. `target`: logits [n, V]."""
         draft, known = self.drafts[place], self.ids[place]
         reached = None
-        if self._by_rule and settings is not None:
+        if self.extras.drawn and settings is not None:
             reached = _Reached.of(target, known, token, settings, self.statistics_rows)
         columns: Columns = {}
         for depth in range(2, draft.depths + 1):
@@ -255,11 +254,12 @@ class Scorer:
             if draft.ranks_by_depth:
                 whole = own if known is None else spread(own, known, self.width)
                 columns[f"draft_rank_of_token_{depth}"] = rank_of(whole, token)
-            if self._by_rule:
-                chances = [torch.full((len(token),), -1.0, device=token.device)] * 2
-                if reached is not None and settings is not None:
-                    chances = reached.chances(own, settings.for_draft(self.draft_processing), self.statistics_rows)
-                columns |= {f"{name}_{depth}": chances[index % 2] for index, name in enumerate(self._by_rule)}
+            accept = ratio = torch.full((len(token),), -1.0, device=token.device)
+            if reached is not None and settings is not None:
+                accept, ratio = reached.chances(own, settings.for_draft(self.draft_processing), self.statistics_rows)
+            for rule in self.extras.drawn:
+                kept = ratio if parse_rule(rule).rule.blocks else ratio.clamp(max=1.0)
+                columns |= {f"accept_{rule}_{depth}": accept, f"emitted_{rule}_{depth}": kept}
         return columns
 
     def _statistics(
@@ -320,12 +320,13 @@ class Scorer:
         stop = np.cumsum(lengths)
         place, proposed = np.arange(stop[-1]) - np.repeat(stop - lengths, lengths), columns["proposed"]
         agrees, by_depth = [columns["draft_top"] == columns["token"]], {}
+        drawn = [f"{name}_{rule}" for rule in self.extras.drawn for name in ("accept", "emitted")]
         for depth in itertools.takewhile(lambda depth: f"agrees_{depth}" in columns, itertools.count(2)):
             begun = np.maximum(np.arange(len(place)) - depth + 1, 0)
             drafted = (place >= depth - 1) & (proposed[begun] >= depth)
             _require_finite(np.where(drafted, columns.pop(f"top_logit_{depth}"), 0), name, batch, layout)
             agrees.append(columns[f"agrees_{depth}"] == 1)
-            for column in {f"{each}_{depth}" for each in ("agrees", "draft_rank_of_token", *self._by_rule)} & columns.keys():
+            for column in {f"{each}_{depth}" for each in ("agrees", "draft_rank_of_token", *drawn)} & columns.keys():
                 by_depth[column] = np.where(drafted, columns[column], columns[column].dtype.type(-1))
         run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
         return by_depth | {"accepted_run": run, "proposed_before_eos": np.full(len(place), -1)}

@@ -36,6 +36,7 @@ from alphaprof.totals.count import (
     proposed_in,
     rounds_of,
     some_documents,
+    tested_chances,
     trace_of,
 )
 from alphaprof.totals.documents import TextGroup
@@ -317,10 +318,11 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
     mass = np.maximum(0.0, 1.0 - np.where(own, kept, beta))
     cause = _causes(rule, columns, texts, own, target, facts)
     of_cause = [cause == number for number in range(len(CAUSES))]
+    kept, accept = tested_chances(rule, columns, (kept, accept))
     if facts.by_depth:
         kept, accept = chances_by_depth(rule, facts, columns, (kept, accept))
     trace = trace_of(columns, shape, kept, target, facts)
-    replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour)
+    replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour, rule.rule.blocks)
     unchanged = replay.rounds(np.zeros(len(mass), dtype=bool))
     perfect = dataclasses.replace(replay, accept=None).rounds(np.ones(len(mass), dtype=bool))
     changed = [mine & (mass > 0) for mine in of_cause]
@@ -386,7 +388,7 @@ def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Ar
 class LossReplay:
     """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions], of a head
     [positions, depths], and `gamma` [documents], 0 where no rounds are wanted; depths are counted up to `widest`. `accept`:
-    None where rounds are facts.
+    None where rounds are facts. `blocks`: see `expected_replays`.
     """
 
     trace: Trace
@@ -396,6 +398,7 @@ class LossReplay:
     gamma: Array
     widest: int
     flavour: Flavour
+    blocks: bool
 
     def rounds(self, changed: Array) -> Rounds:
         """Replay the rounds with the drafts of changed positions accepted.
@@ -409,7 +412,7 @@ class LossReplay:
         for gamma in np.unique(self.gamma[self.gamma > 0]).tolist():
             chosen = self.gamma == gamma
             trace = some_documents(self._granted(changed, gamma), chosen)
-            counted = rounds_of(trace, chances, TotalsRequest((), (gamma,), self.flavour))[gamma]
+            counted = rounds_of(trace, chances, TotalsRequest((), (gamma,), self.flavour), self.blocks)[gamma]
             for name, values in vars(counted).items():
                 place = (chosen,) if values.ndim == 1 else (chosen, slice(gamma))
                 getattr(rounds, name)[place] = values
