@@ -63,7 +63,7 @@ def export(
 ) -> None:
     """Export acceptance as engines and simulators read it, or texts for trainers of heads. Assumptions go to stderr."""
     from alphaprof.commands.export.engines import export as exported
-    from alphaprof.commands.export.formats import export_texts
+    from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
     if to.value == TEXTS:

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from alphaprof.commands.export.formats import FILES, TRAINERS, export_texts
+from alphaprof.commands.export.formats import TRAINERS
+from alphaprof.commands.export.texts import FILES, export_texts
 from alphaprof.errors import DataEmpty, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.log.run import Run
 from alphaprof.log.split import PARTS, TEST, TIME, TRAIN, split, texts_of

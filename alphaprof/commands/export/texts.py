@@ -1,0 +1,92 @@
+"""The texts of a run for trainers of draft heads elsewhere, in the three parts that `alphaprof train` makes of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from alphaprof.commands.export.engines import Artefact
+from alphaprof.commands.export.formats import TEXTS, TRAINERS
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.place import LocalPlace
+from alphaprof.log.run import Run
+from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
+from alphaprof.log.training import fraction_of
+from alphaprof.log.writer import require_new
+from alphaprof.report.format import count, many
+
+# A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.
+FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the last one is written last
+SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is the beginning of the next
+
+
+def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:
+    """Write the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
+    what was written, in words.
+
+    The texts are those that `alphaprof train` would use; of a run that has none, all. `narrowed`: an option was given that
+    is about acceptance. Raises `OptionInvalid`, `RunExists` for a folder that holds something, `DiskFull`, `RunUnreadable`,
+    and `NoPositionLog` and `DataEmpty` for a run without texts.
+    """
+    if narrowed or out is None:
+        problem = f"{TEXTS} are all texts of a run, in a folder with a file for each part"
+        raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER, and no other option but --split")
+    run, place = Run.open(where), LocalPlace(out)
+    require_new(place, "choose another --out")
+    every = texts_of(run)
+    texts = learnable(every) or every
+    parts = split(texts, by=by)
+    place.make()
+    train, starts = _in_order(texts, parts)
+    rows = {part: train if part == TRAIN else parts.of(texts, part) for part in FILES}
+    for part, name in FILES.items():
+        place.put(name, "".join(map(_trainer_line, rows[part])).encode())
+    written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
+    model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
+    longest = max(len(text.tokens) for text in texts)
+    sizes = ", ".join(f"{name}: {lines}" for name, lines in starts.items())
+    notes = (
+        "token ids as the target read and wrote them; loss_mask is 1 on the continuation",
+        *parts.notes,
+        f"nested sizes for a learning curve are the first lines of {FILES[TRAIN]} ({sizes})",
+        "trainers validate on rows of train, whose near-copies they learn, or on none: compare heads with alphaprof curve",
+        *(f"next: {command.format(model=model, train=path, longest=longest)}" for command in TRAINERS),
+    )
+    return Artefact(written, notes, tuple(_doubts(run, every, texts)))
+
+
+def _trainer_line(text: RunText) -> str:
+    """A document as both trainers read it: ids, and where to learn. `document` leads back to the tables of the run."""
+    ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
+    return json.dumps({"document": text.document, "input_ids": ids, "loss_mask": mask}, separators=(",", ":")) + "\n"
+
+
+def _in_order(texts: Sequence[RunText], parts: Split) -> tuple[list[RunText], dict[str, int]]:
+    """The texts to train on, those of a smaller size before those that a larger one adds; and how many each size has."""
+    rows, done, starts = list[RunText](), set[str](), dict[str, int]()
+    for name in SIZES:
+        units = set(parts.nested(fraction_of(name), 0))
+        rows += [text for text in texts if text.unit in units - done]
+        done, starts[name] = units, len(rows)
+    return rows, starts
+
+
+def _amount(texts: Sequence[RunText], parts: Split, part: str) -> str:
+    tokens = sum(len(text.ids) for text in texts)
+    return f"{many(len(texts), 'document')}, {many(len(parts.units[part]), 'unit')}, {count(tokens)} tokens to learn"
+
+
+def _doubts(run: Run, every: Sequence[RunText], texts: Sequence[RunText]) -> list[str]:
+    """Where the texts are not what a trainer takes them for, or not all of the run."""
+    doubts = []
+    if left := len(every) - len(texts):
+        doubts.append(f"{many(left, 'document')} of {count(len(every))} left out: too short, or not the target's own text")
+    elif not any(text.on_policy for text in texts):
+        doubts.append(
+            "all texts were given, and the run does not say who wrote them: trainers expect the target's own answers"
+        )
+    if run.manifest.status != "complete":
+        doubts.append(f"{run.path} is not complete: {many(run.manifest.documents, 'document')} so far")
+    return doubts
