@@ -88,6 +88,7 @@ def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, how: t
     most, kept, accept = positions
     rounds, depths, control = counts
     hf, blocks = how
+    general = blocks or kept.shape[1] > 1
     state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
     weight = np.empty(gammas.max() + 1)  # [i]: of its beginning, times the ratios of i drafts
     drafts = np.empty(gammas.max() + 1)  # [n]: expected rounds that drafted exactly n tokens
@@ -104,7 +105,7 @@ def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, how: t
                 drafts[min(gamma, most[at])] += state[0]
                 last = hf and at + 1 == stop  # the last token is the target's own
                 deepest = min(gamma - 1, at - start)  # a draft is tested where its round has one left
-                if blocks or kept.shape[1] > 1:
+                if general:
                     chain = state, weight, tested, accepted
                     emitted, off = _test(chain, most, (kept[at], accept[at]), (at, deepest), (last, blocks))
                     state[0] = 1.0 - emitted
