@@ -92,8 +92,8 @@ def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) 
 
 NewRun = Annotated[Path, output(readable=False, help="New directory for the run.")]
 Rule = Annotated[
-    Literal["strict", "one_hot", "lossless"],
-    served(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless."),
+    Literal["strict", "one_hot", "lossless", "block"],
+    served(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless, block."),
 ]
 Temperature = Annotated[
     float | None, served(metavar="X", min=0, help="Temperature of the requests; needed unless the rule is strict.")
@@ -133,23 +133,13 @@ def import_vllm(
     domain_key: DomainKey = None,
     cluster_key: ClusterKey = None,
     leave_out: LeaveOut = False,
-    verification: Annotated[
-        Literal["token", "block"],
-        served(help="How lossless verifies: token by token, or block (rejection_sample_method: block), which accepts more."),
-    ] = "token",
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
     from alphaprof.commands.importing.run import ImportRequest
 
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    if verification == "block" and rule != "lossless":
-        raise OptionInvalid(
-            f"--verification block verifies drafts that are drawn, and --rule is {rule}", "leave it out, or --rule lossless"
-        )
-    request = ImportRequest(
-        "vLLM", requests, rule, sampling, gamma, *names, leave_out, overrides or (), verification=verification
-    )
+    request = ImportRequest("vLLM", requests, rule, sampling, gamma, *names, leave_out, overrides or ())
     _import(request, out)
 
 

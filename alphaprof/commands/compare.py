@@ -362,16 +362,13 @@ def _agreement(differences: Sequence[Difference], confidence: float) -> str:
 
 def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
     """Yields in what an engine drafts or verifies otherwise than the rounds of a run."""
-    drafting, settings = served.run.manifest.drafting, served.run.manifest.drafts[served.draft].settings
+    drafting = served.run.manifest.drafting
     if served.draft != run.draft:
         yield f"the metrics of {served.run.path} do not show which draft was served: {run.label} predicts for itself alone"
     if run.run.manifest.drafts[run.draft].engine_method is None:
         yield f"no engine is known to draft as {run.label} does: name the draft that was served"
     if drafting != CHAIN:
         yield f"{served.run.path} drafted by {drafting}, and rounds of {run.run.path} are chains: a tree accepts more"
-    if "verification" in settings:
-        least = f"at least what {run.run.path} predicts token by token"
-        yield f"{served.run.path} was verified by {settings['verification']}, which accepts {least}"
 
 
 def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:

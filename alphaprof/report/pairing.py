@@ -106,8 +106,6 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
     if imported is not None:
         for name in ("drafting", "gamma", "rule"):
             yield name, getattr(imported, name), "serve both with the same rule and number of speculative tokens"
-        verification = side.run.manifest.drafts[side.draft].settings.get("verification", "token by token")
-        yield "verification", verification, "serve both with the same rejection_sample_method"
         yield (
             "prompts known by",
             imported.prompts_known_by or "nothing",

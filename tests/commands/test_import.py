@@ -621,15 +621,15 @@ def test_another_gamma_rule_or_domain_than_an_engine_served_is_refused(simulated
 
 
 def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run], simulated: Run, tmp_path: Path) -> None:
-    """By verification, by rule, and by gamma."""
+    """By rule, and by gamma."""
 
-    def sampled(rule: str, *options: str) -> Run:
-        return imported(tmp_path, [response()], "--rule", rule, "--temperature", "1", *options, name=f"{rule}{len(options)}")
+    def sampled(rule: str) -> Run:
+        return imported(tmp_path, [response()], "--rule", rule, "--temperature", "1", name=rule)
 
     shorter = imported(tmp_path, as_requests(simulated, "small", 2), *STRICT, "--domain-key", "domain", "--draft", "eagle")
-    token, block, one_hot = sampled("lossless"), sampled("lossless", "--verification", "block"), sampled("one_hot")
+    token, block, one_hot = sampled("lossless"), sampled("block"), sampled("one_hot")
     for first, second, words in (
-        (token, block, "verification block"),
+        (token, block, "rule block"),
         (token, one_hot, "rule one_hot"),
         (pair[0], shorter, "gamma 2"),
     ):
@@ -752,7 +752,6 @@ OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--rule", "one_hot"), 2, "--rule one_hot does not fit temperature 0"),
     ((*STRICT, "--temperature", "0.7"), 2, "--rule strict does not fit temperature 0.7"),
     ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 3"),
-    ((*STRICT, "--verification", "block"), 2, "--rule lossless"),
     ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
     ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
     ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),

@@ -43,7 +43,6 @@ from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, d
 from alphaprof.log.writer import RunWriter, joined, remove_unnamed
 from alphaprof.version import __version__
 
-ONE_BY_ONE = "token"  # drafts are verified one after the other
 MOST_DOMAINS = 200  # more are no domains
 ENGINES = {"vLLM": vllm, "SGLang": sglang}  # what reads the answers of a line, and the request of an answer
 DECIDED = ("decision.rule=", "costs.source=roofline")  # the rule is the engine's, and shapes are not known
@@ -53,7 +52,7 @@ DECIDED = ("decision.rule=", "costs.source=roofline")  # the rule is the engine'
 class ImportRequest:
     """What `alphaprof import` is asked for. `engine`: a name of `ENGINES`; `sampling` None: greedily; `gamma` None: what the
     metrics say; `target` None: the model of the responses; `domains`: one name for all files, or one for each; `domain_key`,
-    `cluster_key`: fields of the lines; `drafting`: see `log.manifest.Imported`; `verification`: token or block.
+    `cluster_key`: fields of the lines; `drafting`: see `log.manifest.Imported`.
     """
 
     engine: str
@@ -69,7 +68,6 @@ class ImportRequest:
     leave_out: bool
     overrides: Sequence[str]
     drafting: Drafting = CHAIN
-    verification: str = ONE_BY_ONE
 
 
 @dataclass
@@ -229,7 +227,7 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
-        drafts={asked.draft: _served_draft(asked.draft, asked.verification)},
+        drafts={asked.draft: _served_draft(asked.draft)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),
@@ -307,12 +305,9 @@ def _served_model(name: str) -> ModelFacts:
     )
 
 
-def _served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
-    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known. Its
-    settings say where the engine verifies several drafts at a time, by `verification` other than ONE_BY_ONE.
-    """
-    settings: dict[str, int | float | str] = {} if verification == ONE_BY_ONE else {"verification": verification}
-    return DraftFacts(**vars(_served_model(name)), has_distribution=False, has_steps=True, settings=settings)
+def _served_draft(name: str) -> DraftFacts:
+    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known."""
+    return DraftFacts(**vars(_served_model(name)), has_distribution=False, has_steps=True)
 
 
 def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
