@@ -220,12 +220,10 @@ class CostModel:
     def basis(self) -> str:
         """How a verdict that rests on these times begins."""
         options = self.options
-        if options.source in TIMED:
-            return (
-                MEASURED_HERE
-                if options.source == MEASURED
-                else f"by step times of {timed_with(self.manifest)} measured here"
-            )
+        if options.source == MEASURED:
+            return MEASURED_HERE
+        if options.source == VLLM:
+            return f"by step times of {timed_with(self.manifest)} measured here"
         if options.source == TABLE:
             return f"by the step times in {Path(options.path).name}"
         return f"by step times computed for {_devices(options)}, not measured"

@@ -12,7 +12,7 @@ import numpy as np
 from alphaprof.commands.validate.measure import DecodableText, decodable_texts
 from alphaprof.commands.validate.measure import validate as validate_here
 from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
-from alphaprof.config.options import EngineOptions, MeasuredCosts
+from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import EngineFailed, OptionInvalid
 from alphaprof.log.place import place_of
@@ -82,15 +82,11 @@ def _validate_in_vllm(
         plan = profile_with_models(options, place, progress)
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         costs = costs.model_copy(update={"context": contexts_of(*lengths)})
-        with in_memory(), _engines(plan, engine, chosen, rules, progress) as engines:
+        drawn = {name: value for rule in rules for name, value in RULES[rule].items()}
+        known = (plan.options, engine, plan.target, plan.run.manifest.drafts, max(chosen), progress.say)
+        with in_memory(), EngineSteps.opened(*known, decoded=chosen, drawn=drawn) as engines:
             time_steps_of(plan, costs, progress, engines)
             return plan.run, _decode_in_turn(plan, engines, rules, repeats, concurrency, progress)
-
-
-def _engines(plan: Plan, engine: EngineOptions, gammas: Sequence[int], rules: Sequence[str], progress: Progress) -> Any:
-    what = (plan.options, engine, plan.target, plan.run.manifest.drafts, max(gammas), progress.say)
-    drawn = {name: value for rule in rules for name, value in RULES[rule].items()}
-    return EngineSteps.opened(*what, decoded=gammas, drawn=drawn)
 
 
 def _decode_in_turn(

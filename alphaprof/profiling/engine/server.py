@@ -40,7 +40,7 @@ class VllmServer:
 
     def __init__(self, options: EngineOptions, url: str) -> None:
         self.url = _root(url)
-        served = [str(each["id"]) for each in _get(self.url, "/v1/models").get("data", ())]
+        served = [str(each["id"]) for each in _asked(self.url, "/v1/models").get("data", ())]
         self.model = options.model or (served[0] if len(served) == 1 else "")
         if self.model not in served:
             hint = f"set engine.model to one of: {cut(', '.join(served))}"
@@ -49,7 +49,7 @@ class VllmServer:
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens. Raises `EngineFailed`."""
         asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return list(_post(self.url, "/tokenize", asked).get("tokens", ()))
+        return list(_asked(self.url, "/tokenize", asked).get("tokens", ()))
 
     def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
         """Yield the texts of prompts, in order: `place` and `ids`. Raises `EngineFailed`."""
@@ -58,7 +58,7 @@ class VllmServer:
 
     def _written(self, place: int, prompt: Prompt) -> dict[str, Any]:
         asked = {"temperature": 0.0, "repetition_penalty": 1.0, **prompt, "model": self.model, "return_token_ids": True}
-        choice = _post(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")})["choices"][0]
+        choice = _asked(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")})["choices"][0]
         if not choice.get("token_ids"):
             hint = "use vLLM 0.10.2 or later, whose completions have return_token_ids"
             raise EngineFailed(f"{self.url} answers without token ids", hint)
@@ -70,32 +70,26 @@ class VllmServer:
 
 def server_version(url: str) -> str:
     """Return the version of vLLM on a server. Raises `EngineFailed`."""
-    return str(_get(url, "/version").get("version", "unknown"))
+    return str(_asked(url, "/version").get("version", "unknown"))
 
 
 def _root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
 
 
-def _get(url: str, path: str) -> dict[str, Any]:
-    return _answer_of(urllib.request.Request(_root(url) + path), url)  # noqa: S310
-
-
-def _post(url: str, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url + path, json.dumps(content).encode(), {"Content-Type": "application/json"})  # noqa: S310
-    return _answer_of(request, url)
-
-
-def _answer_of(request: urllib.request.Request, url: str) -> dict[str, Any]:
+def _asked(url: str, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a server answers to a path, and to JSON `content` if there is any. Raises `EngineFailed`."""
     try:
-        content = json.loads(_read(request, url))
+        answer = json.loads(_read(url, path, content))
     except ValueError as error:
-        problem = f"{url} answers {request.selector} with something else than JSON: {error}"
+        problem = f"{url} answers {path} with something else than JSON: {error}"
         raise EngineFailed(problem, "give the address of a vLLM server") from None
-    return content if isinstance(content, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
-def _read(request: urllib.request.Request, url: str) -> bytes:
+def _read(url: str, path: str, content: Mapping[str, Any] | None = None) -> bytes:
+    body = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
     if key := os.environ.get(KEY):
         request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
@@ -105,7 +99,7 @@ def _read(request: urllib.request.Request, url: str) -> bytes:
         with error:
             said = cut(error.read(TEXT).decode(errors="replace"))
         hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
-        raise EngineFailed(f"{url} answers {request.selector} with {error.code}: {said}", hint) from None
+        raise EngineFailed(f"{url} answers {path} with {error.code}: {said}", hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None
@@ -177,8 +171,7 @@ def watch(url: str, seconds: float, tick: Callable[[float], None]) -> tuple[list
     """
     pages, began, moments = list[Page](), time.monotonic(), list[float]()
     while True:
-        content = _read(urllib.request.Request(_root(url) + "/metrics"), url)  # noqa: S310
-        pages.append(read_page(content, url))
+        pages.append(read_page(_read(url, "/metrics"), url))
         moments.append(time.monotonic())
         left = began + seconds - moments[-1]
         if left <= 0:

@@ -95,28 +95,24 @@ class Timeable(Protocol):
         """Return the seconds for which the thread that runs the steps has been ready without a processor; nan: not known."""
 
 
+@dataclass
 class Subjects:
-    """Models that are timed here, with the real token ids that fill caches. `mode`: as of `MeasuredCosts`. Raises `NotTimed`
-    for a model without a cache that can be cut back.
+    """Models that are timed here, with the real token ids that fill caches. `asked`: `mode` of `MeasuredCosts`. Raises
+    `NotTimed` for a model without a cache that can be cut back.
     """
 
-    def __init__(
-        self,
-        target: Model,
-        drafts: Sequence[Draft],
-        text: Ids,
-        gamma: int,
-        mode: str = "auto",
-        say: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.target, self.drafts, self.text, self.gamma = target, drafts, text, gamma
-        models = [target, *(model for draft in drafts for model in draft.models)]
-        self._asked = (models, text, mode, say)
+    target: Model
+    drafts: Sequence[Draft]
+    text: Ids
+    gamma: int
+    asked: str = "auto"
+    say: Callable[[str], None] = lambda _: None
 
     @cached_property
     def mode(self) -> str:
         """How all of them can be run."""
-        return common_mode(*self._asked)
+        models = [self.target, *(model for draft in self.drafts for model in draft.models)]
+        return common_mode(models, self.text, self.asked, self.say)
 
     def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
         """As of `Timeable`."""
