@@ -260,7 +260,7 @@ def _what_was_equal(validation: Validation) -> Iterator[str]:
     if by_chance := [cell for cell in exact if cell.same_text is None]:
         pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
         within = sum(1 for expected, found in pairs if expected and found and expected.low <= found <= expected.high)
-        yield f"lossless draws other texts: tokens per round within the predicted 95 % in {within} of {len(pairs)} rows"
+        yield f"drawn drafts write other texts: tokens per round within the predicted 95 % in {within} of {len(pairs)} rows"
 
 
 CellColumns = Mapping[str, Callable[[Cell], str]]  # how each heading writes a cell
