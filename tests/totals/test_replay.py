@@ -414,6 +414,29 @@ def test_blocks_need_no_more_rounds_than_single_drafts(ratios: list[float], gamm
     assert blocks.rounds[0] <= single.rounds[0] + 1e-9
 
 
+@each("case", range(50))
+def test_a_block_keeps_what_the_ratios_say_and_the_targets_law(case: int) -> None:
+    """One round, every tuple of drafts: P(text) is the target's, and P(at least i drafts kept | text) = min over j <= i of
+    the product of q/p; every third draft is a point mass.
+    """
+    vocabulary, gamma = 2 + case % 3, 1 + case % 4
+    models = random_models(case, vocabulary, 0, gamma)
+    if case % 3 == 0:
+        models.q.update({history: np.eye(vocabulary)[int(law.argmax())] for history, law in models.q.items()})
+    ways: Counter[tuple[tuple[int, ...], int]] = Counter()
+    for chance, emitted, accepted in one_block(models, (), gamma):
+        ways[emitted, accepted] += chance
+    for text in itertools.product(range(vocabulary), repeat=gamma + 1):
+        p = np.array([models.p[text[:place]][token] for place, token in enumerate(text)])
+        q = np.array([models.q[text[:place]][token] for place, token in enumerate(text[:-1])])
+        exactly = np.array([ways[text[: kept + 1], kept] * p[kept + 1 :].prod() for kept in range(gamma + 1)])
+        assert exactly.sum() == pytest.approx(p.prod(), abs=1e-12)
+        if p.prod() > 0:
+            at_least = np.minimum.accumulate([1.0, *np.minimum(np.cumprod(q / p[:-1]), 1.0)])
+            assert exactly[::-1].cumsum()[::-1] / p.prod() == pytest.approx(at_least, abs=1e-9)
+            assert exactly[::-1].cumsum()[::-1] == pytest.approx(at_least * p.prod(), abs=1e-12)
+
+
 def test_blocks_by_hand() -> None:
     """gamma 2, ratios 2 and 1/4: the first draft is kept, the second with min(1, 2, 2/4), where it is 1/4 by itself."""
     one, chances = trace([0, 0, 0, 0]), (np.array([0.0, 2.0, 0.25, 1.0]), np.zeros(4))
