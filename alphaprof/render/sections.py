@@ -13,7 +13,7 @@ from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
-from alphaprof.costs.cost_model import TIMED, Cost
+from alphaprof.costs.cost_model import MEASURED, TIMED, Cost
 from alphaprof.errors import OptionInvalid, shown
 from alphaprof.render import wording
 from alphaprof.render.blocks import Block, Figure, Row, Table, table_by_columns, table_of, text_name, text_names
@@ -614,7 +614,7 @@ def times(report: Report) -> Iterator[Block]:
 def _origin(cost: Cost) -> Iterator[str]:
     if cost.source in TIMED:
         threads = f", {cost.threads} threads" if cost.threads else ""
-        mode = f", {cost.mode}" if cost.mode else ""
+        mode = f", {cost.mode}" if cost.mode and cost.source == MEASURED else ""
         yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
     elif cost.source == "table":
         yield f"from the table {cost.device}"
