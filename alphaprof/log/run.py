@@ -144,11 +144,11 @@ class Run:
         if self._near or len(items) < 2:
             yield from map(read, items)
             return
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as threads:
             try:
-                yield from pool.map(read, items)
+                yield from threads.map(read, items)
             finally:
-                pool.shutdown(cancel_futures=True)
+                threads.shutdown(cancel_futures=True)
 
     def workers(self) -> dict[str, Worker]:
         """Who works on a run or did, by the name that commits give them."""

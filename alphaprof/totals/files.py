@@ -29,14 +29,14 @@ POSITIONS = 2**17  # that are counted at once, in arrays of a MiB each; more of 
 
 @contextlib.contextmanager
 def _threads() -> Iterator[Executor]:
-    """Yields a pool of one thread more than there are cores: one of them usually waits for the interpreter. What has not
+    """Yield one thread more than there are cores: one of them usually waits for the interpreter. What has not
     begun when an error ends the block is left.
     """
-    pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
+    threads = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
     try:
-        yield pool
+        yield threads
     finally:
-        pool.shutdown(cancel_futures=True)
+        threads.shutdown(cancel_futures=True)
 
 
 def join_totals(run: RunWriter) -> None:
@@ -49,7 +49,7 @@ def join_totals(run: RunWriter) -> None:
     def write(draft: str, shards: tuple[int, int], tables: Sequence[Future[pa.Table]]) -> None:
         run.write_totals([table.result() for table in tables], shards, draft)
 
-    with _threads() as pool:
+    with _threads() as threads:
         for draft in run.manifest.drafts:
             totals = DraftTotals(run, draft)
             stored = {(part.first, part.last) for part in totals.parts}
@@ -58,8 +58,8 @@ def join_totals(run: RunWriter) -> None:
                     continue
                 if len(coming) > 1:  # one is written while the next one is worked out
                     coming.popleft().result()
-                tables = [pool.submit(source) for source in totals.sources(pool, shards, request)]
-                coming.append(pool.submit(write, draft, shards, tables))  # after all that it waits for
+                tables = [threads.submit(source) for source in totals.sources(threads, shards, request)]
+                coming.append(threads.submit(write, draft, shards, tables))  # after all that it waits for
         for last in coming:
             last.result()
 
@@ -97,20 +97,20 @@ class DraftTotals:
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
             )
         schema = _schema(run, columns)
-        with _threads() as pool:
+        with _threads() as threads:
             coming: deque[Future[pa.Table]] = deque()
-            for source in self.sources(pool, (0, len(run.shards) - 1), request, schema.names):
-                coming.append(pool.submit(source))  # after all that it waits for
+            for source in self.sources(threads, (0, len(run.shards) - 1), request, schema.names):
+                coming.append(threads.submit(source))  # after all that it waits for
                 if len(coming) > 1:
                     yield coming.popleft().result().cast(schema)
             for last in coming:
                 yield last.result().cast(schema)
 
     def sources(
-        self, pool: Executor, shards: tuple[int, int], request: TotalsRequest, columns: Sequence[str] | None = None
+        self, threads: Executor, shards: tuple[int, int], request: TotalsRequest, columns: Sequence[str] | None = None
     ) -> list[Source]:
         """What gives the rows of shards, from the first to the last, in their order: files that hold them, and counts that
-        `pool` begins to work out. All columns, or some.
+        `threads` begins to work out. All columns, or some.
         """
         run, (first, last) = self.run, shards
         parts = self.parts if request.flavour == "engine" else []
@@ -122,7 +122,7 @@ class DraftTotals:
         for stored_too, group in itertools.groupby(range(first, last + 1), covered.__contains__):
             if lacking := unknown if stored_too else request.rules:
                 asked, indices = dataclasses.replace(request, rules=lacking), list(group)
-                coming = [pool.submit(_compute, run, self.draft, several, asked) for several in _together(run, indices)]
+                coming = [threads.submit(_compute, run, self.draft, several, asked) for several in _together(run, indices)]
                 sources.append((indices[0], partial(_table, coming, asked.gammas, columns)))
         return [source for _, source in sorted(sources, key=lambda place: place[0])]
 

@@ -53,8 +53,8 @@ class VllmServer:
 
     def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
         """Yield the texts of prompts, in order: `place` and `ids`. Raises `EngineFailed`."""
-        with ThreadPoolExecutor(concurrency) as pool:
-            yield from pool.map(self._written, range(len(prompts)), prompts)
+        with ThreadPoolExecutor(concurrency) as threads:
+            yield from threads.map(self._written, range(len(prompts)), prompts)
 
     def _written(self, place: int, prompt: Prompt) -> dict[str, Any]:
         asked = {"temperature": 0.0, "repetition_penalty": 1.0, **prompt, "model": self.model, "return_token_ids": True}

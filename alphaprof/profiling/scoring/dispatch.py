@@ -137,7 +137,7 @@ def _by_rows(
 
     size = max(1, -(-len(token) // torch.get_num_threads()))
     first, *others = [slice(start, start + size) for start in range(0, max(1, len(token)), size)]
-    waiting = [_pool(len(others)).submit(part, rows) for rows in others]
+    waiting = [_executor(len(others)).submit(part, rows) for rows in others]
     try:
         part(first)
     finally:
@@ -154,5 +154,5 @@ def _columns(values: np.ndarray[Any, Any]) -> Columns:
 
 
 @functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _executor(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="statistics")
