@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.manifest import Manifest
-from alphaprof.log.place import reading
 from alphaprof.log.run import Run
 from alphaprof.log.schema import arrow_schema
+from alphaprof.log.storage import reading
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,7 +118,7 @@ class OpenedRun:
         partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        files, here = self._run.place.filesystem, {"partitioning": partitioning, "partition_base_dir": table}
+        files, here = self._run.storage.filesystem, {"partitioning": partitioning, "partition_base_dir": table}
         with reading(f"{self.path}/{table}", AGAIN):
             return ds.dataset(list(names), format=parquet, filesystem=files, **here)
 

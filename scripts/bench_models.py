@@ -30,7 +30,7 @@ import torch
 from transformers.utils import logging
 
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.log.place import place_of
+from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run import profile as profiling
@@ -154,7 +154,7 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
 def run_figures(bench: Bench, progress: Progress) -> Figures:
     """Seconds and tokens a second of a run on disk, its totals included."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = profiling._begun(bench.loaded.options, place_of(folder), progress)
+        plan = profiling._begun(bench.loaded.options, storage_of(folder), progress)
 
         def work() -> None:
             plan.run.begin()

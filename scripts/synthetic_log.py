@@ -128,7 +128,7 @@ def _opened(path: Path, size: Size) -> RunWriter:
     facts = manifest(size.recipe)
     target = dataclasses.replace(facts.target, vocabulary=VOCABULARY)
     run = RunWriter(path, dataclasses.replace(facts, target=target, staged=tuple(count for _, count in size.shards)))
-    run.place.make()
+    run.storage.make()
     run.begin()
     return run
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import yaml
 
 from alphaprof.log.manifest import Shard
-from alphaprof.log.place import LocalPlace
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema, depth_names, totals_columns
+from alphaprof.log.storage import LocalStorage
 from alphaprof.log.training import (
     TRAINING,
     DraftVocabulary,
@@ -41,7 +41,7 @@ def digests(kind: str, number: int) -> tuple[str, ...]:
 
 def write_training(folder: Path, record: TrainingRecord) -> None:
     """Writes training.json into the folder of a head."""
-    LocalPlace(folder).put(TRAINING, record.to_json().encode())
+    LocalStorage(folder).put(TRAINING, record.to_json().encode())
 
 
 def training_record(
@@ -146,7 +146,7 @@ def run_of_heads(
     rows = pd.DataFrame(documents).to_dict("records")
     shards = (Shard(0, size, size * (tokens + 1), "d" * 64),)
     run = RunWriter(folder, dataclasses.replace(manifest(recipe), status="complete", shards=shards, staged=(size,)))
-    run.place.make()
+    run.storage.make()
     with run.beginning():
         run.write_latency(latency(recipe))
         schema = arrow_schema(totals_columns(GAMMAS))

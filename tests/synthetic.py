@@ -157,7 +157,7 @@ def write_anew(path: Path, recipe: Recipe) -> None:
     """A complete run in `path`, by the store's own writer."""
     rng = np.random.default_rng(recipe.seed)
     run = RunWriter(path, manifest(recipe))
-    run.place.make()
+    run.storage.make()
     documents = _documents(recipe, rng)
     parts = [documents[start : start + recipe.shard_documents] for start in range(0, len(documents), recipe.shard_documents)]
     if recipe.latency:
@@ -193,13 +193,13 @@ def replaced(
         name = run.name_of(folder, index)
         columns = CONTINUATION_COLUMNS if folder == "continuations" else run.log_of(folder.partition("=")[2]).columns
         content = table_content(table, columns)
-        run.place.put(name, content)
+        run.storage.put(name, content)
         files[name] = file_of(content)
     run.manifest = dataclasses.replace(run.manifest, files=files)
     for index, commit in run.commits().items():
         run.withdraw(index)
         mine = {name: files[name] for name in commit.files if name in files}
-        run.place.put_new(commit_name(index), dataclasses.replace(commit, files=mine).to_json().encode())
+        run.storage.put_new(commit_name(index), dataclasses.replace(commit, files=mine).to_json().encode())
     run.finish(join_totals)
     return run
 

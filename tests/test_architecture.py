@@ -40,7 +40,7 @@ HOMES = {
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
-    "obstore": ("log/place/*",),
+    "obstore": ("log/storage/*",),
     "packaging": ("version.py",),
     "prometheus_client": ["profiling/engine/server.py"],
     "ray": ("profiling/run/on_ray.py",),

@@ -106,11 +106,11 @@ def interruptible(out: str | None) -> Iterator[None]:
 def has_begun(out: str) -> bool:
     """Whether a run, a training or a curve has begun in a place, as far as that can be seen."""
     from alphaprof.log.manifest import MANIFEST
-    from alphaprof.log.place import place_of
+    from alphaprof.log.storage import storage_of
     from alphaprof.log.training import CURVE, TRAINING
 
     with contextlib.suppress(Exception):  # it is asked where something else ends a command
-        return any(map(place_of(out).has, (MANIFEST, TRAINING, CURVE)))
+        return any(map(storage_of(out).has, (MANIFEST, TRAINING, CURVE)))
     return False
 
 

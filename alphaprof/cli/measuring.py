@@ -143,11 +143,11 @@ def _profile_in_workers(
 ) -> None:
     """Profile in several processes, with the options of this one."""
     from alphaprof.commands.runs import work_together
-    from alphaprof.log.place import place_of
+    from alphaprof.log.storage import storage_of
     from alphaprof.log.writer import require_new
 
     if not resume:
-        require_new(place_of(out))
+        require_new(storage_of(out))
     arguments = [str(profile_file), "--out", out]
     arguments += ["--limit", str(limit)] if limit is not None else []
     arguments += ["--reuse-continuations", str(reuse)] if reuse is not None else []
@@ -155,7 +155,7 @@ def _profile_in_workers(
     arguments += ["--resume"] if resume else []  # so that each compares what others wrote of its part
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
-        work_together(arguments, workers, place_of(out), lambda message: print(message, file=sys.stderr))
+        work_together(arguments, workers, storage_of(out), lambda message: print(message, file=sys.stderr))
 
 
 def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:

@@ -255,8 +255,8 @@ def clean(run: RunPlace) -> None:
             f"{run} has damaged shards ({', '.join(map(str, damaged[:5]))})",
             "measure them again: alphaprof profile --resume",
         )
-    before = len(opened.place.names(""))
+    before = len(opened.storage.names(""))
     named = {name for commit in opened.commits().values() for name in commit.files}
-    remove_unnamed(opened.place, {*opened.manifest.files, *named})
-    opened.place.remove_temporary()  # a living process would miss its own
-    print(f"{run}: {before - len(opened.place.names(''))} files removed")
+    remove_unnamed(opened.storage, {*opened.manifest.files, *named})
+    opened.storage.remove_temporary()  # a living process would miss its own
+    print(f"{run}: {before - len(opened.storage.names(''))} files removed")

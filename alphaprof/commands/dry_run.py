@@ -20,7 +20,7 @@ from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.log.notes import check_of
-from alphaprof.log.place import LocalPlace, place_of
+from alphaprof.log.storage import LocalStorage, storage_of
 from alphaprof.log.writer import require_new
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.run.profile import profile_with_models, time_steps_of
@@ -99,10 +99,10 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
     Raises the errors of `errors.py` that would stop the run.
     """
     if out is not None:
-        require_new(place_of(out))
+        require_new(storage_of(out))
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
         plan = profile_with_models(
-            _in_small(options), LocalPlace(Path(folder, "run")), progress, max(TRIED, len(options.data))
+            _in_small(options), LocalStorage(Path(folder, "run")), progress, max(TRIED, len(options.data))
         )
         if isinstance(options.costs, MeasuredCosts):  # whether they can be timed, at the first batch size and context
             first = {"concurrency": options.costs.concurrency[:1], "context": options.costs.context[:1], "repeats": 3}
@@ -244,7 +244,9 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         yield Finding.of(
             "time", "run", f"at most about {duration(estimate.seconds)} for {documents}, in batches as small as here"
         )
-        free = shutil.disk_usage(_folder(out)).free if out is not None and isinstance(place_of(out), LocalPlace) else None
+        free = (
+            shutil.disk_usage(_folder(out)).free if out is not None and isinstance(storage_of(out), LocalStorage) else None
+        )
         cause = f"at most about {data_size(estimate.disk)}" + ("" if free is None else f"; {data_size(free)} are free")
         full = free is not None and free < estimate.disk
         remedy = "free space or choose another --out: a run ends where the disk is full" if full else None

@@ -18,8 +18,8 @@ from typing import IO, ClassVar
 
 from alphaprof.errors import AlphaprofError, WorkerFailed
 from alphaprof.log.manifest import MANIFEST, Commit
-from alphaprof.log.place import Place
 from alphaprof.log.run import Run
+from alphaprof.log.storage import Storage
 from alphaprof.render.blocks import Block, table_by_columns
 from alphaprof.report import format as fmt
 
@@ -192,7 +192,7 @@ class _Worker:
         return "\n".join(self.said.read().decode(errors="replace").splitlines()[-LAST:])
 
 
-def work_together(arguments: Sequence[str], count: int, place: Place, say: Callable[[str], None]) -> None:
+def work_together(arguments: Sequence[str], count: int, storage: Storage, say: Callable[[str], None]) -> None:
     """Run `alphaprof profile` with these arguments in `count` processes, until all of them are done. One that is killed is
     started again; where one fails, the others go on, unless the run has not begun. Raises `WorkerFailed`, with the exit code
     of the first one that failed.
@@ -212,11 +212,11 @@ def work_together(arguments: Sequence[str], count: int, place: Place, say: Calla
                     worker.process = None
                     if not _has_ended_well(worker, code, say):
                         failed[worker.number] = code if code > 0 else 128 - code  # as shells say it
-            if failed and not place.has(MANIFEST):
+            if failed and not storage.has(MANIFEST):
                 break  # the others would wait for it
             if workers[0].process is None and time.monotonic() - said >= SAY:
                 said = time.monotonic()
-                say(progress_line(place))
+                say(progress_line(storage))
             time.sleep(LOOK)
         if failed:
             named = ", ".join(f"{number} (exit code {code})" for number, code in failed.items())
@@ -239,10 +239,10 @@ def _has_ended_well(worker: _Worker, code: int, say: Callable[[str], None]) -> b
     return True
 
 
-def progress_line(place: Place) -> str:
+def progress_line(storage: Storage) -> str:
     """Return how far a run is, in words: its shards that are measured, by any process, and the speed."""
     try:
-        status = RunStatus.of(Run.open(place))
+        status = RunStatus.of(Run.open(storage))
     except AlphaprofError as error:
         return f"how far the run is cannot be read now: {error.message}"
     done = f"profiling: {status.committed} of {status.shards} shards"

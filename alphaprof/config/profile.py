@@ -309,7 +309,7 @@ def resolve(reference: str, folder: Path) -> str:
     """A model or dataset reference, with a local path made absolute (from `folder`); a hub id, or what names a file in an
     object store, is left as it is.
     """
-    from alphaprof.log.place import is_remote
+    from alphaprof.log.storage import is_remote
 
     if is_remote(reference):
         return reference

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Union, get_a
 from alphaprof.errors import RunDamaged, RunUnreadable, cut
 
 if TYPE_CHECKING:
-    from alphaprof.log.place import Place
+    from alphaprof.log.storage import Storage
 
 Struct = TypeVar("Struct")
 MANIFEST, PROFILE = "manifest.json", "profile.json"
@@ -533,38 +533,38 @@ def digest_of(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
-def read_manifest(place: Place) -> Manifest:
-    """The manifest of the run in a place. Raises `RunUnreadable`."""
-    manifest = _read(place, MANIFEST, FORMAT, Manifest)
+def read_manifest(storage: Storage) -> Manifest:
+    """The manifest of the run in storage. Raises `RunUnreadable`."""
+    manifest = _read(storage, MANIFEST, FORMAT, Manifest)
     if manifest is None:
         hint = "give the directory that `alphaprof profile --out` wrote"
-        folder, _, draft = str(place.shown).rpartition(":")
+        folder, _, draft = str(storage.shown).rpartition(":")
         if folder and Path(folder, MANIFEST).exists():
             asked = "report --set decision.draft=NAME and check --draft NAME ask about one of its drafts"
             hint = f"{folder} is a run: leave :{cut(draft)} out; {asked}"
-        if PROFILE in place.names(""):
+        if PROFILE in storage.names(""):
             hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"
-        raise RunUnreadable(f"{place.shown} holds no run (no {MANIFEST})", hint)
+        raise RunUnreadable(f"{storage.shown} holds no run (no {MANIFEST})", hint)
     return manifest
 
 
-def read_status(place: Place) -> Literal["running", "complete"]:
-    """The status of the run in a place, from the first bytes of its manifest. Raises `RunUnreadable`."""
+def read_status(storage: Storage) -> Literal["running", "complete"]:
+    """The status of the run in storage, from the first bytes of its manifest. Raises `RunUnreadable`."""
     head = b""
-    with contextlib.suppress(OSError), place.open(MANIFEST) as stream:
+    with contextlib.suppress(OSError), storage.open(MANIFEST) as stream:
         head = stream.read(HEAD)
     found = STATUS.match(head)
     if found is None:
-        return read_manifest(place).status
+        return read_manifest(storage).status
     return "complete" if found[1] == b"complete" else "running"
 
 
-def read_commit(place: Place, name: str) -> Commit | None:
-    """A commit of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
-    commit = _read(place, name, COMMIT, Commit)
+def read_commit(storage: Storage, name: str) -> Commit | None:
+    """A commit of the run in storage; None where there is none of that name any more. Raises `RunUnreadable`."""
+    commit = _read(storage, name, COMMIT, Commit)
     if commit is None:
         return None
-    with _undamaged(place, name):
+    with _undamaged(storage, name):
         if commit_name(commit.shard.index) != name:
             raise ValueError(f"it is of shard {commit.shard.index}")
     part = part_name(commit.shard.index, commit.shard.index, commit.worker)
@@ -572,9 +572,9 @@ def read_commit(place: Place, name: str) -> Commit | None:
     return dataclasses.replace(commit, files=files)
 
 
-def read_worker(place: Place, name: str) -> Worker | None:
-    """A worker of the run in a place; None where there is none of that name any more. Raises `RunUnreadable`."""
-    return _read(place, name, WORKER, Worker)
+def read_worker(storage: Storage, name: str) -> Worker | None:
+    """A worker of the run in storage; None where there is none of that name any more. Raises `RunUnreadable`."""
+    return _read(storage, name, WORKER, Worker)
 
 
 def now() -> str:
@@ -595,11 +595,11 @@ def part_name(first: int, last: int, attempt: str) -> str:
     return f"part-{shards}.{attempt}.parquet"
 
 
-def _read(place: Place, name: str, kind: str, struct: type[Struct]) -> Struct | None:
+def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struct | None:
     """The content of a JSON file that is signed; None where it is missing. Raises `RunUnreadable`."""
-    where = f"{place.shown}/{name}"
+    where = f"{storage.shown}/{name}"
     try:
-        data = json.loads(place.read(name))
+        data = json.loads(storage.read(name))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -610,7 +610,7 @@ def _read(place: Place, name: str, kind: str, struct: type[Struct]) -> Struct | 
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
         hint = "use the alphaprof that wrote it, or profile again"
         raise RunUnreadable(f"{where} is not version {VERSION} of an alphaprof run", hint)
-    with _undamaged(place, name):
+    with _undamaged(storage, name):
         if data.pop("digest", None) != digest_of(data):
             raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
         del data["format"], data["version"]
@@ -619,12 +619,12 @@ def _read(place: Place, name: str, kind: str, struct: type[Struct]) -> Struct | 
 
 
 @contextlib.contextmanager
-def _undamaged(place: Place, name: str) -> Iterator[None]:
+def _undamaged(storage: Storage, name: str) -> Iterator[None]:
     """Raises `RunDamaged` for what its content cannot be."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise RunDamaged(f"{place.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
+        raise RunDamaged(f"{storage.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
 
 
 def _mended(name: str) -> str:

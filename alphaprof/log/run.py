@@ -32,7 +32,6 @@ from alphaprof.log.manifest import (
     read_status,
     read_worker,
 )
-from alphaprof.log.place import LocalPlace, Place, place_of, reading
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -44,6 +43,7 @@ from alphaprof.log.schema import (
     imported_totals_columns,
     totals_columns,
 )
+from alphaprof.log.storage import LocalStorage, Storage, reading, storage_of
 from alphaprof.log.tables import rows_of
 
 COMMITTED = re.compile(r"commits/(\d{5,})\.json")
@@ -66,8 +66,8 @@ class Run:
     be read, which are none for readers.
     """
 
-    def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
-        self.place = place_of(where) if isinstance(where, (Path, str)) else where
+    def __init__(self, where: Storage | Path | str, manifest: Manifest) -> None:
+        self.storage = storage_of(where) if isinstance(where, (Path, str)) else where
         self.manifest = manifest
         self.damaged: set[str] = set()
         self.torn: set[int] = set()
@@ -77,23 +77,23 @@ class Run:
         self._index: tuple[dict[str, File], dict[tuple[str, int], str]] = {}, {}
 
     @classmethod
-    def open(cls, where: Place | Path | str) -> Self:
-        """The run in a place, with the shards that are committed by now."""
-        place = place_of(where) if isinstance(where, (Path, str)) else where
-        run = cls(place, read_manifest(place))
+    def open(cls, where: Storage | Path | str) -> Self:
+        """The run in storage, with the shards that are committed by now."""
+        storage = storage_of(where) if isinstance(where, (Path, str)) else where
+        run = cls(storage, read_manifest(storage))
         run.refresh()
         return run
 
     @property
     def path(self) -> Path | str:
         """Where it lies: a directory, or a URI without credentials."""
-        return self.place.path if isinstance(self.place, LocalPlace) else self.place.shown
+        return self.storage.path if isinstance(self.storage, LocalStorage) else self.storage.shown
 
     def view(self, manifest: Manifest, keep: bool = False) -> Run:
         """The same run seen through another manifest: with some of its shards, or another decision. `keep`: what was read of
         its log stays in memory, so that every column is fetched once.
         """
-        other = Run(self.place, manifest)
+        other = Run(self.storage, manifest)
         other._footers = self._footers
         other._kept = {} if keep else None
         return other
@@ -113,7 +113,7 @@ class Run:
 
     def committed(self) -> set[int]:
         """The shards that have a commit; none of them is read."""
-        return {int(found[1]) for name in self.place.names("commits") if (found := COMMITTED.fullmatch(name))}
+        return {int(found[1]) for name in self.storage.names("commits") if (found := COMMITTED.fullmatch(name))}
 
     def commits(self, afresh: bool = False) -> dict[int, Commit]:
         """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet.
@@ -121,7 +121,7 @@ class Run:
         A commit is read once, since nothing changes it. `afresh`: all are read again, since a damaged shard's may have been
         withdrawn and replaced.
         """
-        names = [name for name in self.place.names("commits") if COMMITTED.fullmatch(name)]
+        names = [name for name in self.storage.names("commits") if COMMITTED.fullmatch(name)]
         self.torn, self._commits = set(), {} if afresh else self._commits
         new = [name for name in names if name not in self._commits]
         for name, commit in zip(new, self._each(self._commit_of, new), strict=True):
@@ -135,7 +135,7 @@ class Run:
     def _commit_of(self, name: str) -> Commit | RunDamaged | None:
         """A commit, or the failure where it is damaged: the others are read all the same."""
         try:
-            return read_commit(self.place, name)
+            return read_commit(self.storage, name)
         except RunDamaged as error:
             return error
 
@@ -152,13 +152,13 @@ class Run:
 
     def workers(self) -> dict[str, Worker]:
         """Who works on a run or did, by the name that commits give them."""
-        files = [file for file in self.place.names("workers") if file.endswith(".json")]
-        read = self._each(partial(read_worker, self.place), files)
+        files = [file for file in self.storage.names("workers") if file.endswith(".json")]
+        read = self._each(partial(read_worker, self.storage), files)
         return {Path(file).stem: it for file, it in zip(files, read, strict=True) if it is not None}
 
     def is_finished(self) -> bool:
         """Whether some process has finished the run meanwhile."""
-        return self.manifest.status == "complete" or read_status(self.place) == "complete"
+        return self.manifest.status == "complete" or read_status(self.storage) == "complete"
 
     @property
     def rules(self) -> list[str]:
@@ -281,7 +281,7 @@ class Run:
         damaged is left out where the position log can tell what it held.
         """
         folder = f"totals/draft={draft}"
-        there = self.place.names(folder)
+        there = self.storage.names(folder)
         named = [name for name in self._parts(folder) if name in there]
         parts = [TotalsPart(name, *shards) for name in named if (shards := shards_of(name)) is not None]
         parts = readable(parts, len(self.shards))
@@ -303,7 +303,7 @@ class Run:
     def totals(self, part: TotalsPart, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
         hint = AGAIN if self.imported else COPY
-        with reading(f"{self.path}/{part.name}", hint), self.place.open(part.name) as stream:
+        with reading(f"{self.path}/{part.name}", hint), self.storage.open(part.name) as stream:
             # A footer tells of hundreds of columns and takes longer to read than a few of them.
             file = self._parquet(stream, self._footers.get(part.name))
             self._footers[part.name] = file.metadata
@@ -312,7 +312,7 @@ class Run:
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
         name = next(iter(self.manifest.times), None)
-        if name is None or not self.place.has(name):
+        if name is None or not self.storage.has(name):
             return None
         return self._read(name, TIMED_AGAIN, LATENCY_COLUMNS)
 
@@ -350,7 +350,7 @@ class Run:
 
         Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
-        there = {name.partition("/")[0] for name in self.place.names("")}
+        there = {name.partition("/")[0] for name in self.storage.names("")}
         optional = {"positions", "continuations", "prompts", *self.manifest.times}
         left = set() if self.imported else optional - there
         names = [name for name in self.manifest.files if name.partition("/")[0] not in left]
@@ -377,12 +377,12 @@ class Run:
         """Whether a folder holds anything. Raises `RunUnreadable` where the system does not say."""
         first = next((name for name in self.manifest.files if name.startswith(f"{folder}/")), "")
         with reading(f"{self.path}/{folder}", ACCESS):  # to list a folder of many shards takes as long as to read them
-            return bool(first and self.place.has(first)) or bool(self.place.names(folder))
+            return bool(first and self.storage.has(first)) or bool(self.storage.names(folder))
 
     @property
     def _near(self) -> bool:
         """Whether bytes cost no requests."""
-        return isinstance(self.place, LocalPlace)
+        return isinstance(self.storage, LocalStorage)
 
     def _parquet(self, stream: pa.NativeFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
         """A Parquet file to read columns of; from afar those that lie side by side are one request."""
@@ -402,7 +402,7 @@ class Run:
 
     def _stream(self, name: str, hint: str) -> pa.NativeFile:
         try:
-            return self.place.open(name)
+            return self.storage.open(name)
         except FileNotFoundError as error:
             raise RunDamaged(f"{self.path}/{name} cannot be read: {error.strerror}", hint) from None
 

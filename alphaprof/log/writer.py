@@ -48,9 +48,9 @@ from alphaprof.log.manifest import (
     read_status,
 )
 from alphaprof.log.notes import note
-from alphaprof.log.place import Place, require_put_if_absent
 from alphaprof.log.run import Run
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, PROMPT_COLUMNS
+from alphaprof.log.storage import Storage, require_put_if_absent
 from alphaprof.log.tables import table_content, totals_content
 
 SIGN = ".beginning"  # what the process that begins a run writes again and again, until there is a manifest
@@ -75,68 +75,68 @@ class Beginning:
         text = json.dumps({name: value for name, value in config.items() if name not in FREE}, sort_keys=True)
         return cls(hashlib.sha256(text.encode()).hexdigest(), platform.node(), os.getpid(), now())
 
-    def require_same(self, place: Place) -> None:
-        """Raise `RunExists` unless the run in a place was begun with the same profile."""
+    def require_same(self, storage: Storage) -> None:
+        """Raise `RunExists` unless the run in storage was begun with the same profile."""
         try:
-            theirs = Beginning(**json.loads(place.read(PROFILE)))
+            theirs = Beginning(**json.loads(storage.read(PROFILE)))
         except FileNotFoundError:  # the other process has failed meanwhile, and taken it back
             return
         except (OSError, ValueError, TypeError):  # somebody's own file of that name
-            raise RunExists(f"{place.shown} exists and is not empty", "choose a new directory for --out") from None
+            raise RunExists(f"{storage.shown} exists and is not empty", "choose a new directory for --out") from None
         if theirs.digest != self.digest:
             raise RunExists(
-                f"{place.shown} was begun with another profile "
+                f"{storage.shown} was begun with another profile "
                 f"(process {theirs.process} on {theirs.host}, since {theirs.since})",
-                f"choose another --out; if that process has ended, delete {place.shown}",
+                f"choose another --out; if that process has ended, delete {storage.shown}",
             )
 
 
-def require_new(place: Place, hint: str = "add --resume to finish it, or choose another --out") -> None:
-    """Raise `RunExists` rather than overwrite anything, and `DiskFull` if a place cannot be made.
+def require_new(storage: Storage, hint: str = "add --resume to finish it, or choose another --out") -> None:
+    """Raise `RunExists` rather than overwrite anything, and `DiskFull` if it cannot be made.
 
     `hint`: what to do if it holds a run already.
     """
-    place.require_writable()
-    names = set(place.names(""))
+    storage.require_writable()
+    names = set(storage.names(""))
     if MANIFEST in names:
-        raise RunExists(f"{place.shown} holds a run already", hint)
+        raise RunExists(f"{storage.shown} holds a run already", hint)
     if PROFILE not in names and names:
-        raise RunExists(f"{place.shown} exists and is not empty", "choose a new directory for --out")
+        raise RunExists(f"{storage.shown} exists and is not empty", "choose a new directory for --out")
 
 
 @contextlib.contextmanager
 def joined(
-    place: Place, config: Mapping[str, Any], resume: bool = False, hint: str | None = None, several: bool = False
+    storage: Storage, config: Mapping[str, Any], resume: bool = False, hint: str | None = None, several: bool = False
 ) -> Iterator[None]:
     """Create the directory of a run if it is missing, and reserve it for this profile; processes that have the same one
     share it. If the block ends before there is a manifest, the next process may have any profile.
 
     `resume`: go on with a run that has a manifest; `hint`: what to do about one, without; `several`: processes share the
-    work, so that the place must heed put-if-absent. Raises `RunExists` and `DiskFull`.
+    work, so that the storage must heed put-if-absent. Raises `RunExists` and `DiskFull`.
     """
     mine, begun, made = Beginning.of(config), False, False
-    resumed = resume and place.has(MANIFEST)
+    resumed = resume and storage.has(MANIFEST)
     if not resumed:
-        require_new(place, *([hint] if hint else []))
-        made = place.make()
+        require_new(storage, *([hint] if hint else []))
+        made = storage.make()
     if several:
-        require_put_if_absent(place)
+        require_put_if_absent(storage)
     if not resumed:
-        begun = place.put_new(PROFILE, (json.dumps(dataclasses.asdict(mine), indent=2) + "\n").encode())
+        begun = storage.put_new(PROFILE, (json.dumps(dataclasses.asdict(mine), indent=2) + "\n").encode())
         if not begun:
-            mine.require_same(place)
+            mine.require_same(storage)
     try:
         yield
     finally:
         with contextlib.suppress(Exception):  # nothing may hide what ended the block
-            if begun and set(place.names("")) == {PROFILE}:
-                place.remove(PROFILE)
+            if begun and set(storage.names("")) == {PROFILE}:
+                storage.remove(PROFILE)
                 if made:
-                    place.discard()
+                    storage.discard()
 
 
 @contextlib.contextmanager
-def alive(place: Place) -> Iterator[None]:
+def alive(storage: Storage) -> Iterator[None]:
     """Have a thread write who this process is, and when, for others that wait for the block to end: however long."""
     me, ended = f"process {os.getpid()} on {platform.node()}", Event()
 
@@ -144,7 +144,7 @@ def alive(place: Place) -> Iterator[None]:
         going = True
         while going:
             with contextlib.suppress(AlphaprofError):  # what this process writes next will tell
-                place.put(SIGN, f"{me}, at {now()}".encode())
+                storage.put(SIGN, f"{me}, at {now()}".encode())
             going = not ended.wait(BEAT)
 
     thread = Thread(target=beat, name="beat", daemon=True)
@@ -155,13 +155,13 @@ def alive(place: Place) -> Iterator[None]:
         ended.set()
         thread.join()
         with contextlib.suppress(AlphaprofError):
-            place.remove(SIGN)
+            storage.remove(SIGN)
 
 
-def last_seen(place: Place) -> str:
-    """Return who begins the run in a place, and when it last said so; empty if nobody has."""
+def last_seen(storage: Storage) -> str:
+    """Return who begins the run in storage, and when it last said so; empty if nobody has."""
     with contextlib.suppress(FileNotFoundError):
-        return cut(place.read(SIGN).decode(errors="replace"))
+        return cut(storage.read(SIGN).decode(errors="replace"))
     return ""
 
 
@@ -182,7 +182,7 @@ class RunWriter(Run):
     another's. Files that are recorded are named by the next manifest that is written.
     """
 
-    def __init__(self, where: Place | Path | str, manifest: Manifest) -> None:
+    def __init__(self, where: Storage | Path | str, manifest: Manifest) -> None:
         super().__init__(where, manifest)
         self.worker = secrets.token_hex(4)
         self.refused = 0
@@ -192,14 +192,14 @@ class RunWriter(Run):
     @contextlib.contextmanager
     def beginning(self) -> Iterator[None]:
         """Remove what this process has written, and no other one, if the block ends and the run is not its own."""
-        self.place.make()  # a process that began the same run, and failed, may have removed it
+        self.storage.make()  # a process that began the same run, and failed, may have removed it
         try:
             yield
         finally:
             with contextlib.suppress(Exception):  # nothing may hide what ended the block
-                named = read_manifest(self.place).files if self.place.has(MANIFEST) else {}
+                named = read_manifest(self.storage).files if self.storage.has(MANIFEST) else {}
                 for name in self._written - named.keys():
-                    self.place.remove(name)
+                    self.storage.remove(name)
 
     def stage(self, prompts: pa.Table, index: int) -> None:
         """Write the documents of a shard as they are to be measured."""
@@ -213,14 +213,14 @@ class RunWriter(Run):
 
     def begin(self, part: str = "0/1") -> bool:
         """Write the manifest of a run that begins; False if another process has written one. `part`: this process's."""
-        begun = self.place.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
+        begun = self.storage.put_new(MANIFEST, (self.manifest.to_json() + "\n").encode())
         if begun and self.manifest.imported is None:
             self.register(Worker.here(self.manifest.target.device, self.manifest.environment, part))
         return begun
 
     def register(self, worker: Worker) -> None:
         """Say who this process is, before its first shard."""
-        self.place.put(f"workers/{self.worker}.json", worker.to_json().encode())
+        self.storage.put(f"workers/{self.worker}.json", worker.to_json().encode())
 
     def commit(
         self,
@@ -242,21 +242,21 @@ class RunWriter(Run):
             files[name] = self._write(name, table_content(table, columns, name))
         commit = Commit(shard, files, self.worker, round(seconds, 3), now())
         named = commit_name(shard.index)
-        if (mine := self.place.put_new(named, commit.to_json().encode())) and self._is_wanted(commit):
+        if (mine := self.storage.put_new(named, commit.to_json().encode())) and self._is_wanted(commit):
             self._commits[named] = commit
             return True
         self.refused += 1
         for name in [named] * mine + list(files):
-            self.place.remove(name)
+            self.storage.remove(name)
         return False
 
     def _is_wanted(self, commit: Commit) -> bool:
         """Whether a run holds a shard whose commit was just written: it is running, or was finished with it. If it was
         finished with an earlier commit that was withdrawn meanwhile, it is running again.
         """
-        if read_status(self.place) == "running":
+        if read_status(self.storage) == "running":
             return True
-        stored = read_manifest(self.place)
+        stored = read_manifest(self.storage)
         if commit.shard.index >= len(stored.shards):
             return False
         if not {name for name in commit.files if not name.startswith("totals/")} <= stored.files.keys():
@@ -278,11 +278,11 @@ class RunWriter(Run):
         try:
             self._complete(join_totals)
         except RunUnreadable:  # another process has finished it meanwhile, and removed what it has joined
-            stored = read_manifest(self.place)
+            stored = read_manifest(self.storage)
             if self.manifest.status == "complete" or stored.status != "complete":
                 raise
             self.manifest = stored
-        if set(self.manifest.files) - set(self.place.names("")):  # the same, and some of these are gone
+        if set(self.manifest.files) - set(self.storage.names("")):  # the same, and some of these are gone
             self._complete(join_totals)
 
     def _require_measured(self, shards: int) -> None:
@@ -314,7 +314,7 @@ class RunWriter(Run):
         if not (odd := list(dict.fromkeys(each for found in others for each in found))):
             return earlier
         mixed = note("mixed_devices", where="; ".join(odd))
-        if not read_manifest(self.place).profile.mixed_devices:
+        if not read_manifest(self.storage).profile.mixed_devices:
             accept = "accept it: alphaprof profile with --resume and --set execution.mixed_devices=true"
             raise RunMismatch(mixed["message"], accept)
         return (*earlier, mixed)
@@ -327,20 +327,20 @@ class RunWriter(Run):
             if (first, last) not in joined_already:
                 self.write_documents(self.collected(self.shards[first : last + 1]), (first, last))
         join_totals(self)
-        stored = read_manifest(self.place)  # another process may have changed the decision, or timed the steps again
+        stored = read_manifest(self.storage)  # another process may have changed the decision, or timed the steps again
         kept = {name: file for name, file in self.manifest.files.items() if not _is_beyond(name, len(self.shards))}
         complete = dataclasses.replace(self.manifest, status="complete", files=kept, config=stored.config)
         if complete != before:
             self.write_manifest(complete)
         for index in self.committed():
             if index >= len(self.shards):
-                self.place.remove(commit_name(index))
-        self.place.remove(SIGN)  # of a process that was killed as the run began
-        stored = read_manifest(self.place)
+                self.storage.remove(commit_name(index))
+        self.storage.remove(SIGN)  # of a process that was killed as the run began
+        stored = read_manifest(self.storage)
         if stored.status == "running":  # a shard was withdrawn meanwhile: the files of the others are named by commits alone
             return
-        remove_unnamed(self.place, stored.files)
-        self.place.remove_temporary()  # a process that is still at it writes its own again
+        remove_unnamed(self.storage, stored.files)
+        self.storage.remove_temporary()  # a process that is still at it writes its own again
 
     def _whole_documents(self) -> set[tuple[int, int]]:
         """The shards, from the first to the last, whose documents have a file of their own that is as it was written."""
@@ -370,7 +370,7 @@ class RunWriter(Run):
         """
         for index in damaged:
             self.withdraw(index)
-        self.manifest = read_manifest(self.place)
+        self.manifest = read_manifest(self.storage)
         if self.manifest.status == "complete":
             self.write_manifest(self.manifest.reopened())
         self.refresh()
@@ -380,20 +380,20 @@ class RunWriter(Run):
         name = commit_name(index)
         known = self._commits.pop(name, None)
         try:
-            stored = read_commit(self.place, name)
+            stored = read_commit(self.storage, name)
         except RunDamaged:
             stored = known
         if stored == known:
-            self.place.remove(name)
+            self.storage.remove(name)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace manifest.json."""
         self.manifest = manifest
-        self.place.put(MANIFEST, (manifest.to_json() + "\n").encode())
+        self.storage.put(MANIFEST, (manifest.to_json() + "\n").encode())
 
     def update_manifest(self, change: Callable[[Manifest], Manifest]) -> None:
         """Change some fields of the manifest as it is stored now, whatever other processes have written meanwhile."""
-        self.place.put(MANIFEST, (change(read_manifest(self.place)).to_json() + "\n").encode())
+        self.storage.put(MANIFEST, (change(read_manifest(self.storage)).to_json() + "\n").encode())
         self.manifest = change(self.manifest)
 
     def _record(self, name: str, content: pa.Buffer, is_gone: Callable[[str], bool] = lambda _: False) -> None:
@@ -407,17 +407,17 @@ class RunWriter(Run):
 
     def _write(self, name: str, content: pa.Buffer) -> File:
         self._written.add(name)  # a write that fails may leave it there
-        self.place.put(name, content)
+        self.storage.put(name, content)
         return file_of(content)
 
 
-def remove_unnamed(place: Place, named: Collection[str]) -> None:
+def remove_unnamed(storage: Storage, named: Collection[str]) -> None:
     """Remove files of a run that are not among some names; files of a user's own stay, wherever they lie."""
-    for name in place.names(""):
+    for name in storage.names(""):
         folder, _, file = name.rpartition("/")
         ours = OURS.fullmatch(folder) and shards_of(file) is not None
         if (ours or (not folder and TIMES.fullmatch(file))) and name not in named:
-            place.remove(name)
+            storage.remove(name)
 
 
 def _is_beyond(name: str, shards: int) -> bool:

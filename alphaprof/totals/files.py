@@ -80,11 +80,11 @@ class DraftTotals:
         try:
             return use(self.tables(request, columns))
         except RunUnreadable:
-            there = self.run.place.names(f"totals/draft={self.draft}")
+            there = self.run.storage.names(f"totals/draft={self.draft}")
             if all(part.name in there for part in self.parts):
                 raise
             # A process that has finished the run has joined some of them meanwhile.
-            manifest = dataclasses.replace(self.run.manifest, files=Run.open(self.run.place).manifest.files)
+            manifest = dataclasses.replace(self.run.manifest, files=Run.open(self.run.storage).manifest.files)
             return use(DraftTotals(self.run.view(manifest), self.draft).tables(request, columns))
 
     def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from alphaprof.log.place import LocalPlace
 from alphaprof.log.split import RunText
+from alphaprof.log.storage import LocalStorage
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
@@ -124,7 +124,7 @@ def training(setting: Setting) -> Iterator[Line]:
     network = new_head(target, ids, seed=0)
     features = Features(target, network.layers, texts, setting.folder, 8192)
     features.fill(lambda _: None)
-    law, place = TargetLaw(target, ids.to(target.device)), LocalPlace(setting.folder)
+    law, place = TargetLaw(target, ids.to(target.device)), LocalStorage(setting.folder)
     schedule = Schedule(STEPS, 3, count * size, 8192, 1e-3, 0)
     autocast = torch.bfloat16 if setting.on_gpu else None
     trainer = Trainer(network, law, features, features, schedule, place, autocast)

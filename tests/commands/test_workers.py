@@ -14,8 +14,8 @@ import pytest
 from alphaprof.cli import measuring
 from alphaprof.commands import runs
 from alphaprof.errors import WorkerFailed
-from alphaprof.log.place import place_of
 from alphaprof.log.run import Run
+from alphaprof.log.storage import storage_of
 from tests.synthetic import Recipe, interrupted, write_run
 
 FAILS = "import sys; sys.exit('error: no such file\\nhint: make it')"
@@ -47,7 +47,7 @@ def worked(monkeypatch: pytest.MonkeyPatch, out: Path, *scripts: str) -> list[st
     monkeypatch.setattr(runs, "visible_gpus", list)
     monkeypatch.setattr(runs, "LOOK", 0.01)
     try:
-        runs.work_together([], len(scripts), place_of(out), said.append)
+        runs.work_together([], len(scripts), storage_of(out), said.append)
     except WorkerFailed as error:
         said.append(f"{error.exit_code}: {error.message}; {error.hint}")
     return said
@@ -143,9 +143,9 @@ def test_progress_counts_what_all_workers_have_committed(
     monkeypatch: pytest.MonkeyPatch, going: Path, tmp_path: Path
 ) -> None:
     """Said when the one that speaks is done, by how much of the run is there."""
-    assert runs.progress_line(place_of(going)).startswith("profiling: 1 of 3 shards, ")
-    assert runs.progress_line(place_of(tmp_path / "whole")) == "profiling: 3 of 3 shards"
-    assert "cannot be read now" in runs.progress_line(place_of(tmp_path / "none"))
+    assert runs.progress_line(storage_of(going)).startswith("profiling: 1 of 3 shards, ")
+    assert runs.progress_line(storage_of(tmp_path / "whole")) == "profiling: 3 of 3 shards"
+    assert "cannot be read now" in runs.progress_line(storage_of(tmp_path / "none"))
     monkeypatch.setattr(runs, "SAY", 0.0)
     monkeypatch.setattr(runs, "progress_line", lambda place: Path(f"{going}.mark").touch() or "a line")
     assert set(worked(monkeypatch, going, ENDS, OUTLASTS)) == {"a line"}

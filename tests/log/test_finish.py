@@ -12,7 +12,7 @@ import pytest
 
 from alphaprof.errors import RunMismatch, RunUnreadable
 from alphaprof.log.manifest import Worker
-from alphaprof.log.place import LocalPlace
+from alphaprof.log.storage import LocalStorage
 from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import build_report
 from alphaprof.totals.files import join_totals, shard_totals
@@ -114,16 +114,16 @@ def test_the_last_shard_stays_where_another_process_finishes_the_run_at_once(
 ) -> None:
     """Between the commit and the next step of the process that measured it."""
     last, other = interrupted(run, tmp_path / "going", 5), RunWriter(tmp_path / "going", run.manifest)
-    put_new = last.place.put_new
+    put_new = last.storage.put_new
 
-    def and_finished(_: LocalPlace, name: str, content: Any) -> bool:
+    def and_finished(_: LocalStorage, name: str, content: Any) -> bool:
         try:
             return put_new(name, content)
         finally:
-            other.manifest = RunWriter.open(other.place).manifest
+            other.manifest = RunWriter.open(other.storage).manifest
             other.finish(join_totals)
 
-    monkeypatch.setattr(LocalPlace, "put_new", and_finished)
+    monkeypatch.setattr(LocalStorage, "put_new", and_finished)
     assert commit_again(last, run, 5)
     assert len(RunWriter.open(last.path).shards) == 6
     RunWriter.open(last.path).verify()
@@ -206,19 +206,19 @@ def test_a_disk_that_fails_for_a_moment_is_no_damage(
 ) -> None:
     """What cannot be read now may be whole: nothing is withdrawn for it, and no commit is taken for torn."""
 
-    def failing(self: LocalPlace, name: str) -> Any:
+    def failing(self: LocalStorage, name: str) -> Any:
         raise RunUnreadable(f"{name} cannot be read: Input/output error", "check that disk")
 
-    monkeypatch.setattr(LocalPlace, "open", failing)
+    monkeypatch.setattr(LocalStorage, "open", failing)
     with pytest.raises(RunUnreadable, match="Input/output error"):
         going.damaged_shards()
     monkeypatch.undo()
-    read = LocalPlace.read
+    read = LocalStorage.read
 
-    def commits_fail(self: LocalPlace, name: str) -> bytes:
+    def commits_fail(self: LocalStorage, name: str) -> bytes:
         return failing(self, name) if name.startswith("commits/") else read(self, name)
 
-    monkeypatch.setattr(LocalPlace, "read", commits_fail)
+    monkeypatch.setattr(LocalStorage, "read", commits_fail)
     with pytest.raises(RunUnreadable, match="Input/output error"):
         RunWriter.open(going.path)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from alphaprof.errors import DiskFull, RunExists
-from alphaprof.log.place import place_of
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
+from alphaprof.log.storage import storage_of
 from alphaprof.log.writer import Beginning, RunWriter, joined
 from tests.synthetic import Recipe, manifest
 
@@ -37,7 +37,7 @@ def begun(run: RunWriter) -> list[str]:
 @contextlib.contextmanager
 def written(folder: Path, config: dict[str, Any] | None = None, resume: bool = False) -> Iterator[RunWriter]:
     """Join a directory and write files there, as the staging of prompts does."""
-    with joined(place_of(folder), config or CONFIG, resume):
+    with joined(storage_of(folder), config or CONFIG, resume):
         run = RunWriter(folder, manifest(Recipe()))
         with run.beginning():
             run.stage(arrow_schema(PROMPT_COLUMNS).empty_table(), 0)
@@ -62,7 +62,7 @@ def test_processes_with_one_profile_share_a_directory_and_another_is_refused(
     with pytest.raises(RunExists, match="holds a run already") as caught, written(Path("run")):
         pass
     assert "--resume" in caught.value.hint
-    with joined(place_of("run"), CONFIG, resume=True):
+    with joined(storage_of("run"), CONFIG, resume=True):
         pass
 
 

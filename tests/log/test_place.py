@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
-from alphaprof.log.place import LocalPlace, Place, address_of, objects, place_of, require_put_if_absent
-from alphaprof.log.place.local import WRITTEN
+from alphaprof.log.storage import LocalStorage, Storage, address_of, objects, require_put_if_absent, storage_of
+from alphaprof.log.storage.local import WRITTEN
 
 PART = "positions/draft=a/part-00001.1f2e3d4c.parquet"
 COMMIT = "commits/00001.json"
@@ -35,18 +35,18 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> LocalPlace:
-    place = LocalPlace(tmp_path / "run")
+def local(tmp_path: Path) -> LocalStorage:
+    place = LocalStorage(tmp_path / "run")
     place.make()
     return place
 
 
-def everything(place: LocalPlace) -> list[str]:
+def everything(place: LocalStorage) -> list[str]:
     """Names of all files, hidden ones too."""
     return sorted(path.relative_to(place.path).as_posix() for path in place.path.rglob("*") if path.is_file())
 
 
-def keeps_whole_files_by_name(place: Place) -> None:
+def keeps_whole_files_by_name(place: Storage) -> None:
     """Write, list, read and remove files of an empty place."""
     assert place.names("") == {}
     place.put(PART, pa.py_buffer(b"positions"))
@@ -65,14 +65,16 @@ def keeps_whole_files_by_name(place: Place) -> None:
             read(PART)
 
 
-def test_a_folder_keeps_whole_files_by_name(local: LocalPlace) -> None:
+def test_a_folder_keeps_whole_files_by_name(local: LocalStorage) -> None:
     keeps_whole_files_by_name(local)
     local.remove("totals/draft=a/part-00000.parquet")
     assert everything(local) == ["empty", "manifest.json"]
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_threads_that_want_one_name_one_gets_it(local: LocalPlace, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_threads_that_want_one_name_one_gets_it(
+    local: LocalStorage, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not links:
         monkeypatch.setattr(os, "link", refusing(errno.EPERM))
     for number in range(20):
@@ -100,19 +102,19 @@ def refusing(number: int) -> Callable[..., None]:
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from alphaprof.log.place import place_of
+from alphaprof.log.storage import storage_of
 
 def stop(_):
     print("writing", flush=True)
     time.sleep(600)
 
 os.fsync = stop
-getattr(place_of(Path(sys.argv[1])), sys.argv[2])("commits/00001.json", b"later")
+getattr(storage_of(Path(sys.argv[1])), sys.argv[2])("commits/00001.json", b"later")
 """
 
 
 @pytest.mark.parametrize("verb", ["put", "put_new"])
-def test_a_process_killed_while_it_writes_leaves_nothing_to_see(local: LocalPlace, verb: str) -> None:
+def test_a_process_killed_while_it_writes_leaves_nothing_to_see(local: LocalStorage, verb: str) -> None:
     local.put("commits/00000.json", b"earlier")
     if verb == "put":
         local.put(COMMIT, b"earlier")
@@ -130,7 +132,7 @@ def test_a_process_killed_while_it_writes_leaves_nothing_to_see(local: LocalPlac
 
 
 @pytest.mark.parametrize("verb", ["put", "put_new"])
-def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalPlace, verb: str) -> None:
+def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalStorage, verb: str) -> None:
     local.path.rename(local.path.with_name("elsewhere"))
     for name in (COMMIT, "manifest.json"):
         with pytest.raises(DiskFull, match="run was deleted or renamed while it was written") as caught:
@@ -139,7 +141,7 @@ def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalPlace, v
     assert not local.path.exists()
 
 
-def test_without_hard_links_a_name_is_still_taken_once(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_a_name_is_still_taken_once(local: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refusing(errno.EPERM))
     assert local.put_new(COMMIT, b"first")
     assert not local.put_new(COMMIT, b"second")
@@ -157,7 +159,7 @@ def test_without_hard_links_a_name_is_still_taken_once(local: LocalPlace, monkey
     assert everything(local) == [COMMIT]
 
 
-def test_a_link_whose_answer_was_lost_is_known_again(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_answer_was_lost_is_known_again(local: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """An NFS client that asks again is told that the name exists."""
     link = os.link
 
@@ -171,7 +173,7 @@ def test_a_link_whose_answer_was_lost_is_known_again(local: LocalPlace, monkeypa
 
 
 @pytest.mark.parametrize("name", ["../other", "a/../../b", "/etc/passwd", "a\nb"])
-def test_a_name_never_leads_out_of_the_run(local: LocalPlace, name: str) -> None:
+def test_a_name_never_leads_out_of_the_run(local: LocalStorage, name: str) -> None:
     (local.path.parent / "other").write_text("kept")
     verbs: list[Callable[[str], Any]] = [local.read, local.open, local.remove]
     for verb in (*verbs, lambda name: local.put(name, b""), lambda name: local.put_new(name, b"")):
@@ -182,7 +184,7 @@ def test_a_name_never_leads_out_of_the_run(local: LocalPlace, name: str) -> None
     assert everything(local) == []
 
 
-def test_what_cannot_be_read_says_so(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_says_so(local: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     (local.path / "manifest.json").mkdir()
     for read in (local.read, local.open):
         with pytest.raises(RunUnreadable, match=r"manifest\.json"):
@@ -204,7 +206,7 @@ def parquet(rows: int = 50_000) -> tuple[pa.Table, bytes]:
 def test_an_address_in_a_store_outlives_a_path() -> None:
     """--reuse-continuations s3://... is a path for the command line, and an actor of Ray gets its text."""
     pytest.importorskip("obstore")
-    assert address_of(place_of(Path("s3://bucket/runs/one"))) == "s3://bucket/runs/one"
+    assert address_of(storage_of(Path("s3://bucket/runs/one"))) == "s3://bucket/runs/one"
 
 
 @pytest.mark.parametrize(
@@ -213,18 +215,18 @@ def test_an_address_in_a_store_outlives_a_path() -> None:
 )
 def test_an_address_that_is_none_says_what_one_looks_like(address: str) -> None:
     with pytest.raises(OptionInvalid, match="s3://BUCKET/FOLDER") as caught:
-        place_of(address)
+        storage_of(address)
     assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_without_the_package_the_line_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "find_spec", lambda _: None)
     with pytest.raises(ExtraMissing, match="s3://bucket/run needs the package obstore") as caught:
-        place_of("s3://bucket/run")
+        storage_of("s3://bucket/run")
     assert caught.value.hint.startswith("pip install")
 
 
-class Careless(LocalPlace):
+class Careless(LocalStorage):
     """A place that ignores the condition, as some servers that speak like S3 do."""
 
     def put_new(self, name: str, content: Any) -> bool:
@@ -232,7 +234,7 @@ class Careless(LocalPlace):
         return True
 
 
-def test_a_store_that_ignores_put_if_absent_is_caught(local: LocalPlace) -> None:
+def test_a_store_that_ignores_put_if_absent_is_caught(local: LocalStorage) -> None:
     require_put_if_absent(local)
     with pytest.raises(DiskFull, match="ignores put-if-absent"):
         require_put_if_absent(Careless(local.path))
@@ -369,21 +371,21 @@ def said(error: AlphaprofError) -> str:
 
 
 @pytest.fixture
-def remote(gate: Gate) -> Place:
-    return place_of("s3://bucket/runs/r1")
+def remote(gate: Gate) -> Storage:
+    return storage_of("s3://bucket/runs/r1")
 
 
 @on_servers
-def test_an_object_store_keeps_whole_files_by_name(gate: Gate, remote: Place) -> None:
+def test_an_object_store_keeps_whole_files_by_name(gate: Gate, remote: Storage) -> None:
     remote.make()
-    place_of("s3://bucket/runs/r10").put("manifest.json", b"of another run")
+    storage_of("s3://bucket/runs/r10").put("manifest.json", b"of another run")
     keeps_whole_files_by_name(remote)
     with pytest.raises(RunUnreadable, match="none of its own"):
         remote.read("../r10/manifest.json")
 
 
 @on_servers
-def test_a_large_file_is_one_request(gate: Gate, remote: Place) -> None:
+def test_a_large_file_is_one_request(gate: Gate, remote: Storage) -> None:
     """Parts of an upload that was given up would lie, and cost, where no listing shows them."""
     content = bytes(12_000_000)
     remote.put(PART, content)
@@ -393,10 +395,10 @@ def test_a_large_file_is_one_request(gate: Gate, remote: Place) -> None:
 
 
 @on_servers
-def test_a_name_in_an_object_store_is_taken_once(gate: Gate, remote: Place) -> None:
+def test_a_name_in_an_object_store_is_taken_once(gate: Gate, remote: Storage) -> None:
     assert remote.put_new(COMMIT, b"first")
     assert not remote.put_new(COMMIT, b"first")
-    assert not place_of("s3://bucket/runs/r1").put_new(COMMIT, b"second")
+    assert not storage_of("s3://bucket/runs/r1").put_new(COMMIT, b"second")
     assert remote.read(COMMIT) == b"first"
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda writer: remote.put_new("commits/00002.json", bytes([writer])), range(4)))
@@ -407,7 +409,7 @@ def test_a_name_in_an_object_store_is_taken_once(gate: Gate, remote: Place) -> N
 
 
 @on_servers
-def test_a_write_whose_answer_was_lost_is_known_again(gate: Gate, remote: Place) -> None:
+def test_a_write_whose_answer_was_lost_is_known_again(gate: Gate, remote: Storage) -> None:
     gate.faults["PUT"] = ["lost"]
     assert remote.put_new(COMMIT, b"mine")
     assert [status for method, _, status in gate.asked if method == "PUT"] == [503, 412]
@@ -416,7 +418,7 @@ def test_a_write_whose_answer_was_lost_is_known_again(gate: Gate, remote: Place)
 
 
 @on_servers
-def test_a_conflict_that_left_nothing_is_asked_again(gate: Gate, remote: Place) -> None:
+def test_a_conflict_that_left_nothing_is_asked_again(gate: Gate, remote: Storage) -> None:
     gate.faults["PUT"] = [409]
     gate.body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
     assert remote.put_new(COMMIT, b"mine")
@@ -426,7 +428,7 @@ def test_a_conflict_that_left_nothing_is_asked_again(gate: Gate, remote: Place) 
 
 
 @on_servers
-def test_a_server_that_ignores_the_condition_is_caught(gate: Gate, remote: Place) -> None:
+def test_a_server_that_ignores_the_condition_is_caught(gate: Gate, remote: Storage) -> None:
     gate.deaf = True
     with pytest.raises(DiskFull, match="s3://bucket/runs/r1 ignores put-if-absent") as caught:
         require_put_if_absent(remote)
@@ -435,7 +437,7 @@ def test_a_server_that_ignores_the_condition_is_caught(gate: Gate, remote: Place
 
 
 @on_servers
-def test_columns_are_fetched_and_not_the_file(gate: Gate, remote: Place) -> None:
+def test_columns_are_fetched_and_not_the_file(gate: Gate, remote: Storage) -> None:
     table, content = parquet()
     remote.put(PART, content)
     gate.sent = 0
@@ -448,7 +450,7 @@ def test_columns_are_fetched_and_not_the_file(gate: Gate, remote: Place) -> None
     assert len(content) / 40 < gate.sent < len(content) / 15
 
 
-VERBS: dict[str, Callable[[Place], Any]] = {
+VERBS: dict[str, Callable[[Storage], Any]] = {
     "put": lambda place: place.put(COMMIT, b"{}"),
     "put_new": lambda place: place.put_new(COMMIT, b"{}"),
     "remove": lambda place: place.remove(COMMIT),
@@ -460,7 +462,7 @@ KINDS = ("put", "open", "names")  # obstore raises other errors for a listing, a
 GIVEN_UP = "the store failed or cannot be reached, and asking again did not help"
 
 
-def failing(place: Place, verb: str) -> str:
+def failing(place: Storage, verb: str) -> str:
     kind = DiskFull if verb in ("put", "put_new", "remove") else RunUnreadable
     with pytest.raises(kind) as caught:
         VERBS[verb](place)
@@ -472,7 +474,7 @@ def failing(place: Place, verb: str) -> str:
 @on_servers
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_bucket_that_does_not_exist_is_named(gate: Gate, verb: str) -> None:
-    place = place_of("s3://missing/runs/r1")
+    place = storage_of("s3://missing/runs/r1")
     if verb == "open":  # the answer to HEAD has no body that could tell
         with pytest.raises(FileNotFoundError):
             place.open(COMMIT)
@@ -507,16 +509,16 @@ def test_a_wrong_secret_is_refused_and_a_right_one_taken(gate: Gate, strict: Any
     """The server works out every signature itself."""
     key, secret = strict(["s3:*"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    assert "(SignatureDoesNotMatch)" in failing(place_of("s3://bucket/r"), "put")
+    assert "(SignatureDoesNotMatch)" in failing(storage_of("s3://bucket/r"), "put")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    place = place_of("s3://bucket/r")
+    place = storage_of("s3://bucket/r")
     assert place.put_new("a=b/c", b"{}")
     assert place.open("a=b/c").read() == b"{}"
     assert place.names("") == {"a=b/c": 2}
 
 
 @on_servers
-def test_what_a_store_says_is_not_repeated(gate: Gate, remote: Place) -> None:
+def test_what_a_store_says_is_not_repeated(gate: Gate, remote: Storage) -> None:
     """S3's own answer to a wrong signature holds the key and what was signed."""
     gate.always = 403
     signed = b"<AWSAccessKeyId>AKIDKEY</AWSAccessKeyId><StringToSign>x</StringToSign>"
@@ -527,7 +529,7 @@ def test_what_a_store_says_is_not_repeated(gate: Gate, remote: Place) -> None:
 
 @on_servers
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_store_that_is_busy_is_asked_again(gate: Gate, remote: Place, verb: str) -> None:
+def test_a_store_that_is_busy_is_asked_again(gate: Gate, remote: Storage, verb: str) -> None:
     remote.put(COMMIT, b"{}")
     if verb == "put_new":
         remote.remove(COMMIT)
@@ -540,7 +542,7 @@ def test_a_store_that_is_busy_is_asked_again(gate: Gate, remote: Place, verb: st
 
 @on_servers
 @pytest.mark.parametrize("verb", KINDS)
-def test_a_store_that_stays_busy_is_given_up(gate: Gate, remote: Place, verb: str) -> None:
+def test_a_store_that_stays_busy_is_given_up(gate: Gate, remote: Storage, verb: str) -> None:
     gate.always = 503
     text = failing(remote, verb)
     assert f"{GIVEN_UP}\n" in text
@@ -554,15 +556,15 @@ def test_a_store_that_stays_busy_is_given_up(gate: Gate, remote: Place, verb: st
 def test_without_credentials_the_variables_are_named(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(OptionInvalid, match="environment does not say how to reach s3://bucket") as caught:
-        place_of("s3://bucket/run")
+        storage_of("s3://bucket/run")
     said(caught.value)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # of the machine that lends some
-    assert "access is denied\ncheck AWS_ACCESS_KEY_ID" in failing(place_of("s3://bucket/run"), "put")
+    assert "access is denied\ncheck AWS_ACCESS_KEY_ID" in failing(storage_of("s3://bucket/run"), "put")
 
 
 @on_servers
-def test_a_forked_process_is_told_to_be_spawned(gate: Gate, remote: Place) -> None:
+def test_a_forked_process_is_told_to_be_spawned(gate: Gate, remote: Storage) -> None:
     """It would wait for threads that it does not have."""
     remote.put(COMMIT, b"{}")
     if child := os.fork():

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import alphaprof
-from alphaprof.log.place import place_of
 from alphaprof.log.run import Run
+from alphaprof.log.storage import storage_of
 from alphaprof.render.json import render_json
 from alphaprof.report.build import build_report
 from alphaprof.totals.files import join_totals
@@ -22,9 +22,9 @@ __all__ = ["gate", "server"]  # fixtures
 
 def copied(run: Run, where: str) -> Run:
     """A run in another place."""
-    place = place_of(where)
-    for name in run.place.names(""):
-        place.put(name, run.place.read(name))
+    place = storage_of(where)
+    for name in run.storage.names(""):
+        place.put(name, run.storage.read(name))
     return Run.open(where)
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import VERSION, File, Manifest, Shard, digest_of, read_manifest
-from alphaprof.log.place import place_of
 from alphaprof.log.schema import (
     Column,
     LogRules,
     violations,
 )
+from alphaprof.log.storage import storage_of
 from alphaprof.rules import DEFAULT_RULES
 from tests import synthetic
 from tests.loops import each
@@ -103,7 +103,7 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], object], signed: boo
 
 def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest().to_json())
-    assert read_manifest(place_of(tmp_path)) == manifest()
+    assert read_manifest(storage_of(tmp_path)) == manifest()
     assert (manifest().documents, manifest().positions) == (7, 150)
 
 
@@ -111,7 +111,7 @@ def test_the_manifest_of_a_run_that_goes_on_leaves_shards_to_their_commits(tmp_p
     """Else it would be written for every one of them, and grow."""
     running = dataclasses.replace(manifest(), status="running")
     (tmp_path / "manifest.json").write_text(running.to_json())
-    found = read_manifest(place_of(tmp_path))
+    found = read_manifest(storage_of(tmp_path))
     assert found == dataclasses.replace(running, shards=(), files={TIMES: running.files[TIMES]})
 
 
@@ -126,20 +126,20 @@ def test_the_manifest_of_a_run_that_goes_on_leaves_shards_to_their_commits(tmp_p
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunUnreadable):
-        read_manifest(place_of(tmp_path))
+        read_manifest(storage_of(tmp_path))
 
 
 def test_an_edited_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
     """What it says may be possible all the same. Order and white space are not its content."""
     edited(tmp_path, lambda data: data["shards"][0].update(documents=5), signed=False)
     with pytest.raises(RunUnreadable, match="is damaged: its content is not what its digest says"):
-        read_manifest(place_of(tmp_path))
+        read_manifest(storage_of(tmp_path))
     data = json.loads(manifest().to_json())
     (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(data.items()))))
-    assert read_manifest(place_of(tmp_path)) == manifest()
+    assert read_manifest(storage_of(tmp_path)) == manifest()
 
 
 def test_no_run_at_all_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(RunUnreadable, match=r"no manifest\.json") as caught:
-        read_manifest(place_of(tmp_path / "nothing"))
+        read_manifest(storage_of(tmp_path / "nothing"))
     assert "profile --out" in caught.value.hint

@@ -24,8 +24,8 @@ import pytest
 from alphaprof.config.load import load_profile
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.manifest import MANIFEST
-from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.run import Run
+from alphaprof.log.storage import LocalStorage, storage_of
 from alphaprof.log.writer import SIGN
 from alphaprof.profiling.run import parts
 from alphaprof.profiling.run import profile as profiling
@@ -52,7 +52,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, after: bool
     dead = False
 
     def dying(original: Callable[..., Any], is_it: bool) -> Callable[..., Any]:
-        def call(place: LocalPlace, file: str, *rest: Any) -> Any:
+        def call(place: LocalStorage, file: str, *rest: Any) -> Any:
             nonlocal dead
             hit = is_it and file.startswith(name)
             if dead or (hit and not after):
@@ -67,7 +67,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, after: bool
         return call
 
     for each in ("put", "put_new", "remove"):
-        monkeypatch.setattr(LocalPlace, each, dying(getattr(LocalPlace, each), each == verb))
+        monkeypatch.setattr(LocalStorage, each, dying(getattr(LocalStorage, each), each == verb))
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_part_waits_for_part_0_that_died(tmp_path: Path, monkeypatch: pytest.M
     clock = Clock(monkeypatch, {})
     (tmp_path / SIGN).write_text("process 7 on node-3, at 2026-01-01T00:00:00+00:00")
     with pytest.raises(RunUnreadable, match=r"no sign of life for 30 minutes \(seen last: process 7 on node-3") as caught:
-        wait_until_begun(place_of(tmp_path), Part(1, 4), str)
+        wait_until_begun(storage_of(tmp_path), Part(1, 4), str)
     assert clock.now == pytest.approx(parts.PATIENCE, abs=2 * parts.LOOK)
     assert "start it again (--part 0/4)" in caught.value.hint
 
@@ -153,7 +153,7 @@ def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path, monkeypatch: pytes
     Clock(monkeypatch, happens)
     said = list[str]()
     for _ in range(2):  # a part of a run that has begun says nothing of it
-        wait_until_begun(place_of(tmp_path), Part(1, 4), said.append)
+        wait_until_begun(storage_of(tmp_path), Part(1, 4), said.append)
     assert said == ["part 1/4 waits until part 0 has read the prompts and timed the steps"]
 
 

@@ -40,7 +40,7 @@ def everything(run: Run) -> dict[str, pa.Table]:
     tables = {}
     for name in run.manifest.files:
         if name.startswith(TABLES):
-            with run.place.open(name) as stream:
+            with run.storage.open(name) as stream:
                 tables[f"{name.rpartition('/')[0]} {shards_of(name)}"] = pa.parquet.read_table(stream)
     return tables
 
@@ -52,7 +52,7 @@ def require_equal(found: Run, expected: Run) -> None:
     assert [name for name in one if not one[name].equals(other[name])] == []
     found.verify()
     named = set(found.manifest.files) | {commit_name(shard.index) for shard in found.shards}
-    others = {name for name in found.place.names("") if name not in named and not name.startswith("workers/")}
+    others = {name for name in found.storage.names("") if name not in named and not name.startswith("workers/")}
     assert others == {"manifest.json", "profile.json"}
     reports = [build_report(run) for run in (found, expected)]
     assert reports[0].results == reports[1].results

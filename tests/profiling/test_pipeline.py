@@ -34,7 +34,6 @@ from alphaprof.errors import (
     ProfileInvalid,
     RunMismatch,
 )
-from alphaprof.log.place import LocalPlace
 from alphaprof.log.run import Run, side_of
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -45,6 +44,7 @@ from alphaprof.log.schema import (
     totals_columns,
     violations,
 )
+from alphaprof.log.storage import LocalStorage
 from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import load_model
@@ -198,9 +198,9 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
         pass
 
     def dying(name: str) -> Any:
-        original = getattr(LocalPlace, name)
+        original = getattr(LocalStorage, name)
 
-        def call(place: LocalPlace, file: str, *content: Any) -> Any:
+        def call(place: LocalStorage, file: str, *content: Any) -> Any:
             if budget[0] == 0:
                 raise Killed
             budget[0] -= 1
@@ -211,7 +211,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
 
     budget, told, ended = [3], list[str](), list[str]()
     for name in ("put", "put_new", "remove"):
-        monkeypatch.setattr(LocalPlace, name, dying(name))
+        monkeypatch.setattr(LocalStorage, name, dying(name))
     while True:
         try:
             run_profile(path, out, resume=bool(ended))

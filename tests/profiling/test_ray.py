@@ -38,9 +38,9 @@ HERE = Path(__file__).parents[2]
 KILLING = """
 import os, signal, sys
 if any(word.endswith("default_worker.py") for word in sys.orig_argv):
-    from alphaprof.log.place import LocalPlace
+    from alphaprof.log.storage import LocalStorage
 
-    put_new = LocalPlace.put_new
+    put_new = LocalStorage.put_new
 
     def killing(self, name, content):
         if name.startswith("commits/"):
@@ -51,7 +51,7 @@ if any(word.endswith("default_worker.py") for word in sys.orig_argv):
                 pass
         return put_new(self, name, content)
 
-    LocalPlace.put_new = killing
+    LocalStorage.put_new = killing
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from alphaprof.config.profile import SourceOptions, resolve
 from alphaprof.errors import AlphaprofError, DataUnreadable
-from alphaprof.log.place import place_of
+from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.corpus import rows
 from tests.log.test_place import Gate, gate, on_servers, said, server
@@ -36,7 +36,7 @@ def written(folder: Path, suffix: str) -> Path:
 
 def put(path: Path) -> str:
     """The address of a copy."""
-    place_of("s3://bucket/data").put(path.name, path.read_bytes())
+    storage_of("s3://bucket/data").put(path.name, path.read_bytes())
     return f"s3://bucket/data/{path.name}"
 
 

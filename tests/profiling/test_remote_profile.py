@@ -8,8 +8,8 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.errors import DiskFull, RunExists, RunUnreadable
-from alphaprof.log.place import place_of
 from alphaprof.log.run import Run
+from alphaprof.log.storage import storage_of
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import WHOLE, Part
 from tests.log.test_place import Gate, gate, on_servers, server
@@ -36,7 +36,7 @@ def test_parts_of_a_run_in_an_object_store_make_the_run_of_a_folder(
     require_equal(profiled(path, Part(1, 2)), sampled_run)
     with pytest.raises(RunExists, match="s3://bucket/runs/r1 holds a run already"):
         profiled(path)
-    assert "sesame" not in "".join(str(place_of(OUT).read(name)) for name in place_of(OUT).names("") if "json" in name)
+    assert "sesame" not in "".join(str(storage_of(OUT).read(name)) for name in storage_of(OUT).names("") if "json" in name)
 
 
 @on_servers
@@ -49,7 +49,7 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(
         """Makes the store fail after the first shard."""
 
         def advance(self, steps: float, positions: int = 0) -> None:
-            if place_of(OUT).names("commits"):
+            if storage_of(OUT).names("commits"):
                 gate.always = 503
 
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(
     ):
         profiling.profile(load_profile(path), OUT, Failing())
     gate.always = None
-    assert "commits/00000.json" in place_of(OUT).names("commits")
+    assert "commits/00000.json" in storage_of(OUT).names("commits")
     require_equal(profiled(path, resume=True), sampled_run)
 
 
@@ -66,4 +66,4 @@ def test_a_store_that_ignores_the_condition_is_refused_for_several(gate: Gate, t
     gate.deaf = True
     with pytest.raises(DiskFull, match="ignores put-if-absent"):
         profiled(mixed_file(tmp_path, tiny), Part(0, 2))
-    assert place_of(OUT).names("") == {}
+    assert storage_of(OUT).names("") == {}

@@ -10,9 +10,9 @@ from pathlib import Path
 from alphaprof.commands.export.engines import Artefact
 from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.place import LocalPlace
 from alphaprof.log.run import Run
 from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
+from alphaprof.log.storage import LocalStorage
 from alphaprof.log.training import fraction_of
 from alphaprof.log.writer import require_new
 from alphaprof.report.format import count, many
@@ -33,16 +33,16 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     if narrowed or out is None:
         problem = f"{TEXTS} are all texts of a run, in a folder with a file for each part"
         raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER, and no other option but --split")
-    run, place = Run.open(where), LocalPlace(out)
-    require_new(place, "choose another --out")
+    run, storage = Run.open(where), LocalStorage(out)
+    require_new(storage, "choose another --out")
     every = texts_of(run)
     texts = learnable(every) or every
     parts = split(texts, by=by)
-    place.make()
+    storage.make()
     train, starts = _in_order(texts, parts)
     rows = {part: train if part == TRAIN else parts.of(texts, part) for part in FILES}
     for part, name in FILES.items():
-        place.put(name, "".join(map(_trainer_line, rows[part])).encode())
+        storage.put(name, "".join(map(_trainer_line, rows[part])).encode())
     written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
     model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
     longest = max(len(text.tokens) for text in texts)

@@ -37,9 +37,9 @@ from alphaprof.log.manifest import (
     Shard,
 )
 from alphaprof.log.notes import note
-from alphaprof.log.place import place_of
 from alphaprof.log.run import Run
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
+from alphaprof.log.storage import storage_of
 from alphaprof.log.writer import RunWriter, joined, remove_unnamed
 from alphaprof.version import __version__
 
@@ -88,9 +88,9 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     what is asked, `RunExists` and `DiskFull`.
     """
     _require_names(asked)
-    place, read = place_of(out), Read()
-    place.remove_temporary()  # what killed imports left half written
-    with joined(place, vars(asked) | {"files": list(map(str, asked.files))}, hint="choose another --out"):
+    storage, read = storage_of(out), Read()
+    storage.remove_temporary()  # what killed imports left half written
+    with joined(storage, vars(asked) | {"files": list(map(str, asked.files))}, hint="choose another --out"):
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
         if not read.requests:
@@ -99,13 +99,13 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics out of {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _imported_manifest(asked, read)
-        run = RunWriter(place, manifest)
+        run = RunWriter(storage, manifest)
         with run.beginning():
             run.write_totals([_totals_table(read.requests, imported)], (0, 0), asked.draft)
             run.write_documents(_documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
             if not run.begin():
                 raise RunExists(f"{out} holds a run already", "choose another --out")
-        remove_unnamed(place, run.manifest.files)  # what killed imports left, of files as they were then
+        remove_unnamed(storage, run.manifest.files)  # what killed imports left, of files as they were then
         return run
 
 

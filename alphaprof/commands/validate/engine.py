@@ -15,8 +15,8 @@ from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import EngineFailed, OptionInvalid
-from alphaprof.log.place import place_of
 from alphaprof.log.run import Run
+from alphaprof.log.storage import storage_of
 from alphaprof.log.writer import joined
 from alphaprof.profiling.decoding.speculative import chosen_gammas, require_own_text
 from alphaprof.profiling.engine.steps import PLAIN, EngineSteps, Name
@@ -77,9 +77,9 @@ def _validate_in_vllm(
     given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
     costs = given.model_copy(update={"source": "vllm", "concurrency": [concurrency]})
     options = options.model_copy(update={"gammas": chosen, "costs": costs})
-    place = place_of(out)
-    with joined(place, options.model_dump(mode="json"), hint="choose another --out"):
-        plan = profile_with_models(options, place, progress)
+    storage = storage_of(out)
+    with joined(storage, options.model_dump(mode="json"), hint="choose another --out"):
+        plan = profile_with_models(options, storage, progress)
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         costs = costs.model_copy(update={"context": contexts_of(*lengths)})
         drawn = {name: value for rule in rules for name, value in RULES[rule].items()}

@@ -14,8 +14,8 @@ from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
-from alphaprof.log.place import place_of
 from alphaprof.log.run import Run
+from alphaprof.log.storage import storage_of
 from alphaprof.log.writer import joined
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
@@ -63,9 +63,9 @@ def validate(
         require_decodable(rule, min(policies & set(rule.rule.policies) or policies))
     chosen = chosen_gammas(options.gammas, gammas)
     options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
-    place = place_of(out)
-    with joined(place, options.model_dump(mode="json"), hint="choose another --out"):
-        plan = profile_with_models(options, place, progress)
+    storage = storage_of(out)
+    with joined(storage, options.model_dump(mode="json"), hint="choose another --out"):
+        plan = profile_with_models(options, storage, progress)
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
     with in_memory():

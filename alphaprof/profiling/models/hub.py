@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
-from alphaprof.log.place import is_remote, place_of
-from alphaprof.log.place.protocol import NAME
+from alphaprof.log.storage import is_remote, storage_of
+from alphaprof.log.storage.protocol import NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +94,7 @@ def _require_format(reference: str) -> None:
 def opened(reference: str) -> Iterator[pa.NativeFile]:
     """Yield a data file in an object store. Raises `DataUnreadable` where it cannot be had, or read in the block."""
     folder, _, name = reference.rpartition("/")
-    place = place_of(folder)  # refuses credentials in an address, which the messages below would repeat
+    storage = storage_of(folder)  # refuses credentials in an address, which the messages below would repeat
     if not NAME.fullmatch(name):
         hint = "use letters, digits, dots and _-= in its name: it stands in the address as it is"
         plain = shown(reference.partition("?")[0])  # a signature may follow
@@ -102,9 +102,9 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
     _require_format(reference)
     message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a source is one file"
     try:
-        if not place.has(name):  # says of a missing bucket what it says of a missing file
-            place.read(name)
-        with place.open(name) as file:
+        if not storage.has(name):  # says of a missing bucket what it says of a missing file
+            storage.read(name)
+        with storage.open(name) as file:
             yield file
             return
     except FileNotFoundError:

@@ -23,7 +23,7 @@ from alphaprof import errors
 from alphaprof.config.profile import ExecutionOptions, ProfileOptions
 from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, RunUnreadable, WorkerFailed
 from alphaprof.log.manifest import PROFILE, commit_name
-from alphaprof.log.place import LocalPlace, Place, address_of, place_of
+from alphaprof.log.storage import LocalStorage, Storage, address_of, storage_of
 from alphaprof.log.writer import RunWriter, joined
 from alphaprof.profiling.run.profile import Settled, begin, conclude, first_settled, in_memory, join, require_verdict
 from alphaprof.profiling.run.shard import Plan, Progress, measure_shard
@@ -76,11 +76,11 @@ def profile_on_ray(
     require_ray()
     if settled is not None:
         require_verdict(options)
-    place, looked = place_of(out), None
-    with joined(place, options.model_dump(mode="json"), resume, several=True):
-        with _session(place, progress) as ray:
-            _stage(ray, options, place, progress, reuse, settled is not None)
-            run = RunWriter.open(place)
+    storage, looked = storage_of(out), None
+    with joined(storage, options.model_dump(mode="json"), resume, several=True):
+        with _session(storage, progress) as ray:
+            _stage(ray, options, storage, progress, reuse, settled is not None)
+            run = RunWriter.open(storage)
             if run.manifest.status != "complete":
                 looked = _Driver(ray, run, options.execution, progress).drive(settled)
         if looked is not None:  # only now: actors are gone, and write nothing more
@@ -89,7 +89,7 @@ def profile_on_ray(
 
 
 @contextlib.contextmanager
-def _session(place: Place, progress: Progress) -> Iterator[Any]:
+def _session(storage: Storage, progress: Progress) -> Iterator[Any]:
     """Yields the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody about itself
     import ray
@@ -109,10 +109,10 @@ def _session(place: Place, progress: Progress) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, before)  # Ray would end the process without a word
     try:
         nodes = sum(node["Alive"] for node in ray.nodes())
-        if address and nodes > 1 and isinstance(place, LocalPlace):
+        if address and nodes > 1 and isinstance(storage, LocalStorage):
             progress.warn(
                 "local_place",
-                f"{place.shown} is a path, and the cluster has {nodes} nodes: each must reach it under this name",
+                f"{storage.shown} is a path, and the cluster has {nodes} nodes: each must reach it under this name",
                 "use a folder that all nodes share, or an object store: --out s3://BUCKET/FOLDER",
             )
         yield ray
@@ -130,15 +130,15 @@ def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
 
 
 def _stage(
-    ray: Any, options: ProfileOptions, place: Place, progress: Progress, reuse: Path | None, in_random_order: bool
+    ray: Any, options: ProfileOptions, storage: Storage, progress: Progress, reuse: Path | None, in_random_order: bool
 ) -> None:
     """Have a process of Ray begin the run, or find what is missing of it: models and step times are those of a node that
     measures. Raises what it raises.
     """
     gpus = _gpus(options, ray.cluster_resources())
     begin = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, max_calls=1)(_begin)  # its GPU is for others afterwards
-    texts = address_of(place_of(reuse)) if reuse else None
-    ended = begin.remote(address_of(place), options.model_dump(mode="json"), texts, in_random_order)
+    texts = address_of(storage_of(reuse)) if reuse else None
+    ended = begin.remote(address_of(storage), options.model_dump(mode="json"), texts, in_random_order)
     progress.say("an actor of Ray reads the prompts and times the steps")
     silence = _Silence()
     while not ray.wait([ended], timeout=LOOK)[0]:
@@ -146,7 +146,7 @@ def _stage(
             progress, "the run has not begun: models are loaded, prompts read and steps timed, or it waits for a GPU"
         )
     _require_done(ray, ended, "the actor that begins the run was killed")
-    for warning in RunWriter.open(place).manifest.warnings:
+    for warning in RunWriter.open(storage).manifest.warnings:
         progress.warn(**warning)
 
 
@@ -196,9 +196,9 @@ class Measurer:
                 config = run.manifest.config | {"execution": dict(self._execution)}
                 self._plan = join(ProfileOptions.model_validate(config), run, Unheard())
             run = self._plan.run
-            if shard is not None and not run.is_finished() and not run.place.has(commit_name(shard)):
+            if shard is not None and not run.is_finished() and not run.storage.has(commit_name(shard)):
                 documents = list(documents_of(run.prompts(shard)))
-                measure_shard(self._plan, shard, documents, lambda *_: run.place.require_there())()
+                measure_shard(self._plan, shard, documents, lambda *_: run.storage.require_there())()
 
 
 class Unheard:
@@ -208,15 +208,15 @@ class Unheard:
         return lambda *_, **__: None
 
 
-def _reached(where: str) -> Place:
+def _reached(where: str) -> Storage:
     """The place of the run, as an actor sees it. Raises `RunUnreadable` where it does not see what the driver has begun."""
-    place = place_of(where)
-    if not place.has(PROFILE):
+    storage = storage_of(where)
+    if not storage.has(PROFILE):
         raise RunUnreadable(
-            f"there is no run in {place.shown} on {platform.node()}, where Ray has placed an actor",
+            f"there is no run in {storage.shown} on {platform.node()}, where Ray has placed an actor",
             "use a folder that all nodes share, or an object store: --out s3://BUCKET/FOLDER",
         )
-    return place
+    return storage
 
 
 def failure_of(work: Callable[[], None]) -> Failure | None:
@@ -275,7 +275,7 @@ class _Driver:
         # By what it answers: an actor, the shard that it measures (None: it loads models), and how often it was replaced.
         self._busy: dict[Any, tuple[Any, int | None, int]] = {}
         remote = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy="SPREAD")(Measurer)
-        self._actor = partial(remote.remote, address_of(run.place), execution.model_dump(mode="json"))
+        self._actor = partial(remote.remote, address_of(run.storage), execution.model_dump(mode="json"))
 
     def drive(self, settled: Settled | None) -> tuple[int | None, int]:
         """Measure, until all is done or settled. Returns after how many shards it is, and how many were looked at: see

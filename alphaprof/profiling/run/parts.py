@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.manifest import MANIFEST
-from alphaprof.log.place import Place
+from alphaprof.log.storage import Storage
 from alphaprof.log.writer import last_seen
 
 PATIENCE = 1800.0  # seconds that a part waits for a sign of the one that stages the prompts
@@ -67,21 +67,21 @@ def _scheduled(environment: Mapping[str, str]) -> Part:
     raise OptionInvalid(f"--part auto finds no scheduler's numbers in the environment ({known})", "give --part I/N")
 
 
-def wait_until_begun(place: Place, part: Part, say: Callable[[str], None]) -> None:
-    """Wait until part 0 has staged the run in a place, however long that takes, as long as there are signs of its life.
+def wait_until_begun(storage: Storage, part: Part, say: Callable[[str], None]) -> None:
+    """Wait until part 0 has staged the run in storage, however long that takes, as long as there are signs of its life.
     Raises `RunUnreadable` where there is none for `PATIENCE`.
     """
-    if place.has(MANIFEST):
+    if storage.has(MANIFEST):
         return
     say(f"part {part} waits until part 0 has read the prompts and timed the steps")
     signs, since = None, time.monotonic()
-    while not place.has(MANIFEST):
-        seen = last_seen(place)
-        if (now := (seen, place.names(""))) != signs:
+    while not storage.has(MANIFEST):
+        seen = last_seen(storage)
+        if (now := (seen, storage.names(""))) != signs:
             signs, since = now, time.monotonic()
         if time.monotonic() - since > PATIENCE:
             raise RunUnreadable(
-                f"part 0 of {place.shown} has given no sign of life for {PATIENCE / 60:.0f} minutes "
+                f"part 0 of {storage.shown} has given no sign of life for {PATIENCE / 60:.0f} minutes "
                 f"(seen last: {seen or 'nobody'})",
                 f"see why it ended and start it again (--part 0/{part.count}), and this part after it",
             )

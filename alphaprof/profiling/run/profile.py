@@ -35,9 +35,9 @@ from alphaprof.log.manifest import (
     read_manifest,
 )
 from alphaprof.log.notes import note
-from alphaprof.log.place import Place, address_of, place_of
 from alphaprof.log.run import Run
 from alphaprof.log.split import unit_of
+from alphaprof.log.storage import Storage, address_of, storage_of
 from alphaprof.log.writer import FREE, RunWriter, alive, joined
 from alphaprof.profiling.engine.client import TRIED, vllm_version
 from alphaprof.profiling.engine.steps import EngineSteps
@@ -103,11 +103,11 @@ def profile(
     """
     if settled is not None:
         require_verdict(options)
-    place, config = place_of(out), options.model_dump(mode="json")
+    storage, config = storage_of(out), options.model_dump(mode="json")
     if part.index:
-        wait_until_begun(place, part, progress.say)
-    with in_memory(), joined(place, config, resume or part != WHOLE, several=part != WHOLE):
-        plan = begin(options, place, progress, resume, reuse, settled is not None, part, units)
+        wait_until_begun(storage, part, progress.say)
+    with in_memory(), joined(storage, config, resume or part != WHOLE, several=part != WHOLE):
+        plan = begin(options, storage, progress, resume, reuse, settled is not None, part, units)
         if isinstance(plan, Run):
             return plan
         _work(plan, progress, settled, part)
@@ -141,7 +141,7 @@ def in_memory() -> Iterator[None]:
 
 def begin(
     options: ProfileOptions,
-    place: Place,
+    storage: Storage,
     progress: Progress,
     resume: bool = False,
     reuse: Path | None = None,
@@ -152,18 +152,18 @@ def begin(
     """Begin a new run (stage prompts, time steps), or find what an existing one lacks. Return a `Plan` for measuring shards,
     or the `Run` if it is complete. Raises the errors of `errors.py`.
     """
-    if place.has(MANIFEST):
-        return _resumed(options, RunWriter.open(place), progress, in_random_order, part, resume)
+    if storage.has(MANIFEST):
+        return _resumed(options, RunWriter.open(storage), progress, in_random_order, part, resume)
     set_threads(options.execution.threads, alone=part == WHOLE and options.execution.engine == "local")
-    with alive(place) if part != WHOLE else contextlib.nullcontext():
-        plan = _begun(options, place, progress, reuse, in_random_order, units)
+    with alive(storage) if part != WHOLE else contextlib.nullcontext():
+        plan = _begun(options, storage, progress, reuse, in_random_order, units)
         with plan.run.beginning():
             stage(plan, progress)
             if isinstance(options.costs, MeasuredCosts):
                 _measure_latency(plan, options.costs, progress)
             began = plan.run.begin(str(part))
     # Another process may have begun the same run meanwhile.
-    return plan if began else _resumed(options, RunWriter.open(place), progress, in_random_order, part, resume)
+    return plan if began else _resumed(options, RunWriter.open(storage), progress, in_random_order, part, resume)
 
 
 def set_threads(threads: int | str, alone: bool = True) -> None:
@@ -176,7 +176,7 @@ def set_threads(threads: int | str, alone: bool = True) -> None:
 
 def _begun(
     options: ProfileOptions,
-    place: Place,
+    storage: Storage,
     progress: Progress,
     reuse: Path | None = None,
     in_random_order: bool = False,
@@ -191,12 +191,12 @@ def _begun(
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
-    texts = address_of(place_of(reuse)) if reuse else None
+    texts = address_of(storage_of(reuse)) if reuse else None
     manifest = dataclasses.replace(_manifest(loaded), reused=texts, sequential=order)
     require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
         loaded.documents.require_same_target(manifest)
-    run = RunWriter(place, manifest)
+    run = RunWriter(storage, manifest)
     plan = Plan(**vars(loaded), run=run)
     trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
@@ -510,7 +510,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
 
     def advance(steps: float, positions: int) -> None:
         writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
-        run.place.require_there()
+        run.storage.require_there()
         progress.advance(steps, positions)
 
     # `there`: shards that anybody committed; `taken`: by this process; `asked`: shards for which a verdict was asked.
@@ -566,7 +566,7 @@ def conclude(
 ) -> None:
     """Finish a run all of whose shards are committed, or after the first `enough` of them; `asked`: see `first_settled`."""
     if run.is_finished():  # by another process
-        run.manifest = read_manifest(run.place)
+        run.manifest = read_manifest(run.storage)
     else:
         if settled is not None and enough is None:
             enough, _ = first_settled(run, settled, asked, progress)
@@ -625,16 +625,16 @@ class Reused:
 # Runs of other commands: documents without step times, and step times without documents.
 
 
-def profile_with_models(options: ProfileOptions, place: Place, progress: Progress, first: int | None = None) -> Plan:
-    """Profile into a new place without timing any step; the complete run with its loaded models. `first`: so many documents,
+def profile_with_models(options: ProfileOptions, storage: Storage, progress: Progress, first: int | None = None) -> Plan:
+    """Profile into new storage without timing any step; the complete run with its loaded models. `first`: so many documents,
     default all. Raises the errors of `errors.py`.
     """
     with in_memory():
-        plan = _begun(options, place, progress, first=first)
+        plan = _begun(options, storage, progress, first=first)
         with plan.run.beginning():
             stage(plan, progress)
             if not plan.run.begin():
-                raise RunExists(f"{place.shown} holds a run already", "choose another --out")
+                raise RunExists(f"{storage.shown} holds a run already", "choose another --out")
         _work(plan, progress)
     return plan
 
@@ -658,9 +658,9 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
-    place = place_of(out)
-    with in_memory(), joined(place, options.model_dump(mode="json")):
-        plan = _begun(options, place, progress)
+    storage = storage_of(out)
+    with in_memory(), joined(storage, options.model_dump(mode="json")):
+        plan = _begun(options, storage, progress)
         with plan.run.beginning():
             _measure_latency(plan, costs, progress)
             plan.run.begin()

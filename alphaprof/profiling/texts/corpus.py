@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from alphaprof.errors import VALUE, AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import RandomOrder, left_out_remedy
-from alphaprof.log.place import is_remote
 from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
+from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import FORMATS, first_line, is_local, opened, require_data, row_count
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from alphaprof.log.place import writing
 from alphaprof.log.split import RunText
+from alphaprof.log.storage import writing
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, recorded
 from alphaprof.profiling.texts.continuations import batches

@@ -17,7 +17,6 @@ import torch
 from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import DataEmpty, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
 from alphaprof.log.manifest import MANIFEST
-from alphaprof.log.place import LocalPlace, place_of
 from alphaprof.log.run import Run
 from alphaprof.log.split import (
     PARTS,
@@ -34,6 +33,7 @@ from alphaprof.log.split import (
     split,
     texts_of,
 )
+from alphaprof.log.storage import LocalStorage, storage_of
 from alphaprof.log.training import (
     BEGINS,
     CURVE,
@@ -151,7 +151,7 @@ def train(
     require_free(out, TRAINING, resume)
     (record,) = _heads(options, run, {out: ("1", 0)}, asked, progress, resume)
     results = tested(options, run, {HEAD: out}, record, out / TESTED, progress)
-    LocalPlace(out).put(CARD, card(record, results, HEAD, out).encode())
+    LocalStorage(out).put(CARD, card(record, results, HEAD, out).encode())
     return record
 
 
@@ -163,17 +163,17 @@ def train_curve(
     """
     require_free(out, CURVE, resume)
     sizes = {f"{size.replace('/', '-')}-{order}": (size, order) for size, orders in SIZES.items() for order in range(orders)}
-    place = LocalPlace(out)
-    place.make()
-    if not place.has(CURVE):  # else it may name heads beside the curve by now
-        place.put(CURVE, _curve(list(sizes)).encode())
+    storage = LocalStorage(out)
+    storage.make()
+    if not storage.has(CURVE):  # else it may name heads beside the curve by now
+        storage.put(CURVE, _curve(list(sizes)).encode())
     folders = {name: out / "heads" / name for name in sizes}
     trained = {folders[name]: size for name, size in sizes.items()}
     records = _heads(options, run, trained, asked, progress, resume=True, least=LEAST)
     names = {f"{HEAD}-{name}": folder for name, folder in folders.items()}
     results = tested(options, run, names, records[-1], out / TESTED, progress)
     for (name, folder), record in zip(names.items(), records, strict=True):
-        LocalPlace(folder).put(CARD, card(record, results, name, folder).encode())
+        LocalStorage(folder).put(CARD, card(record, results, name, folder).encode())
     return records
 
 
@@ -210,7 +210,7 @@ def done(records: Sequence[TrainingRecord], out: Path) -> str:
 
 def require_free(out: Path, kind: str, resume: bool) -> None:
     """Raise `RunExists` if a folder holds anything but a training to resume; `kind`: the file that every such folder has."""
-    LocalPlace(out).require_writable()
+    LocalStorage(out).require_writable()
     names = [name for name in os.listdir(out) if not name.startswith(".")] if out.is_dir() else []
     if names and (kind not in names or not resume):
         what = f"a {kind}" if kind in names else f"files, and no {kind}"
@@ -229,7 +229,7 @@ def tested(
     tree = options.model_dump(mode="json") | {name: texts[name] for name in HELD_OUT}
     decision = options.decision.model_copy(update={"draft": "auto"})
     asked = type(options).model_validate(tree).model_copy(update={"drafts": drafts, "decision": decision})
-    resume = place_of(out).has(MANIFEST)
+    resume = storage_of(out).has(MANIFEST)
     units = frozenset((*record.units.stop, *record.units.test))
     return profile(asked, out, progress, resume, None if resume else Path(source), units=units)
 
@@ -288,37 +288,37 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     parts = {part: shop.split.of(shop.texts, part) for part in PARTS}
     parts[TRAIN] = [text for text in parts[TRAIN] if text.unit in units]
     network, ids = _beginning(shop, order)
-    schedule, place = _schedule(shop, order), LocalPlace(out)
+    schedule, storage = _schedule(shop, order), LocalStorage(out)
     record = _record(shop, parts, network, ids, schedule, size, order)
-    begun = _begun(place, record)
+    begun = _begun(storage, record)
     if begun is not None and begun.status == "complete":
         shop.progress.say(f"{out} is complete already")
-        place.remove(CHECKPOINT)
+        storage.remove(CHECKPOINT)
         return begun
-    place.make()
-    place.remove_temporary()
-    place.put(TRAINING, record.to_json().encode())
+    storage.make()
+    storage.remove_temporary()
+    storage.put(TRAINING, record.to_json().encode())
     features = _features(shop, network.layers, out)
     train_on, stop_on = features[TRAIN].part(parts[TRAIN]), features[STOP]
     law = TargetLaw(shop.target, None if ids is None else torch.from_numpy(ids))
-    trainer = Trainer(network, law, train_on, stop_on, schedule, place, _autocast(shop.target))
+    trainer = Trainer(network, law, train_on, stop_on, schedule, storage, _autocast(shop.target))
     if resume and trainer.resume():
         shop.progress.say(f"resuming after step {trainer.state.step}")
     try:
         state = trainer.run(shop.progress)
     except LogitsNotFinite:
-        _write_head(place, network, shop)
+        _write_head(storage, network, shop)
         raise
-    _write_head(place, network, shop)
+    _write_head(storage, network, shop)
     record = _finished(record, state, (train_on, stop_on))
-    place.put(TRAINING, record.to_json().encode())
-    place.remove(CHECKPOINT)
+    storage.put(TRAINING, record.to_json().encode())
+    storage.remove(CHECKPOINT)
     return record
 
 
-def _write_head(place: LocalPlace, network: Eagle3, shop: Workshop) -> None:
-    place.put(WEIGHTS, weights_content(network, shop.target.dtype))
-    place.put(CONFIG, config_content(network, shop.target, shop.asked.ttt))
+def _write_head(storage: LocalStorage, network: Eagle3, shop: Workshop) -> None:
+    storage.put(WEIGHTS, weights_content(network, shop.target.dtype))
+    storage.put(CONFIG, config_content(network, shop.target, shop.asked.ttt))
 
 
 def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
@@ -392,16 +392,16 @@ def _identity(settings: dict[str, Any], parts: dict[str, list[RunText]], network
     return total.hexdigest()
 
 
-def _begun(place: LocalPlace, record: TrainingRecord) -> TrainingRecord | None:
+def _begun(storage: LocalStorage, record: TrainingRecord) -> TrainingRecord | None:
     """The record of the training in a folder. Raises `RunMismatch` if it is not the one that `record` begins."""
-    if not place.has(TRAINING):
+    if not storage.has(TRAINING):
         return None
-    begun = read_training(place.path)
+    begun = read_training(storage.path)
     if begun.identity != record.identity:
         changed = sorted(name for name, value in record.settings.items() if begun.settings.get(name) != value)
         what = f"{', '.join(changed)} changed" if changed else "other texts, or another head to begin with"
         hint = "resume with the options and the run of the first call, or choose another --out"
-        raise RunMismatch(f"{place.shown} is another training ({what})", hint)
+        raise RunMismatch(f"{storage.shown} is another training ({what})", hint)
     return begun
 
 

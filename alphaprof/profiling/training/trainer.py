@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from alphaprof.errors import HeadRecordUnreadable, LogitsNotFinite, cut
 from alphaprof.log.manifest import typed
-from alphaprof.log.place import LocalPlace
+from alphaprof.log.storage import LocalStorage
 from alphaprof.log.training import TrainingProgress
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.run.shard import Progress
@@ -74,11 +74,11 @@ class Trainer:
         train: Features,
         stop: Features,
         schedule: Schedule,
-        place: LocalPlace,
+        storage: LocalStorage,
         autocast: torch.dtype | None,
     ) -> None:
         self.network, self.law, self.train, self.stop, self.schedule = network, law, train, stop, schedule
-        self.place, self.autocast = place, autocast
+        self.storage, self.autocast = storage, autocast
         self.weights = trained_parameters(network)
         for name, weight in network.named_parameters():
             weight.requires_grad_(name in self.weights)
@@ -148,7 +148,7 @@ class Trainer:
             sums += torch.stack(found).detach()
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), CLIP)
         if not bool(torch.isfinite(sums).all() & torch.isfinite(norm)):
-            kept = f"the weights of step {self.state.best_step}, the best so far, are in {self.place.shown}"
+            kept = f"the weights of step {self.state.best_step}, the best so far, are in {self.storage.shown}"
             raise LogitsNotFinite(
                 f"the loss of step {self.state.step + 1} is not finite (learning rate {rate:.2g})",
                 f"{kept}; train into another --out with a lower --learning-rate, from the start or from there (--init)",
@@ -202,13 +202,13 @@ class Trainer:
             for moment, value in self.optimizer.state.get(weight, {}).items():
                 tensors[f"{moment}.{name}"] = value.detach().cpu().contiguous().clone()
         facts = {key: value for key, value in asdict(replace(state, best={})).items() if key != "best"}
-        self.place.put(CHECKPOINT, save(tensors, metadata={"state": json.dumps(facts)}))
+        self.storage.put(CHECKPOINT, save(tensors, metadata={"state": json.dumps(facts)}))
 
     def resume(self) -> bool:
         """Go on from the checkpoint in the folder; False if there is none. Raises `HeadRecordUnreadable`."""
-        if not self.place.has(CHECKPOINT):
+        if not self.storage.has(CHECKPOINT):
             return False
-        path = self.place.path / CHECKPOINT
+        path = self.storage.path / CHECKPOINT
         try:
             with safe_open(path, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["state"])

@@ -25,9 +25,9 @@ from alphaprof.errors import (
     RunExists,
     RunMismatch,
 )
-from alphaprof.log.place import LocalPlace
 from alphaprof.log.run import Run
 from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_of, unit_of
+from alphaprof.log.storage import LocalStorage
 from alphaprof.log.training import TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_draft
@@ -202,7 +202,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
         if seen == moment:
             raise Killed
 
-    for owner, name in ((Trainer, "update"), (Trainer, "tested"), (LocalPlace, "put")):
+    for owner, name in ((Trainer, "update"), (Trainer, "tested"), (LocalStorage, "put")):
         original: Callable[..., Any] = getattr(owner, name)
 
         def wrapped(self: Any, *given: Any, original: Callable[..., Any] = original, **named: Any) -> Any:

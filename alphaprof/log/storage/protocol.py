@@ -13,7 +13,7 @@ Content: TypeAlias = bytes | memoryview | pa.Buffer
 NAME = re.compile(r"(?!.*(?:^|/)\.\.?(?:/|$))[\w.=-]+(?:/[\w.=-]+)*", re.ASCII)
 
 
-class Place(Protocol):
+class Storage(Protocol):
     """Where the files of a run lie. Names are relative POSIX paths below the run; those that begin with a dot, or lie in a
     folder that does, are hidden.
 
@@ -66,9 +66,9 @@ class Place(Protocol):
         """Remove a file, where it exists."""
 
 
-def require_inside(place: Place, name: str) -> None:
+def require_inside(storage: Storage, name: str) -> None:
     """Raise `RunUnreadable` for a name that is none of a run's file, or leads out of it."""
     if not NAME.fullmatch(name):
         raise RunUnreadable(
-            f"{place.shown} names a file that is none of its own: {shown(name)}", "profile again into a new place"
+            f"{storage.shown} names a file that is none of its own: {shown(name)}", "profile again with another --out"
         )

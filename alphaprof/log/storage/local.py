@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from alphaprof.errors import DiskFull, RunUnreadable
-from alphaprof.log.place.protocol import Content, require_inside
+from alphaprof.log.storage.protocol import Content, require_inside
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of FAT and some FUSE: no hard links
 MEND = "check that disk or mount, and give read access to it"
@@ -33,7 +33,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class LocalPlace:
+class LocalStorage:
     """A folder. Its own folder is made by `make` alone, so that a run that was deleted is not made again; folders in it are
     made as they are needed.
 

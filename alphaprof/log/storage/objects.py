@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing, OptionInvalid, RunUnreadable
-from alphaprof.log.place.protocol import Content, require_inside
+from alphaprof.log.storage.protocol import Content, require_inside
 from alphaprof.version import install_line
 
 PATIENCE = timedelta(seconds=90)  # how long a store that fails is asked again, with growing pauses
@@ -55,7 +55,7 @@ CAUSES = (
 
 
 @dataclass(frozen=True)
-class ObjectPlace:
+class ObjectStorage:
     """A part of a bucket: of S3 or what speaks like it, of Google Cloud Storage, or of Azure (a container).
 
     obstore takes region, endpoint and keys from the environment. Raises `ExtraMissing`, and `OptionInvalid` where that holds
@@ -196,9 +196,9 @@ class ObjectPlace:
 class _Object:
     """An object as a file of Python's, of which every read is a request: readers of Parquet ask for the ranges they need."""
 
-    def __init__(self, place: ObjectPlace, name: str, size: int) -> None:
+    def __init__(self, storage: ObjectStorage, name: str, size: int) -> None:
         self.closed = False
-        self._place, self._name, self._size, self._at = place, name, size, 0
+        self._place, self._name, self._size, self._at = storage, name, size, 0
 
     def read(self, size: int) -> bytes:
         """The next bytes, as many as there are."""
