@@ -95,7 +95,7 @@ class DryRun:
 
 
 def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> DryRun:
-    """Profile the first documents with few new tokens, and look at more of them. `out`: the planned run's place, if known.
+    """Profile the first documents with few new tokens, and look at more of them. `out`: the planned run's storage, if known.
     Raises the errors of `errors.py` that would stop the run.
     """
     if out is not None:

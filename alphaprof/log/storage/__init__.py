@@ -31,7 +31,7 @@ REMOTE = re.compile(rf"(?!.*/\.\.?(?:/|$))(?i:({'|'.join(SCHEMES)}))://({BUCKET}
 
 
 def storage_of(where: str | Path) -> Storage:
-    """Returns the place that a path or a URI names; nothing is looked for yet.
+    """Return the storage that a path or a URI names; nothing is looked for yet.
 
     Raises `OptionInvalid` for a URI, or a variable of the environment, that cannot be used, and `ExtraMissing`.
     """
@@ -43,7 +43,7 @@ def storage_of(where: str | Path) -> Storage:
     match = REMOTE.fullmatch(text)
     if match is None:  # it may hold a key: nothing of it is repeated
         raise OptionInvalid(
-            "the address is not that of a place for a run: a folder, or s3://BUCKET/FOLDER (gs://, az://), nothing more",
+            "unsupported address: name a folder, or s3://BUCKET/FOLDER (gs://, az://), nothing more",
             "use letters, digits and _.=+-@!()' in the names of folders; credentials come from the environment alone",
         )
     return ObjectStorage(match[1].lower(), match[2], match[3] or "")

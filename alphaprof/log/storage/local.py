@@ -1,4 +1,4 @@
-"""A folder as the place of a run: files are written for good, and failures are told in our words."""
+"""A folder as the storage of a run: files are written for good, and failures are told in our words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a bucket as the place of a run: of S3 or what speaks like it, of Google Cloud Storage, or of Azure."""
+"""A part of a bucket as the storage of a run: of S3 or what speaks like it, of Google Cloud Storage, or of Azure."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class _Object:
 
 
 class _Files(fs.FSSpecHandler):  # type: ignore[misc]
-    """The objects of a place as a filesystem of pyarrow's, whose readers of columns open files, and ask for nothing else."""
+    """A run's objects as a filesystem of pyarrow's, whose readers of columns open files, and ask for nothing else."""
 
     def get_type_name(self) -> str:
         """How pyarrow's messages name it."""

@@ -1,4 +1,4 @@
-"""What a place of a run can do: its files are written whole and are never half there."""
+"""What the storage of a run can do: its files are written whole and are never half there."""
 
 from __future__ import annotations
 

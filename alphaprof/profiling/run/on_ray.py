@@ -1,5 +1,5 @@
 """`execution.engine: ray`: the driver hands out the numbers of shards to actors, which hold the models and commit what they
-measure. Rows travel through the run's place, and never through Ray.
+measure. Rows travel through the run's storage, and never through Ray.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def _require_done(ray: Any, reference: Any, who: str) -> None:
 
 
 class Measurer:
-    """An actor that measures shards. It is built from little, and from the run's place. What a user can mend is an answer to
-    the driver, and no reason to start another actor.
+    """An actor that measures shards, built from little and the run's storage. What a user can mend is an answer to the
+    driver, and no reason to start another actor.
     """
 
     def __init__(self, where: str, execution: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ class Unheard:
 
 
 def _reached(where: str) -> Storage:
-    """The place of the run, as an actor sees it. Raises `RunUnreadable` where it does not see what the driver has begun."""
+    """The storage of the run, as an actor sees it. Raises `RunUnreadable` where it does not see what the driver has begun."""
     storage = storage_of(where)
     if not storage.has(PROFILE):
         raise RunUnreadable(
