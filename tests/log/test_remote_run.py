@@ -14,7 +14,7 @@ from alphaprof.render.json import render_json
 from alphaprof.report.build import build_report
 from alphaprof.totals.files import join_totals
 from scripts.synthetic_log import Size, write_log
-from tests.log.test_place import Gate, gate, on_servers, server
+from tests.log.test_storage import Gate, gate, on_servers, server
 from tests.synthetic import Domain, Recipe, write_run
 
 __all__ = ["gate", "server"]  # fixtures

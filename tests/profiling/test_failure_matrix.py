@@ -1,7 +1,7 @@
 """The failure matrix of many processes on one run: each row has a test here, or stands elsewhere.
 
 What object stores do (bad credentials, a missing bucket, 503s, an exception before a request, a lost answer) is in
-tests/log/test_place.py, and what a profile makes of it (503s, a store that fails for good, one that ignores put-if-absent)
+tests/log/test_storage.py, and what a profile makes of it (503s, a store that fails for good, one that ignores put-if-absent)
 in test_remote_profile.py. A worker that fails or is killed, as `--workers` sees it, is in tests/commands/test_workers.py and
 test_many_workers.py; two that finish at once, and a commit that is withdrawn, in tests/log/test_finish.py.
 """

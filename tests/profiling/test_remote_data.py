@@ -12,7 +12,7 @@ from alphaprof.errors import AlphaprofError, DataUnreadable
 from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.corpus import rows
-from tests.log.test_place import Gate, gate, on_servers, said, server
+from tests.log.test_storage import Gate, gate, on_servers, said, server
 
 __all__ = ["gate", "server"]  # fixtures
 FRAME = pd.DataFrame({"prompt": ["007", "NA", "two\nlines", "größer"], "n": [1, 2, 3, 4]})

@@ -12,7 +12,7 @@ from alphaprof.log.run import Run
 from alphaprof.log.storage import storage_of
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import WHOLE, Part
-from tests.log.test_place import Gate, gate, on_servers, server
+from tests.log.test_storage import Gate, gate, on_servers, server
 from tests.profiling.test_many_workers import require_equal
 from tests.runs import Silent, mixed_file
 

@@ -209,7 +209,7 @@ class Unheard:
 
 
 def _reached(where: str) -> Storage:
-    """The storage of the run, as an actor sees it. Raises `RunUnreadable` where it does not see what the driver has begun."""
+    """The run's storage, as an actor sees it. Raises `RunUnreadable` if it does not see what the driver has begun."""
     storage = storage_of(where)
     if not storage.has(PROFILE):
         raise RunUnreadable(
