@@ -192,7 +192,7 @@ def far_rows(setting: Setting) -> Line:
 
 # --- profile --------------------------------------------------------------------------------------------------------------
 
-RULES = ("strict", "lossless", "one_hot")
+RULES = ("strict", "lossless", "block", "one_hot")
 GAMMAS = (1, 2, 4)
 COUNTS = re.compile(r"tokens$|proposals$|accepted|rounds|drafted|tested")  # columns of the totals that are compared
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "some", "more", "of", "it")
@@ -518,7 +518,9 @@ def rounds(setting: Setting) -> Iterator[Line]:
     for dtype in ("float32", "bfloat16"):
         changes = [f"target.device={setting.device}", f"target.dtype={dtype}", *costs]
         options = load_profile(setting.folder / "profile.yaml", changes, 2 if setting.tiny else 12)
-        run, measured = validate(options, setting.folder / f"rounds-{dtype}", [GAMMA], 1, Mock(), rules=["lossless"])
+        run, measured = validate(
+            options, setting.folder / f"rounds-{dtype}", [GAMMA], 1, Mock(), rules=["lossless", "block"]
+        )
         for cell in build_validation(run, measured, tolerance=0.1, kept=False).cells:
             tokens = cell.tokens_per_round
             text = f"{dtype} {cell.rule}, {cell.draft}, {cell.continuation}: {tokens.measured:.3f} tokens a round decoded, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,7 +70,9 @@ def no_waiting() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keywords: Any) -> Any:
-            torch.cuda.set_sync_debug_mode("error")
+            with warnings.catch_warnings():  # torch says that the mode is a prototype
+                warnings.simplefilter("ignore", UserWarning)
+                torch.cuda.set_sync_debug_mode("error")
             try:
                 return function(*arguments, **keywords)
             finally:
