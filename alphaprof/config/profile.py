@@ -117,6 +117,11 @@ class DecisionOptions(Options):
     gamma: Whole | Literal["auto"] = Field(
         "auto", description="drafted tokens per round; auto chooses on half of the documents"
     )
+    p_min: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = Field(
+        0.0,
+        description="top probability below which a draft model stops a round's draft (llama.cpp, Hugging Face); auto "
+        "chooses on half of the documents; 0: it never stops",
+    )
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")
     concurrency: Whole = Field(1, ge=1, description="number of sequences decoded at a time for which the verdict holds")

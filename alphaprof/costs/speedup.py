@@ -165,7 +165,8 @@ class Speedup:
     than the others. `unseen_slower`, `unseen_faster`: shares of the time that documents of a kind that was not sampled could
     add, and take away (`estimate.unseen`). `flattered`: the share of itself by which the time would grow if verification
     took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
-    for want of a processor while steps were timed (`timing.unheld`).
+    for want of a processor while steps were timed (`timing.unheld`). `doubt`: the share of the time by which it may be more
+    or less since the log does not hold how much a round drafted (`RoundCounts.doubt`).
     """
 
     value: float
@@ -181,6 +182,7 @@ class Speedup:
     timing_freedom: float = math.inf
     flattered: float = 0.0
     waited: float = 0.0
+    doubt: float = 0.0
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """Lower and upper bound, each missing with probability `tail`, inside what step times allow.
@@ -194,8 +196,9 @@ class Speedup:
         least_time = min(math.exp(-spread) - less, 1 - self.unseen_faster)
         faster = -math.log(least_time) if least_time > 0 else math.inf
         above, below = math.hypot(slower, timing), math.hypot(faster, timing)
-        fastest = self.value * math.exp(below) if below < LARGEST else math.inf
-        return max(low, self.value / (1 + self.flattered) / _stretched(above)), min(high, fastest)
+        fastest = self.value / (1 - self.doubt) * math.exp(below) if below < LARGEST else math.inf
+        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / _stretched(above)
+        return max(low, slowest), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
         """The bounds that step times alone give, each missing with probability `tail`."""
@@ -251,7 +254,16 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
         for rounds, more in zip(depths.T, np.diff(each), strict=True):  # a matrix product would spin on all cores
             if more:  # what one more token costs, in every round that drafts or accepts as many
                 spent += rounds * more
+    if counts.unused is not None:
+        spent += counts.unused * times.c()
     return np.asarray(spent)
+
+
+def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
+    """How far the decode time of all documents may be off for what rounds drafted, in units of a decode step."""
+    if counts.doubt is None:
+        return 0.0
+    return float(counts.doubt.sum(0) @ np.diff(round_costs(times, counts.doubt.shape[1])))
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
@@ -306,6 +318,7 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     after = counts.after.tolist()
     first = [(after[accepted], time.ms) for accepted, time in times.first_steps(gamma).items()]
     later = float((exactly * np.arange(len(exactly))).sum()) - sum(count for count, _ in first)
+    later += 0.0 if counts.unused is None else float(counts.unused.sum())
     searches, bookkeeping = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
     drafting = [later * times.draft.ms, *(count * ms for count, ms in first)]
     parts = np.array([*verify, *drafting, searches, bookkeeping])
@@ -368,7 +381,14 @@ def _by_weights(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup
     traffic = _from_time(whole, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
     each = [_from_time(one, _token_bounds([decoded]), EXACT) for one, decoded in zip(ratios, domains, strict=True)]
     slower, faster = _unseen_apart(each, [part / time for part in parts], whole.documents)
-    return replace(traffic, unseen_slower=slower, unseen_faster=faster)
+    doubts = sum(part * _doubt([decoded]) for part, decoded in zip(parts, domains, strict=True))
+    return replace(traffic, unseen_slower=slower, unseen_faster=faster, doubt=doubts / time)
+
+
+def _doubt(domains: Sequence[Decoded]) -> float:
+    """What `doubtful_time` is of the time of some documents."""
+    doubts = sum(doubtful_time(*decoded) for decoded in domains)
+    return doubts / sum(float(time_spent(*decoded).sum()) for decoded in domains) if doubts else 0.0
 
 
 def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents: int) -> tuple[float, float]:
@@ -408,7 +428,8 @@ def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | N
     spent, time = _ratio_of_all([counts for counts, _ in domains], sums, strata)
     parts = [float(each.sum() / spent) for each, _ in sums]
     shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _spent_on(decoded, part)]
-    return _from_time(time, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
+    whole = _from_time(time, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
+    return replace(whole, doubt=_doubt(domains))
 
 
 def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: Array | None) -> tuple[float, Ratio]:
@@ -496,12 +517,12 @@ class Mix:
             for side, way in zip(parts, ways, strict=True)
         )
         gain = _from_time(relative, _gain_bounds(*ways), _timing_error(after, before))
-        slower, faster = gain.unseen_slower, gain.unseen_faster
+        slower, faster, doubt = gain.unseen_slower, gain.unseen_faster, sum(map(_doubt, ways))
         if self.weights:
             apart = [part / sum(parts[1]) for part in parts[1]]
             slower, faster = _unseen_apart([_gain_alone(*pair) for pair in zip(*ways, strict=True)], apart, gain.documents)
         # A document can be at the far end either way, hardly at both: decisions/019.
-        return replace(gain, unseen_slower=FAR * slower, unseen_faster=FAR * faster)
+        return replace(gain, unseen_slower=FAR * slower, unseen_faster=FAR * faster, doubt=doubt)
 
 
 def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
@@ -572,7 +593,8 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     time = ratio(spent + prompts + more, base + prompts)
     decoding = spent.sum() / (spent + prompts + more).sum()
     shares, before = _spent_on((counts, times), decoding), float(base.sum() / (base + prompts).sum())
-    return _from_time(time, (min(best, 1.0), slowest), _timing_error(shares, _decoding(times, before)))
+    whole = _from_time(time, (min(best, 1.0), slowest), _timing_error(shares, _decoding(times, before)))
+    return replace(whole, doubt=decoding * _doubt([(counts, times)]))
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:

@@ -328,7 +328,8 @@ def left_out_remedy(reason: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class DecisionAsked:
     """What the verdict is about: `config.profile.DecisionOptions`. `rule` may be auto: what engines do by default, on greedy
-    and on sampled text.
+    and on sampled text. `p_min`: the top probability below which a draft model stops; 0: it does not; auto: as documents
+    choose.
     """
 
     rule: str
@@ -340,6 +341,7 @@ class DecisionAsked:
     concurrency: int = 1
     served_dtype: str | None = None
     min_route_gain: float = 0.03
+    p_min: float | str = 0.0
 
 
 @dataclass(frozen=True)

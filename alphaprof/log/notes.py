@@ -124,6 +124,11 @@ NOTES: Mapping[str, NoteKind] = {
         "memory ran out and {count} batches were halved; values may differ by up to 1e-3 from a run with enough memory",
         "lower batch_tokens",
     ),
+    "p_min": NoteKind(
+        "{draft} at gamma {gamma} that stops below a top probability of {p_min} is faster than at gamma {plain} without, by "
+        "{gain} [{low}, {high}]",
+        "llama.cpp and Hugging Face can stop it (p_min): decision.p_min: auto judges with it; see report --show gammas",
+    ),
     "stopped": NoteKind(
         "documents were taken in random order, {done} of {available}. Verdicts hold at any time; intervals are for a fixed "
         "number of documents, and slightly too optimistic",

@@ -102,7 +102,8 @@ def _about(report: Report) -> Iterator[str]:
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
     where = " everywhere" if len(report.domains) > 1 else ""
     faster = _speedup_text(report.speedup, traffic.min_speedup, "x")
-    yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}: {faster}, {asked}{measured}"
+    stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
+    yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
     mine = _mine(report)
@@ -301,7 +302,7 @@ def _serve(report: Report) -> Iterator[tuple[str, str]]:
     for pool in report.route:
         if pool.draft is None or pool.gamma is None:
             continue
-        formats = paste_formats(report.run.draft_models[pool.draft], report.conditions.rule)
+        formats = paste_formats(report.run.draft_models[pool.draft], report.conditions.rule, report.conditions.p_min)
         if not formats:
             yield "", f"no engine is known that serves {pool.draft} as it was measured"
             continue

@@ -24,6 +24,7 @@ from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
 from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
+from alphaprof.report.sections.stopping import StopSurface
 from alphaprof.report.sections.vocabulary import VocabularyCoverage
 from alphaprof.stats.estimate import Interval
 
@@ -203,6 +204,24 @@ def gammas(report: Report) -> Iterator[Block]:
                 yield from _by_gamma(f"draft {draft}, rule {rule}", results)
                 if by_depth:
                     yield from _depths(f"draft {draft}, rule {rule}", results)
+    yield from map(_stop_table, report.stopping)
+
+
+def _stop_table(surface: StopSurface) -> Table:
+    """Tokens per round and speedup by γ and p_min."""
+    rows: dict[float, dict[str, str]] = {}
+    for item in surface.results:
+        best = (item.p_min, item.gamma) == (surface.p_min, surface.gamma)
+        tokens, faster = fmt.number(item.tokens_per_round), "" if item.speedup is None else f" / {fmt.number(item.speedup)}"
+        rows.setdefault(item.p_min, {})[str(item.gamma)] = f"{tokens}{faster}{'*' if best else ''}"
+    below = []
+    if surface.gain is not None:
+        gain = fmt.interval(surface.gain, "x")
+        below = [f"  *: the best p_min; {gain} as fast as gamma {surface.plain_gamma} without one, on held-out documents"]
+    what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
+    title = f"draft {surface.draft}, whole traffic: {what} by gamma, if it stops below a top probability (p_min)"
+    named = [(f"{p_min:g}", cells) for p_min, cells in rows.items()]
+    return table_by_columns(title, named, named="p_min", below=below, draft=surface.draft)
 
 
 def _gamma_figure(report: Report) -> Figure:

@@ -26,6 +26,7 @@ from alphaprof.report.sections.attribution import Attribution, ResultOnText, att
 from alphaprof.report.sections.certificates import Certificates, build_certificates
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
 from alphaprof.report.sections.predictability import Predictability, predictability
+from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_surfaces
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.traffic import Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Question, VerdictName
@@ -64,6 +65,7 @@ class Report:
     routing: Route | None  # domains on several pools of servers, as far as that was tried
     one_pool: str  # why it was not; empty where it was
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
+    stopping: tuple[StopSurface, ...]  # by γ and p_min, of drafts whose probabilities the log holds
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
     vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
@@ -87,7 +89,7 @@ def build_report(
     `whole_log`: parts that read the position log read all of it, however large it is.
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
-    inputs = ReportInputs.of(run, flavour, profile)
+    inputs = answered_p_min(ReportInputs.of(run, flavour, profile))
     question, costs, documents = inputs.question, inputs.costs, inputs.documents
     shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
@@ -99,6 +101,7 @@ def build_report(
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     cost = cost_of(costs, question.concurrency, documents.prompt_tokens) if costs else None
     facts, certificates = _run_facts(run, documents, part), build_certificates(part, question.confidence)
+    surfaces = stop_surfaces(inputs, whole_log)
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -115,13 +118,14 @@ def build_report(
         traffic=traffic,
         **vars(parts),
         results=tuple(results),
-        causes=attribution(part, judged, flavour, timing, question.confidence),
+        stopping=surfaces,
+        causes=attribution(part, judged, inputs.request(), timing, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, traffic, certificates, cost, profile.costs.source),
+        notes=report_warnings(run, facts, results, traffic, certificates, surfaces, cost, profile.costs.source),
     )
 
 
@@ -183,6 +187,7 @@ def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cos
         device=cost.device if cost else None,
         dtype=facts.dtype,
         rule=traffic.rule,
+        p_min=float(question.p_min),
     )
 
 

@@ -55,6 +55,10 @@ class ReportInputs:
         policies = tuple(sorted({group.policy for group in grouped.groups}))
         return cls(run, flavour, question, grouped, policies, costs)
 
+    def request(self, rules: Sequence[str] = ()) -> TotalsRequest:
+        """The totals of rules, by their ids, that the question is about."""
+        return TotalsRequest(rules, self.run.gammas, self.flavour, float(self.question.p_min))
+
     @cached_property
     def strata(self) -> Array:
         """The stratum of each independent unit, [units]."""
@@ -87,7 +91,7 @@ class DraftTotalsReader:
     """
 
     def __init__(self, inputs: ReportInputs, draft: str, asked: Sequence[str]) -> None:
-        self.draft = draft
+        self.draft, self._facts = draft, inputs.run.manifest.drafts[draft]
         self._inquiry, self._asked, self._totals = inputs, asked, DraftTotals(inputs.run, draft)
         self._shared: list[dict[str, Array]] = []
 
@@ -97,14 +101,14 @@ class DraftTotalsReader:
         gammas = inputs.run.gammas
 
         def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
-            return list(pools(tables, inputs.documents, rule.id, gammas, shared))
+            return list(pools(tables, inputs.documents, rule.id, gammas, shared, inputs.request().stop(self._facts)))
 
         if self._computed is not None:
             by_domain = filled(self._computed)
         else:
             has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inputs.policies)
             columns = pooled_columns(gammas if has_rounds else (), own=bool(shared))
-            by_domain = self._totals.read(TotalsRequest([rule.id], gammas, inputs.flavour), columns, filled)
+            by_domain = self._totals.read(inputs.request([rule.id]), columns, filled)
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
         for domain, pool in by_domain:
@@ -114,9 +118,9 @@ class DraftTotalsReader:
     def _computed(self) -> list[pa.Table] | None:
         """The totals of all rules that are asked for; None where they lie in files."""
         inputs, run = self._inquiry, self._inquiry.run
-        if inputs.flavour == "engine" and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
+        request = inputs.request([rule.id for rule in rules_of(self._asked)])
+        if request.stored and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
             return None
-        request = TotalsRequest([rule.id for rule in rules_of(self._asked)], run.gammas, inputs.flavour)
         return self._totals.read(request, pooled_columns(run.gammas), list)
 
 

@@ -158,6 +158,7 @@ class Conditions:
     device: str | None
     dtype: str
     rule: str
+    p_min: float  # top probability below which a draft stops; 0: it never does
 
 
 @dataclass(frozen=True)

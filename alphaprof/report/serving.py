@@ -15,7 +15,7 @@ class ServingEngine:
     """An engine as its source says (`docs/exports.md` names the versions). `name`: as `Trial.engines` calls it; `method`:
     its word for a draft, None where it has none; `draws`: whether it can draw a draft from q, where it else takes the top
     token; `schedules`: whether it can draft fewer tokens in a larger batch; `blocks`: whether it can verify a round's drafts
-    together.
+    together; `stops`: whether a draft model can stop at a p_min.
     """
 
     name: str
@@ -23,6 +23,7 @@ class ServingEngine:
     draws: Callable[[DraftFacts], bool]
     schedules: Callable[[DraftFacts], bool]
     blocks: bool = False
+    stops: bool = False
 
 
 VLLM = ServingEngine(
@@ -38,22 +39,31 @@ SGLANG = ServingEngine(
     draws=lambda facts: facts.by_depth and not facts.reduced_vocabulary,
     schedules=lambda facts: False,
 )
-PASTED = {"vllm-config": VLLM, "sglang-args": SGLANG}  # by the format of `alphaprof export`
+LLAMACPP = ServingEngine(
+    "llama.cpp",
+    method=lambda facts: {"ngram": "ngram-simple", "draft_model": "draft-simple"}.get(facts.engine_method or ""),
+    draws=lambda facts: False,
+    schedules=lambda facts: False,
+    stops=True,
+)
+PASTED = {"vllm-config": VLLM, "sglang-args": SGLANG, "llamacpp-args": LLAMACPP}  # by the format of `alphaprof export`
 
 
-def paste_formats(facts: DraftFacts, rule: str) -> tuple[str, ...]:
+def paste_formats(facts: DraftFacts, rule: str, p_min: float = 0.0) -> tuple[str, ...]:
     """The formats of `alphaprof export` with which engines serve a draft as it was measured under `rule`: an id, auto, or
     ids joined by " and ", as a verdict names them. A gamma must be known as well.
     """
-    return tuple(name for name, engine in PASTED.items() if not why_not_served(engine, facts, rule))
+    return tuple(name for name, engine in PASTED.items() if not why_not_served(engine, facts, rule, p_min))
 
 
-def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str) -> str:
+def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str, p_min: float = 0.0) -> str:
     """Why an engine cannot serve a draft as it was measured under `rule` (see `paste_formats`); empty where it can."""
     from alphaprof.rules import parse_rule  # numpy, which the command line needs for no help page
 
     if engine.method(facts) is None:
         return f"{engine.name} has no method for a draft of kind {facts.kind}"
+    if p_min and facts.has_distribution and not engine.stops:
+        return f"{engine.name} does not stop drafts at a p_min"
     for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:
         if not bound.rule.chained:
             return f"{engine.name} does not keep drafts by {bound.id}"

@@ -183,7 +183,7 @@ IMPORT_DECIDES = (
 
 def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
     """One draft, one gamma, one verdict for the whole traffic."""
-    costs, timing, candidates, mix, weights = _basis(evidence, costs, question)
+    costs, timing, candidates, mix, weights = basis(evidence, costs, question)
     times = timing.times
     best: Pair | None = None
     if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
@@ -248,7 +248,7 @@ def tested_rows(
     evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]
 ) -> Mapping[str, Mask] | None:
     """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
-    _, _, candidates, mix, _ = _basis(evidence, costs, question)
+    _, _, candidates, mix, _ = basis(evidence, costs, question)
     if len(candidates) * len(question.gammas(gammas)) == 1:
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
@@ -270,7 +270,7 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
     return ""
 
 
-def _basis(
+def basis(
     evidence: Evidence, costs: CostModel | None, question: Question
 ) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
     """What a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step times, if
@@ -313,7 +313,7 @@ def judge_parts(
 
     Drafts that have no step times are left out where others have some.
     """
-    _, timing, candidates, mix, weights = _basis(evidence, costs, question)
+    _, timing, candidates, mix, weights = basis(evidence, costs, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
     lacking = timing.lacks(candidates) if timing.times else None  # of a draft that was asked for
     lacking = without_times([], lacking) if lacking else "no rounds"

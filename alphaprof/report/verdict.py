@@ -111,12 +111,13 @@ def pooled_speedup(
     candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None = None
 ) -> Speedup | None:
     """Speedup of one draft and gamma on some documents of each domain (default: on all)."""
-    return mix.routed(_decoded(candidates, option, times, mix, rows))
+    return mix.routed(decoded(candidates, option, times, mix, rows))
 
 
-def _decoded(
+def decoded(
     candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None
 ) -> list[Decoded]:
+    """How each domain is decoded with one draft and gamma, on some of its documents (None: on all)."""
     draft, gamma = option
     counts = [candidates[draft][domain].counts(gamma) for domain in mix.domains]
     if rows is not None:
@@ -141,6 +142,8 @@ def judge(
         return only, no_decision(
             "documents came in the mixture of domains that the data has, and weights ask for another one"
         )
+    if question.order is not None and question.p_min:
+        return only, no_decision("a run in random order decides without p_min: what a round drafts is known within bounds")
     order, best, testing = question.order, only, None
     parts = None if only else halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, order)
     if parts is not None:
@@ -188,7 +191,7 @@ def _fastest(
     candidates: Pools, times: Mapping[str, StepTimes], mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]
 ) -> Pair | None:
     """The option that makes some documents of each domain fastest, all together; None where no speedup is known."""
-    values = {option: mix.value(_decoded(candidates, option, times, mix, rows)) for option in options}
+    values = {option: mix.value(decoded(candidates, option, times, mix, rows)) for option in options}
     known = {option: value for option, value in values.items() if value is not None}
     return max(known, key=lambda option: known[option], default=None)
 

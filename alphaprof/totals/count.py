@@ -27,11 +27,23 @@ READ = (
 
 @dataclass(frozen=True)
 class TotalsRequest:
-    """What totals are asked for: ids of rules, speculation lengths, flavour of rounds."""
+    """What totals are asked for: ids of rules, speculation lengths, flavour of rounds, and the top probability below which a
+    draft model stops.
+    """
 
     rules: Sequence[str]
     gammas: Sequence[int]
     flavour: Flavour = "engine"
+    p_min: float = 0.0
+
+    @property
+    def stored(self) -> bool:
+        """Whether a finished run holds such totals."""
+        return self.flavour == "engine" and not self.p_min
+
+    def stop(self, draft: DraftFacts) -> Flavour | None:
+        """The flavour in which a draft stops at p_min; None: it does not stop."""
+        return self.flavour if self.p_min and stops(draft) else None
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ def counts(
             chances = tested_chances(rule, columns, (kept, accept))
             if depth_columns(rule, draft):
                 chances = chances_by_depth(rule, draft, columns, chances)
-            trace = some_documents(trace_of(columns, shape, chances[0], target, draft), defined)
+            trace = some_documents(trace_of(columns, shape, chances[0], (target, draft), request.p_min), defined)
             drawn = chances if by_chance(rule, draft) else None
             data |= _round_columns(rounds_of(trace, drawn, request, rule.rule.blocks), defined)
     return by_rule
@@ -154,10 +166,18 @@ def chances_by_depth(
     return facts, facts
 
 
-def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: DraftFacts) -> Trace:
+def stops(draft: DraftFacts) -> bool:
+    """Whether the log says where a draft would stop at a p_min: of heads and trees it has no probabilities by depth."""
+    return draft.has_distribution and not draft.by_depth
+
+
+def trace_of(
+    columns: dict[str, Array], shape: Shape, kept: Array, models: tuple[ModelFacts, DraftFacts], p_min: float
+) -> Trace:
     """What replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get accepted, or
     `kept` does by depth, [positions, depths].
     """
+    target, draft = models
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
     # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
     if kept.ndim > 1:
@@ -170,7 +190,8 @@ def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: Model
     # what a round proposes that starts there, no other: its rounds seem to draft on, and accept the same.
     ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0) & (not draft.by_depth)
     looked_up = draft.starts_matter and not draft.has_steps
-    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
+    unsure = columns["draft_top_prob"] < p_min if p_min and stops(draft) else None  # NaN, of no proposal, is not
+    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up, unsure)
 
 
 def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
@@ -213,11 +234,12 @@ def rounds_of(
     return expected_replays(trace, chances, request.gammas, request.flavour, blocks)
 
 
-def columns_of(rules: Sequence[str], draft: DraftFacts, flavour: Flavour = "engine") -> list[str]:
-    """Columns of a draft's log that these rules and replay read."""
-    bound = rules_of(rules)
+def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
+    """Columns of a draft's log that rules and replay read."""
+    bound = rules_of(request.rules)
     logged = [rule for rule in bound if rule.rule.logged]
-    more = ["proposed_before_eos"] if flavour == "hf" else []
+    more = ["proposed_before_eos"] if request.flavour == "hf" else []
+    more += ["draft_top_prob"] if request.p_min else []
     more += [f"accept_{rule.id}" for rule in logged]
     more += [f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy]
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
@@ -233,7 +255,7 @@ def array_of(column: pa.ChunkedArray) -> Array:
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
     """The columns that rules and replay read; `proposed` is that of the flavour."""
-    names = columns_of(request.rules, draft, request.flavour)
+    names = columns_of(request, draft)
     columns = {name: array_of(positions[name]) for name in names}
     columns["proposed"] = proposed_in(request.flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)

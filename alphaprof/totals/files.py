@@ -113,7 +113,7 @@ class DraftTotals:
         `threads` begins to work out. All columns, or some.
         """
         run, (first, last) = self.run, shards
-        parts = self.parts if request.flavour == "engine" else []
+        parts = self.parts if request.stored else []
         stored = [part for part in parts if first <= part.first and part.last <= last]
         covered = {index for part in stored for index in range(part.first, part.last + 1)}
         known = [rule for rule in request.rules if rule in run.rules]
@@ -141,7 +141,7 @@ def _together(run: Run, indices: Sequence[int]) -> Iterator[list[int]]:
 def _compute(run: Run, draft: str, indices: Sequence[int], request: TotalsRequest) -> Counts:
     """Totals of some shards, from their position log."""
     models = run.manifest.target, run.manifest.drafts[draft]
-    columns = [*columns_of(request.rules, models[1], request.flavour), "phase"]
+    columns = [*columns_of(request, models[1]), "phase"]
     positions = pa.concat_tables(run.positions(draft, index, columns) for index in indices)
     return counts(positions, pa.concat_tables(run.continuations(index, SHAPED) for index in indices), models, request)
 
@@ -160,8 +160,8 @@ def _table(coming: list[Future[Counts]], gammas: Sequence[int], columns: Sequenc
 def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[str] | None = None) -> pa.Table:
     """Totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents ascend.
 
-    What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, and
-    of a rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
+    What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, at
+    a p_min, and of a rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
     tables = DraftTotals(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()

@@ -20,7 +20,7 @@ from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import RoundCounts
+from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
 
 SHARED = (  # what pools hold of each document, the same under every rule
     *("positions", "proposals", "thinking_positions", "thinking_proposals"),
@@ -35,7 +35,7 @@ class DocumentTotals:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
     `policy`, `sampling`: as of `TextGroup`. Where rounds are not `defined` no method on them may be used. Counts by depth
-    are NaN where an engine drafted trees, or a number of tokens that adapts itself.
+    are NaN where an engine drafted trees, or a number of tokens that adapts itself. `stop`: as of `RoundCounts.of`.
     """
 
     columns: dict[str, Array]
@@ -43,6 +43,7 @@ class DocumentTotals:
     continuation: str
     policy: str
     sampling: dict[str, float] | None
+    stop: Flavour | None = None
 
     @property
     def cluster(self) -> Array:
@@ -71,9 +72,10 @@ class DocumentTotals:
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
         if gamma not in self._counted:
-            names = ("rounds", "drafted_depths", "accepted_depths", "control")
-            rounds, drafted, accepted, control = (self[f"{name}_{gamma}"] for name in names)
-            self._counted[gamma] = RoundCounts(self["tokens"], rounds, drafted, accepted, control, self.cluster)
+            names = ("rounds", "drafted_depths", "tested_depths", "accepted_depths", "control")
+            rounds, drafted, tested, accepted, control = (self[f"{name}_{gamma}"] for name in names)
+            replayed = Rounds(rounds, self["tokens"], drafted, tested, accepted, control)
+            self._counted[gamma] = RoundCounts.of(replayed, self.cluster, self.stop)
         return self._counted[gamma]
 
     @cached_property
@@ -106,10 +108,11 @@ def pools(
     rule: str,
     gammas: Sequence[int],
     shared: Sequence[Mapping[str, Array]] = (),
+    stop: Flavour | None = None,
 ) -> Iterator[tuple[str, DocumentTotals]]:
     """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` come
     table by table, others in each, with the columns of `pooled_columns`; those at gammas only where the rule has rounds.
-    `shared`: the SHARED columns of the same groups, where they were read for another rule.
+    `shared`: the SHARED columns of the same groups, where they were read for another rule; `stop`: of `DocumentTotals`.
     """
     groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
     names = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
@@ -121,7 +124,7 @@ def pools(
         arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
-        yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling)
+        yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling, stop)
 
 
 def lacking() -> RunUnreadable:

@@ -41,7 +41,10 @@ class Trace:
     `run` [positions]: drafts that a round starting there would get accepted, if it drafted without end; `proposed`
     [positions]: tokens that it would propose at most; `start`, `stop` [documents]: where each document begins and ends;
     `limit` [documents]: its max_new_tokens, which `engine` does not read; `draft_ends` [positions]: the draft's proposal is
-    EOS; `looked_up`: proposals depend on where a round starts, as those of prompt lookup. The last two matter to `hf` only.
+    EOS; `looked_up`: proposals depend on where a round starts, as those of prompt lookup. These two matter to `hf` only.
+    `unsure` [positions]: the draft's top probability there is below p_min, which ends a draft in any flavour: in `hf` after
+    that token, else before it (None: no p_min). Where a round's draft was wrong before, the log does not hold what ended it:
+    `drafted` is the most that it can be, and `tested` the least.
     """
 
     run: Array
@@ -51,6 +54,7 @@ class Trace:
     limit: Ints
     draft_ends: Array
     looked_up: bool = False
+    unsure: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class RoundCounts:
     """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
     drafted at least d tokens), `accepted` [documents, gamma] (rounds whose first d drafts were all accepted), `control`
     (control variate of expected rounds, else 0) and `cluster` [documents].
+
+    Where drafts stop at a p_min, `drafted` is the middle of what it can be, `doubt` [documents, gamma] how far that is off
+    at most, and `unused` [documents] counts draft steps whose token is thrown away (None: there is no p_min).
     """
 
     tokens: Array
@@ -90,11 +97,17 @@ class RoundCounts:
     accepted: Array
     control: Array
     cluster: Array
+    doubt: Array | None = None
+    unused: Array | None = None
 
     @classmethod
-    def of(cls, replayed: Rounds, cluster: Array) -> RoundCounts:
-        """From replayed rounds of documents, and the cluster of each."""
-        return cls(replayed.tokens, replayed.rounds, replayed.drafted, replayed.accepted, replayed.control, cluster)
+    def of(cls, replayed: Rounds, cluster: Array, stop: Flavour | None = None) -> RoundCounts:
+        """From replayed rounds of documents, and the cluster of each. `stop`: the flavour whose drafts stop at a p_min."""
+        drafted, doubt, unused = replayed.drafted, None, None
+        if stop is not None:
+            drafted, doubt = (drafted + replayed.tested) / 2, (drafted - replayed.tested) / 2
+            unused = replayed.rounds - replayed.drafted[:, -1] if stop != "hf" else None
+        return cls(replayed.tokens, replayed.rounds, drafted, replayed.accepted, replayed.control, cluster, doubt, unused)
 
     @property
     def exactly(self) -> Array:
@@ -111,7 +124,8 @@ class RoundCounts:
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        return RoundCounts(**{name: values.T.take(places, axis=-1).T for name, values in vars(self).items()})
+        known = {name: values for name, values in vars(self).items() if values is not None}
+        return RoundCounts(**{name: values.T.take(places, axis=-1).T for name, values in known.items()})
 
 
 def run_lengths(agrees: Array, start: Ints, stop: Ints) -> Ints:
@@ -156,7 +170,7 @@ def steps(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Steps:
     """The rounds of all documents for one gamma, document by document."""
     from alphaprof.totals.replay_loops import list_rounds
 
-    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, flavour == "hf").T)
+    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _how(trace, flavour)).T)
 
 
 def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
@@ -169,7 +183,7 @@ def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") ->
     from alphaprof.totals.replay_loops import count_rounds
 
     counts = _nothing(trace, gammas)
-    count_rounds(_positions(trace, flavour), _documents(trace), np.array(gammas), flavour == "hf", counts[:2])
+    count_rounds(_positions(trace, flavour), _documents(trace), np.array(gammas), _how(trace, flavour), counts[:2])
     return _by_gamma(trace, gammas, flavour, counts)
 
 
@@ -187,8 +201,11 @@ def expected_replays(
 
     counts = _nothing(trace, gammas)
     kept, accept = map(_by_depth, chances)
-    places = _most_drafted(trace, flavour), kept, accept
-    expect_rounds(places, _documents(trace), np.array(gammas), (flavour == "hf", blocks), counts)
+    most = before_end = _most_drafted(trace, flavour)
+    if trace.unsure is not None:
+        length = _next(trace.unsure) - np.arange(len(most)) + (flavour == "hf")
+        before_end = np.minimum(most, length)
+    expect_rounds((most, before_end, kept, accept), _documents(trace), np.array(gammas), (flavour == "hf", blocks), counts)
     return _by_gamma(trace, gammas, flavour, counts)
 
 
@@ -199,7 +216,13 @@ def _by_depth(values: Array) -> Array:
 
 def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
     run = np.ascontiguousarray(trace.run, dtype=np.int64)
-    return run, _most_drafted(trace, flavour), _next_draft_end(trace) if flavour == "hf" else run
+    ends = [part for part in (trace.draft_ends if flavour == "hf" else None, trace.unsure) if part is not None]
+    return run, _most_drafted(trace, flavour), _next(np.logical_or.reduce(ends)) if ends else run
+
+
+def _how(trace: Trace, flavour: Flavour) -> tuple[bool, bool]:
+    """Whether rounds are Hugging Face's, and whether drafts end."""
+    return flavour == "hf", flavour == "hf" or trace.unsure is not None
 
 
 def _documents(trace: Trace) -> tuple[Ints, Ints]:
@@ -239,10 +262,10 @@ def _by_gamma(
     return {gamma: Rounds(rounds[i], tokens, part[0], part[1], part[2], control[i]) for i, (gamma, part) in parts}
 
 
-def _next_draft_end(trace: Trace) -> Ints:
-    """For each position the first one from it on where the draft proposes EOS; [positions]. After the draft's first wrong
-    proposal it is on a path of its own that the log does not hold: `drafted` of such a round may be too large.
+def _next(where: Array) -> Ints:
+    """For each position the first one from it on where something is so, or one far beyond all; [positions]. After its first
+    wrong proposal a draft is on a path of its own that the log does not hold: `drafted` of such a round may be too large.
     """
-    total = len(trace.run)
-    far = np.where(trace.draft_ends, np.arange(total), 2 * total + 256)
+    total = len(where)
+    far = np.where(where, np.arange(total), 2 * total + 256)
     return np.asarray(np.minimum.accumulate(far[::-1])[::-1], dtype=np.int64)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
+from transformers.generation import candidate_generator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
@@ -71,17 +73,21 @@ def recorded_rounds(
     return output[0, ids.shape[1] :].tolist(), rounds
 
 
-def assisted(pair: tuple[Model, Model], item: Document, gamma: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Text and rounds of assisted generation with gamma drafted tokens a round."""
+def assisted(
+    pair: tuple[Model, Model], item: Document, gamma: int, p_min: float = 0.0
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Text and rounds of assisted generation with gamma drafted tokens a round, fewer after one less probable than p_min."""
     target, draft = (model.network for model in pair)
     draft.generation_config = GenerationConfig(
         eos_token_id=256,
         pad_token_id=257,
         num_assistant_tokens=gamma,
         num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,
+        assistant_confidence_threshold=p_min,
     )
-    return recorded_rounds(target, item, AssistedCandidateGenerator, NEW_TOKENS, assistant_model=draft)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidate_generator, "is_sklearn_available", lambda: False)  # it would adapt the threshold
+        return recorded_rounds(target, item, AssistedCandidateGenerator, NEW_TOKENS, assistant_model=draft)
 
 
 def profiled(
@@ -209,3 +215,23 @@ def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]
         assert agrees.all()
         one = one_document(item, columns, run_lengths(agrees, np.array([0]), np.array([size])))
         assert replay(one, 4).rounds[0] == -(-(size - 1) // 5)
+
+
+def test_rounds_that_stop_when_unsure_are_those_of_assisted_generation(pair: tuple[Model, Model]) -> None:
+    """With a fixed assistant_confidence_threshold: what is accepted, and what is drafted but after a wrong draft."""
+    scored, stopped, rounds = profiled(*pair), 0, 0
+    levels = np.quantile(np.concatenate([columns["draft_top_prob"] for _, columns in scored]), (0.2, 0.5, 0.8)).tolist()
+    for (item, columns), p_min, gamma in itertools.product(scored, levels, (2, 3, 8)):
+        accept = parse_rule("strict").accept(columns | {"greedy": np.ones(len(item.ids), dtype=bool)})
+        run = run_lengths(accept, np.array([0]), np.array([len(item.ids)]))
+        trace = dataclasses.replace(one_document(item, columns, run), unsure=columns["draft_top_prob"] < p_min)
+        text, live = assisted(pair, item.document, gamma, p_min)
+        assert text == item.ids.tolist()
+        ours = replayed(trace, gamma)
+        assert [accepted for _, accepted in live] == [accepted for _, accepted in ours]
+        for (drafted, accepted), (most, _) in zip(live, ours, strict=True):
+            assert min(most, accepted + 1) <= drafted <= most
+            stopped += drafted == most < min(gamma, 3)
+        rounds += len(ours)
+    assert rounds > 500
+    assert stopped > 50

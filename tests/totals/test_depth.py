@@ -53,7 +53,7 @@ def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[pa.Table, pa
             rows.append(row)
     whole = ("token", "proposed", "target_top", "draft_top", "accepted_run", "proposed_before_eos")
     whole += ("target_rank_of_draft_top", "draft_rank_of_token")
-    names = dict.fromkeys([*columns_of(["lossless"], HEAD, "hf"), *rows[0]])
+    names = dict.fromkeys([*columns_of(TotalsRequest(["lossless"], (), "hf"), HEAD), *rows[0]])
     nothing = {"target_top_prob": 0.5, "target_second_prob": 0.25}  # what no number here depends on
     columns = {name: [row.get(name, nothing.get(name)) for row in rows] for name in names}
     table = pa.table({name: pa.array(columns[name], pa.int64() if name in whole else pa.float64()) for name in names})

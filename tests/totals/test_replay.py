@@ -183,7 +183,8 @@ class Models:
     """A target and a draft: next-token distributions [vocabulary] by history, which may be anything.
 
     `eos` ends a text; no text is longer than `limit`. `context`: tokens after which the draft has nothing to propose.
-    `deeper`: what the draft says at depths 2, 3 and so on of a round, where that is not `q`.
+    `deeper`: what the draft says at depths 2, 3 and so on of a round, where that is not `q`. `p_min`: the top probability
+    below which a round's draft ends, `after` that token or before it.
     """
 
     p: dict[tuple[int, ...], Array]
@@ -192,6 +193,18 @@ class Models:
     eos: int | None
     context: int
     deeper: tuple[dict[tuple[int, ...], Array], ...] = ()
+    p_min: float = 0.0
+    after: bool = False
+
+    def drafts(self, history: tuple[int, ...], most: int, drafted: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+        """Every draft of a round."""
+        unsure = len(drafted) < most and self.draft(history + drafted, len(drafted) + 1).max() < self.p_min
+        if len(drafted) == most or (unsure and not self.after):
+            yield drafted
+            return
+        for token in range(len(self.p[history])):
+            longer = (*drafted, token)
+            yield from [longer] if unsure else self.drafts(history, most, longer)
 
     def draft(self, history: tuple[int, ...], depth: int) -> Array:
         """The draft's distribution of the draft `depth`, from 1, of a round."""
@@ -220,11 +233,14 @@ def random_models(
     return Models(*tables, limit, eos, context)
 
 
-def one_round(models: Models, history: tuple[int, ...], drafts: int) -> Iterator[tuple[float, tuple[int, ...], int]]:
-    """Every way that a round can go, as (probability, emitted tokens, accepted drafts): every tuple of drafts, every place
-    of the first rejection, every token drawn from the residual distribution or as a bonus.
+Way = tuple[float, tuple[int, ...], int, int]
+
+
+def one_round(models: Models, history: tuple[int, ...], most: int) -> Iterator[Way]:
+    """Every way that a round can go, as (probability, emitted tokens, accepted drafts, drafts): every tuple of drafts, every
+    place of the first rejection, every token drawn from the residual distribution or as a bonus.
     """
-    for tokens in itertools.product(range(len(models.p[history])), repeat=drafts):
+    for tokens in models.drafts(history, most):
         chance = math.prod(float(models.draft(history + tokens[:i], i + 1)[token]) for i, token in enumerate(tokens))
         for accepted, token in enumerate(tokens):
             p, q = models.p[history + tokens[:accepted]], models.draft(history + tokens[:accepted], accepted + 1)
@@ -232,15 +248,16 @@ def one_round(models: Models, history: tuple[int, ...], drafts: int) -> Iterator
             residual = np.maximum(p - q, 0.0)
             for other in np.flatnonzero(residual) if keep < 1 else ():
                 own = chance * (1 - keep) * residual[other] / residual.sum()
-                yield float(own), (*tokens[:accepted], int(other)), accepted
+                yield float(own), (*tokens[:accepted], int(other)), accepted, len(tokens)
             chance *= keep
         for bonus, share in enumerate(models.p[history + tokens]):
-            yield chance * float(share), (*tokens, bonus), drafts
+            yield chance * float(share), (*tokens, bonus), len(tokens), len(tokens)
 
 
-def one_block(models: Models, history: tuple[int, ...], drafts: int) -> Iterator[tuple[float, tuple[int, ...], int]]:
+def one_block(models: Models, history: tuple[int, ...], most: int) -> Iterator[Way]:
     """Every way that a round can go whose drafts are verified together (Sun et al. 2024, algorithm 2)."""
-    for tokens in itertools.product(range(len(models.p[history])), repeat=drafts):
+    for tokens in models.drafts(history, most):
+        drafts = len(tokens)
         laws = [(models.p[history + tokens[:i]], models.draft(history + tokens[:i], i + 1)) for i in range(drafts)]
         drawn = math.prod(float(q[token]) for (_, q), token in zip(laws, tokens, strict=True))
         if drawn == 0:
@@ -261,7 +278,7 @@ def one_block(models: Models, history: tuple[int, ...], drafts: int) -> Iterator
             longer *= 1 - chances[accepted]
             law = models.p[history + tokens] if accepted == drafts else left[accepted] / max(left[accepted].sum(), 1e-300)
             for other in np.flatnonzero(law) if share > 0 else ():
-                yield share * float(law[other]), (*tokens[:accepted], int(other)), accepted
+                yield share * float(law[other]), (*tokens[:accepted], int(other)), accepted, drafts
 
 
 Outcome = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]  # a text, and (drafted, tested, accepted) of its rounds
@@ -275,9 +292,9 @@ def process(models: Models, gamma: int, flavour: Flavour, blocks: bool = False) 
         if models.ended(history):
             return {(history, ()): 1.0}
         left = models.limit - len(history)
-        drafts = min(gamma, models.proposed(len(history)), gamma if flavour == "engine" else left - 1)
+        most = min(gamma, models.proposed(len(history)), gamma if flavour == "engine" else left - 1)
         law: Counter[Outcome] = Counter()
-        for chance, emitted, accepted in (one_block if blocks else one_round)(models, history, drafts):
+        for chance, emitted, accepted, drafts in (one_block if blocks else one_round)(models, history, most):
             text = cut(models, history + emitted)
             inside = len(text) - len(history)
             tested = min(drafts, accepted + 1, inside)
@@ -326,6 +343,8 @@ def logged(models: Models, written: list[tuple[int, ...]], blocks: bool = False)
         accept[index] = np.minimum(p, q).sum()
     lengths = [len(text) for text in written]
     many = corpus(np.zeros(len(places)), proposed, lengths, limit=np.full(len(written), models.limit))
+    if models.p_min:
+        many = dataclasses.replace(many, unsure=np.array([models.q[text[:at]].max() < models.p_min for text, at in places]))
     return many, np.where(proposed > 0, kept, 0.0), np.where(proposed > 0, accept, 0.0)
 
 
@@ -393,6 +412,68 @@ def test_expected_counts_are_those_of_every_way_it_can_go(
 
 @in_blocks
 @every_flavour
+@pytest.mark.parametrize("p_min", [0.55, 0.75])
+def test_a_draft_that_stops_when_unsure_is_known_but_for_what_it_drafts_after_a_wrong_one(
+    p_min: float, flavour: Flavour, blocks: bool, tiny_models: tuple[Models, int]
+) -> None:
+    """Given each text: rounds, tested and accepted tokens; drafted ones lie between the tested ones and the logged ones."""
+    models, gamma = tiny_models
+    models = dataclasses.replace(models, p_min=p_min, after=flavour == "hf")
+    written = list(texts(models))
+    one, *chances = logged(models, written, blocks)
+    found = expected_replays(one, tuple(chances), [gamma], flavour, blocks)[gamma]
+    law = process(models, gamma, flavour, blocks)
+    enumerated = conditional_counts(law, written, gamma)
+    for name in ("rounds", "tested", "accepted"):
+        assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
+    assert (found.tested - 1e-12 <= enumerated.drafted).all()
+    assert (enumerated.drafted <= found.drafted + 1e-12).all()
+    shorter = replay(dataclasses.replace(one, unsure=np.ones(len(one.run), dtype=bool)), gamma, flavour)
+    assert shorter.drafted.sum() == (min(gamma, 1) * shorter.drafted[:, 0].sum() if flavour == "hf" else 0)
+
+
+@every_flavour
+@given(
+    st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=100, deadline=None)
+def test_rounds_that_stop_when_unsure_equal_the_plain_loop(
+    flavour: Flavour, given_documents: list[list[tuple[bool, bool]]], gamma: int, beyond: Any
+) -> None:
+    """A loop that knows whether the draft is unsure on its own path too, where the log does not say so."""
+    agrees, unsure = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
+    lengths = [len(document) for document in given_documents]
+    many = corpus(agrees, np.full(len(agrees), READY), lengths, limit=np.array(lengths))
+    many = dataclasses.replace(many, unsure=unsure)
+    found, kept = steps(many, gamma, flavour), agrees * 1.0
+    assert_equal(replay(many, gamma, flavour), expected_replays(many, (kept, kept), [gamma], flavour)[gamma])
+    ours = iter(zip(found.at, found.drafted, found.accepted, strict=True))
+    for start, document in zip(many.start, given_documents, strict=True):
+        at = 0 if flavour == "hf" else 1
+        while at < len(document):
+            room = gamma if flavour == "engine" else min(gamma, len(document) - at - 1)
+            drafted, accepted, wrong = 0, 0, False
+            while drafted < room:
+                known = not wrong and at + drafted < len(document)
+                good, doubtful = document[at + drafted] if known else (False, beyond.random() < 0.3)
+                if doubtful and flavour != "hf":
+                    break
+                wrong = wrong or not good
+                accepted, drafted = accepted + (not wrong), drafted + 1
+                if doubtful:
+                    break
+            emitted = min(accepted + 1, len(document) - at)
+            place, most, counted = next(ours)
+            assert (place, counted) == (start + at, emitted - 1 if flavour == "hf" else accepted)
+            assert drafted <= most if wrong or at + accepted == len(document) else drafted == most
+            at += emitted
+    assert next(ours, None) is None
+
+
+@in_blocks
+@every_flavour
 def test_control_is_zero_on_average_over_texts(flavour: Flavour, blocks: bool, tiny_models: tuple[Models, int]) -> None:
     """But not on each of them; given a text it is the tested positions' a_t less beta_t."""
     models, gamma = tiny_models
@@ -424,7 +505,7 @@ def test_a_block_keeps_what_the_ratios_say_and_the_targets_law(case: int) -> Non
     if case % 3 == 0:
         models.q.update({history: np.eye(vocabulary)[int(law.argmax())] for history, law in models.q.items()})
     ways: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for chance, emitted, accepted in one_block(models, (), gamma):
+    for chance, emitted, accepted, _ in one_block(models, (), gamma):
         ways[emitted, accepted] += chance
     for text in itertools.product(range(vocabulary), repeat=gamma + 1):
         p = np.array([models.p[text[:place]][token] for place, token in enumerate(text)])

@@ -18,6 +18,7 @@ from alphaprof.log.run import RunDraft
 from alphaprof.report.format import count, interval, many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
+from alphaprof.report.sections.stopping import answered_p_min
 from alphaprof.report.serving import PASTED, VLLM, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.traffic import why_undecidable
@@ -52,7 +53,7 @@ def export(
         raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
     scope = scope_of(side, to, rule, gamma, domain)
     if form.serves:
-        _require_serving(side, to, scope.rules)
+        _require_serving(side, to, scope)
     schedule = _gamma_schedule(scope, form)
     if form.serves and schedule is not None:
         scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
@@ -66,6 +67,7 @@ def export(
         gamma=scope.gamma,
         depths=pooled_depths(scope),
         schedule=schedule,
+        p_min=float(scope.question.p_min),
     )
     chain_notes, doubts = _assumptions(scope, acceptance, form), _warnings(scope, acceptance, form)
     return Artefact(form.write(acceptance), (form.convention, *chain_notes), tuple(doubts))
@@ -160,7 +162,7 @@ def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None)
     if (drafting := run.manifest.drafting) != CHAIN:
         problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
         raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
-    inputs = ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft, rule, gamma))
+    inputs = answered_p_min(ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, inputs.deciding):
         if bound.rule.lossy or not bound.rule.timed:
             hint = "export strict, one_hot or lossless; alphaprof validate --rule measures lossy rules, trees replays trees"
@@ -223,17 +225,19 @@ def pooled_depths(scope: ExportScope) -> Depths:
     return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
 
 
-def _require_serving(side: RunDraft, to: str, rules: str) -> None:
-    """Raise `OptionInvalid` where an engine cannot serve the draft as it was measured under `rules`."""
+def _require_serving(side: RunDraft, to: str, scope: ExportScope) -> None:
+    """Raise `OptionInvalid` where an engine cannot serve the draft as it was measured."""
     manifest, engine = side.run.manifest, PASTED[to]
     if manifest.imported:
         raise OptionInvalid(
             f"{side.run.path} was imported from {manifest.imported.engine}, whose log does not say what drafted",
             "serve with the options that this engine was started with, or profile the draft itself",
         )
-    if why := why_not_served(engine, manifest.drafts[side.draft], rules):
-        other = "" if why_not_served(engine, manifest.drafts[side.draft], AUTO) else ", or --rule one_hot"
-        hint = f"export another draft{other}; --to {engine.name.lower()}-synthetic simulates this one"
+    facts, p_min = manifest.drafts[side.draft], float(scope.question.p_min)
+    if why := why_not_served(engine, facts, scope.rules, p_min):
+        other = "" if p_min or why_not_served(engine, facts, AUTO) else ", or --rule one_hot"
+        name = engine.name.lower().replace(".", "")
+        hint = f"export another draft{other}; --to {name}-synthetic simulates this one"
         raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
 
 

@@ -11,7 +11,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaprof.log.manifest import NGRAM
-from alphaprof.report.serving import SGLANG, VLLM, ServingEngine
+from alphaprof.report.serving import LLAMACPP, SGLANG, VLLM, ServingEngine
 
 if TYPE_CHECKING:
     from alphaprof.log.manifest import DraftFacts
@@ -72,7 +72,8 @@ class Acceptance:
     `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint,
     with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q;
     `blocks`: they are verified together. `depths`: rounds at the exported `gamma`. `schedule`: first and last concurrency,
-    and the gamma there (0: the draft does not make decoding faster); None where one is for all.
+    and the gamma there (0: the draft does not make decoding faster); None where one is for all. `p_min`: the top probability
+    below which the draft stops.
     """
 
     draft: DraftFacts
@@ -84,6 +85,7 @@ class Acceptance:
     gamma: int
     depths: Depths
     schedule: tuple[tuple[int, int, int], ...] | None
+    p_min: float = 0.0
 
 
 def vllm_config(chain: Acceptance) -> str:
@@ -114,13 +116,25 @@ def _vllm_schedule(chain: Acceptance) -> dict[str, Any]:
     return {"num_speculative_tokens_per_batch_size": [list(entry) for entry in chain.schedule]}
 
 
+def llamacpp_args(chain: Acceptance) -> str:
+    """Arguments of llama-server and llama-cli, quoted for a shell."""
+    words = _llamacpp_words(chain)
+    if chain.model is not None:
+        words = ["--spec-type", str(LLAMACPP.method(chain.draft)), "--spec-draft-model", chain.model, *words]
+    return f"{shlex.join([*words, *(['--spec-draft-p-min', f'{chain.p_min:g}'] if chain.p_min else [])])}\n"
+
+
 def llamacpp_synthetic(chain: Acceptance) -> str:
     """Arguments of llama-server and llama-cli with synthetic acceptance."""
-    options = f"--spec-draft-n-max {chain.gamma}"
-    if chain.draft.engine_method == NGRAM:
-        longest = chain.draft.settings["max_ngram"]
-        options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {chain.gamma}"
-    return f"{options} --spec-synth-rates {_comma_listed(chain.depths.marginal(PROPOSING))}\n"
+    return f"{shlex.join(_llamacpp_words(chain))} --spec-synth-rates {_comma_listed(chain.depths.marginal(PROPOSING))}\n"
+
+
+def _llamacpp_words(chain: Acceptance) -> list[str]:
+    """How much to draft, and from what prompt lookup copies."""
+    if chain.draft.engine_method != NGRAM:
+        return ["--spec-draft-n-max", str(chain.gamma)]
+    size = ["--spec-ngram-simple-size-n", str(chain.draft.settings["max_ngram"])]
+    return ["--spec-type", "ngram-simple", *size, "--spec-ngram-simple-size-m", str(chain.gamma)]
 
 
 def sglang_args(chain: Acceptance) -> str:
@@ -206,6 +220,15 @@ EXPORTS: dict[str, Export] = {
     ),
     "sglang-args": Export(
         sglang_args, "arguments of SGLang's server, to serve with", SERVING, ALL, engine=SGLANG, serves=True
+    ),
+    "llamacpp-args": Export(
+        llamacpp_args,
+        "arguments of llama-server, to serve with",
+        SERVING,
+        PROPOSING,
+        beside=lambda chain: "the draft as GGUF" if chain.model is not None and not chain.model.endswith(".gguf") else "",
+        engine=LLAMACPP,
+        serves=True,
     ),
     "vllm-synthetic": Export(
         vllm_synthetic,

@@ -125,7 +125,7 @@ class ResultOnText:
 
 
 def attribution(
-    part: LogPart, judged: Sequence[ResultOnText], flavour: Flavour, timing: Timing, confidence: float
+    part: LogPart, judged: Sequence[ResultOnText], request: TotalsRequest, timing: Timing, confidence: float
 ) -> tuple[Attribution, ...]:
     """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text where it is theirs.
     Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
@@ -139,7 +139,7 @@ def attribution(
     drafts = part.run.manifest.drafts
     return tuple(
         _attribution(item, lost, drafts[draft], timing.times.get(draft) if item.rule.rule.timed else None, confidence)
-        for ((draft, _), items), lost in zip(groups.items(), _all_losses(part, groups.values(), flavour), strict=True)
+        for ((draft, _), items), lost in zip(groups.items(), _all_losses(part, groups.values(), request), strict=True)
         for item in items
     )
 
@@ -152,7 +152,7 @@ def _attribution(
     split, positions = _scaled_losses(losses.split[rows], losses.lost[rows], item.rule), losses.positions[rows]
 
     def speeds(rounds: Rounds) -> tuple[float | None, float | None]:
-        return _speeds(rounds, rows, cluster, gamma, times) if gamma else (None, None)
+        return _speeds(_counts(rounds, rows, cluster, gamma, losses.stop), times) if gamma else (None, None)
 
     causes = []
     *by_cause, unchanged, perfect = losses.rounds
@@ -203,12 +203,15 @@ def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
     return result
 
 
-def _speeds(
-    rounds: Rounds, rows: Array, cluster: Array, gamma: int, times: StepTimes | None
-) -> tuple[float | None, float | None]:
-    """Tokens per round and speedup of some documents at their gamma, the points that results have; None without tokens."""
+def _counts(rounds: Rounds, rows: Array, cluster: Array, gamma: int, stop: Flavour | None) -> RoundCounts:
+    """The rounds of some documents at their gamma."""
     chosen = (values[rows] for values in vars(rounds).values())
-    counts = RoundCounts.of(Rounds(*(values if values.ndim == 1 else values[:, :gamma] for values in chosen)), cluster)
+    narrow = Rounds(*(values if values.ndim == 1 else values[:, :gamma] for values in chosen))
+    return RoundCounts.of(narrow, cluster, stop)
+
+
+def _speeds(counts: RoundCounts, times: StepTimes | None) -> tuple[float | None, float | None]:
+    """Tokens per round and speedup of some documents, the points that results have; None without tokens."""
 
     def point(steps: StepTimes) -> float:
         spent, base = spent_and_base(counts, steps)
@@ -216,7 +219,7 @@ def _speeds(
 
     if counts.tokens.sum() == 0:
         return None, None
-    return point(free_draft(gamma)), (point(times) if times is not None else None)
+    return point(free_draft(counts.drafted.shape[1])), (point(times) if times is not None else None)
 
 
 def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
@@ -243,7 +246,8 @@ class Losses:
     `lost` [documents]: positions less what the rule accepts, as alpha counts it; `split` [documents, causes]: what
     happened to the emitted tokens, by cause: the same on average over texts; `top` [documents]: the target's largest
     probabilities. `rounds` [documents] at each document's gamma: with the losses of each cause recovered, as things are, and
-    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted where it is 0.
+    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted where it is 0. `stop`: as of
+    `RoundCounts.of`.
     """
 
     positions: Array
@@ -251,9 +255,10 @@ class Losses:
     split: Array
     top: Array
     rounds: tuple[Rounds, ...]
+    stop: Flavour | None
 
 
-def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], flavour: Flavour) -> list[Losses]:
+def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], request: TotalsRequest) -> list[Losses]:
     """What is lost under each of some drafts and rules, in one pass over the log; [jobs]. The texts of a domain are replayed
     at its best gamma.
     """
@@ -268,7 +273,7 @@ def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], flavour
         rows = slice(at, at + len(texts.shape.document))
         for (item, *_), gamma, shards in zip(jobs, gammas, parts, strict=True):
             sizes = gamma[rows], int(gamma.max(initial=1))
-            shards.append(_losses(part.run, item.result.draft, item.rule, texts, sizes, flavour))
+            shards.append(_losses(part.run, item.result.draft, item.rule, texts, sizes, request))
         at = rows.stop
     return [_joined(shards) for shards in parts]
 
@@ -301,13 +306,16 @@ class ShardTexts:
         return cls(index, shape, reach, first_proposals(tokens, start)[continued])
 
 
-def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tuple[Array, int], flavour: Flavour) -> Losses:
+def _losses(
+    run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tuple[Array, int], request: TotalsRequest
+) -> Losses:
     """The losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
     shape, target, facts = texts.shape, run.manifest.target, run.manifest.drafts[draft]
-    names = dict.fromkeys([*columns_of([rule.id], facts, flavour), *deeper_names("agrees", facts.depths)])
+    request = dataclasses.replace(request, rules=[rule.id])
+    names = dict.fromkeys([*columns_of(request, facts), *deeper_names("agrees", facts.depths)])
     names |= {"in_draft_vocabulary": None} if facts.reduced_vocabulary else {}
     columns = columns_at(run, draft, texts.index, list(names))  # nulls become -1, NaN or False
-    columns["proposed"] = proposed_in(flavour, columns)
+    columns["proposed"] = proposed_in(request.flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     ready = columns["proposed"] > 0
@@ -321,8 +329,8 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
     kept, accept = tested_chances(rule, columns, (kept, accept))
     if facts.by_depth:
         kept, accept = chances_by_depth(rule, facts, columns, (kept, accept))
-    trace = trace_of(columns, shape, kept, target, facts)
-    replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour, rule.rule.blocks)
+    trace = trace_of(columns, shape, kept, (target, facts), request.p_min)
+    replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, request, rule.rule.blocks)
     unchanged = replay.rounds(np.zeros(len(mass), dtype=bool))
     perfect = dataclasses.replace(replay, accept=None).rounds(np.ones(len(mass), dtype=bool))
     changed = [mine & (mass > 0) for mine in of_cause]
@@ -332,6 +340,7 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
         split=np.stack([shape.sums(np.where(mine, mass, 0.0)) for mine in of_cause], axis=1),
         top=shape.sums(columns["target_top_prob"]),
         rounds=(*(replay.rounds(each) if each.any() else unchanged for each in changed), unchanged, perfect),
+        stop=request.stop(facts),
     )
 
 
@@ -340,7 +349,7 @@ def _joined(parts: Sequence[Losses]) -> Losses:
     sums = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "lost", "split", "top")}
     together = zip(*(part.rounds for part in parts), strict=True)
     columns = (zip(*(vars(rounds).values() for rounds in several), strict=True) for several in together)
-    return Losses(**sums, rounds=tuple(Rounds(*map(np.concatenate, each)) for each in columns))
+    return Losses(**sums, rounds=tuple(Rounds(*map(np.concatenate, each)) for each in columns), stop=parts[0].stop)
 
 
 def _causes(
@@ -397,7 +406,7 @@ class LossReplay:
     accept: Array | None
     gamma: Array
     widest: int
-    flavour: Flavour
+    request: TotalsRequest
     blocks: bool
 
     def rounds(self, changed: Array) -> Rounds:
@@ -412,7 +421,7 @@ class LossReplay:
         for gamma in np.unique(self.gamma[self.gamma > 0]).tolist():
             chosen = self.gamma == gamma
             trace = some_documents(self._granted(changed, gamma), chosen)
-            counted = rounds_of(trace, chances, TotalsRequest((), (gamma,), self.flavour), self.blocks)[gamma]
+            counted = rounds_of(trace, chances, dataclasses.replace(self.request, gammas=(gamma,)), self.blocks)[gamma]
             for name, values in vars(counted).items():
                 place = (chosen,) if values.ndim == 1 else (chosen, slice(gamma))
                 getattr(rounds, name)[place] = values

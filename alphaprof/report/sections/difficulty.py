@@ -15,7 +15,7 @@ from alphaprof.report.inputs import DraftPool
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.stats.estimate import Interval
-from alphaprof.totals.count import columns_of
+from alphaprof.totals.count import TotalsRequest, columns_of
 from alphaprof.totals.documents import Documents, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
 
@@ -70,7 +70,8 @@ def decile_counts(
     `edges`: see `log_sample.decile_edges`.
     """
     thresholds = [rule for rule in rules if rule.id in run.log_rules.certified]
-    names = [*columns_of([rule.id for rule in rules], run.manifest.drafts[draft]), *AXES.values()]
+    request = TotalsRequest([rule.id for rule in rules], ())
+    names = [*columns_of(request, run.manifest.drafts[draft]), *AXES.values()]
     names += columns_of_certificates(thresholds) if thresholds else []
     parts: dict[tuple[str, str], list[Array]] = {}
     for columns, shape in shards(run, draft, list(dict.fromkeys(names))):
