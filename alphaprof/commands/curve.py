@@ -631,8 +631,9 @@ def _mean_speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, ti
 def _mean_rounds(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCounts:
     """Rounds of some documents, the mean of some heads."""
     counts = [head.totals.counts(gamma).rows(rows) for head in heads]
-    means = {name: np.mean([getattr(each, name) for each in counts], axis=0) for name in vars(counts[0])}
-    return RoundCounts(**means | {"cluster": counts[0].cluster})
+    names = ("tokens", "rounds", "drafted", "accepted", "control")
+    means = {name: np.mean([getattr(each, name) for each in counts], axis=0) for name in names}
+    return RoundCounts(**means, cluster=counts[0].cluster)
 
 
 def label_of(heads: Sequence[CurveHead]) -> str:

@@ -45,7 +45,7 @@ class Report:
     """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
 
     format: ClassVar[str] = "alphaprof-report"
-    version: ClassVar[str] = "1.1"
+    version: ClassVar[str] = "1.2"
 
     verdict: VerdictName
     draft: str | None  # that the verdict concerns
@@ -85,23 +85,21 @@ def build_report(
     """The report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from elsewhere.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
-    beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
-    `whole_log`: parts that read the position log read all of it, however large it is.
+    beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it.
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, flavour, profile))
-    question, costs, documents = inputs.question, inputs.costs, inputs.documents
+    question, costs, documents, surfaces = inputs.question, inputs.costs, inputs.documents, stop_surfaces(inputs, whole_log)
     shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
     judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
     results = [item.result for item in judged]
-    # `pools` and the results with a verdict come in the same order.
-    decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
+    decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)  # in the same order
     at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     cost = cost_of(costs, question.concurrency, documents.prompt_tokens) if costs else None
     facts, certificates = _run_facts(run, documents, part), build_certificates(part, question.confidence)
-    surfaces = stop_surfaces(inputs, whole_log)
+    unasked = () if question.p_min else surfaces
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -125,7 +123,7 @@ def build_report(
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, traffic, certificates, surfaces, cost, profile.costs.source),
+        notes=report_warnings(run, facts, results, traffic, certificates, unasked, cost, profile.costs.source),
     )
 
 

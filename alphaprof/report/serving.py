@@ -41,7 +41,7 @@ SGLANG = ServingEngine(
 )
 LLAMACPP = ServingEngine(
     "llama.cpp",
-    method=lambda facts: {"ngram": "ngram-simple", "draft_model": "draft-simple"}.get(facts.engine_method or ""),
+    method=lambda facts: "draft-simple" if facts.engine_method == "draft_model" else None,
     draws=lambda facts: False,
     schedules=lambda facts: False,
     stops=True,

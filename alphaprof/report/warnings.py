@@ -34,7 +34,7 @@ def report_warnings(
     cost: Cost | None,
     costs: str,
 ) -> tuple[Note, ...]:
-    """The notes of a report. `costs`: where step times were to come from."""
+    """The notes of a report. `costs`: where step times were to come from; `surfaces`: drafts that do not stop yet."""
     own = costs in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
@@ -44,7 +44,7 @@ def report_warnings(
         *_numeric_notes(results, facts.dtype),
         *_contradiction_notes(results, certificates.certificates if certificates else ()),
         *_head_notes(results, run.manifest),
-        *(_stop_notes(surfaces) if not run.manifest.profile.decision.p_min else ()),
+        *_stop_notes(surfaces),
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, costs)),
     )
     return tuple(Note(**each) for each in found)
@@ -142,8 +142,16 @@ def _stop_notes(surfaces: Sequence[StopSurface]) -> Found:
     for surface in surfaces:
         if surface.gain is not None and surface.gain.low > 1:
             gain, least, most = (percent(value - 1) for value in (surface.gain.value, surface.gain.low, surface.gain.high))
-            best = {"draft": surface.draft, "gamma": surface.gamma, "p_min": surface.p_min, "plain": surface.plain_gamma}
-            yield note("p_min", **best, gain=gain, low=least, high=most)
+            yield note(
+                "p_min",
+                draft=surface.draft,
+                gamma=surface.gamma,
+                p_min=surface.p_min,
+                plain=surface.plain_gamma,
+                gain=gain,
+                low=least,
+                high=most,
+            )
 
 
 def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:

@@ -72,8 +72,9 @@ class DocumentTotals:
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
         if gamma not in self._counted:
-            names = ("rounds", "drafted_depths", "tested_depths", "accepted_depths", "control")
-            rounds, drafted, tested, accepted, control = (self[f"{name}_{gamma}"] for name in names)
+            names = ("rounds", "drafted_depths", "accepted_depths", "control")
+            rounds, drafted, accepted, control = (self[f"{name}_{gamma}"] for name in names)
+            tested = self[f"tested_depths_{gamma}"] if self.stop else drafted
             replayed = Rounds(rounds, self["tokens"], drafted, tested, accepted, control)
             self._counted[gamma] = RoundCounts.of(replayed, self.cluster, self.stop)
         return self._counted[gamma]

@@ -40,6 +40,7 @@ CHAINS = [name for name, form in EXPORTS.items() if not form.serves]
 CONVENTIONS = {
     "vllm-config": "proposing",
     "sglang-args": "all",
+    "llamacpp-args": "proposing",
     "vllm-synthetic": "proposing",
     "llamacpp-synthetic": "proposing",
     "sglang-synthetic": "all",
@@ -297,7 +298,7 @@ def test_an_engine_that_reads_a_heads_files_otherwise_is_named(own: str, other: 
         Trial("the residual taken after the norm", 1, 0.26, -0.11, 0.01, 500),
     )
     run = write_run(tmp_path / "run", Recipe(heads={"head": {"trials": trials}}))
-    warnings = {to: export(RunDraft(run, "head"), to, gamma=3).warnings for to in [*CHAINS, *PASTED]}
+    warnings = {to: export(RunDraft(run, "head"), to, gamma=3).warnings for to in [*CHAINS, "vllm-config", "sglang-args"]}
     said = {to for to, lines in warnings.items() if any("reads the files" in line for line in lines)}
     assert said == {f"{other.lower()}-{kind}" for kind in ("synthetic", "config", "args")} & set(EXPORTS)
 

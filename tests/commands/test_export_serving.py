@@ -253,8 +253,8 @@ REDUCED = dataclasses.replace(HEAD, reduced_vocabulary=True)
 MEDUSA = dataclasses.replace(HEAD, kind="medusa", engine_method="medusa", settings={}, in_one_step=True)
 SKIP = dataclasses.replace(MODEL, kind="layer_skip", engine_method=None, settings={})
 SERVED = {
-    "a model, greedy": (MODEL, "strict", BOTH),
-    "a model, its top tokens": (MODEL, "one_hot", BOTH),
+    "a model, greedy": (MODEL, "strict", (*BOTH, "llamacpp-args")),
+    "a model, its top tokens": (MODEL, "one_hot", (*BOTH, "llamacpp-args")),
     "a model, drawn": (MODEL, "lossless", BOTH[:1]),  # SGLang draws from heads only
     "prompt lookup": (LOOKUP, "strict", BOTH[:1]),  # SGLang's NGRAM is another draft
     "prompt lookup has one token to draw": (LOOKUP, "lossless", BOTH[:1]),

@@ -697,3 +697,19 @@ def test_expected_counts_are_the_mean_over_independent_acceptances(
     found = expected_replays(one, (kept, kept), [gamma], flavour)[gamma]
     for name in COUNTS:
         assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
+
+
+def test_drafts_that_llamacpp_stopped_are_replayed() -> None:
+    """Its server at six pairs of n_max and p_min. Five requests part at a near-tie, by at most two tokens."""
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "llamacpp" / "p_min.json").read_text())
+    apart = []
+    for number, gamma, p_min, drafted, accepted in golden["runs"]:
+        text = golden["texts"][number]
+        one = trace([int(sign) for sign in text["agrees"]], limit=len(text["agrees"]))
+        one = dataclasses.replace(one, unsure=np.array(text["top"]) < p_min)
+        found = replay(one, gamma, "llamacpp")
+        apart += [abs(int(found.accepted.sum()) - accepted)] if found.accepted.sum() != accepted else []
+        assert found.tested.sum() <= drafted <= found.drafted.sum()
+    assert len(golden["runs"]) == 120
+    assert len(apart) <= 5
+    assert max(apart) <= 2

@@ -338,6 +338,8 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             "drafts were drawn with the target's top_k, top_p and min_p, and vLLM draws them by temperature only: "
             "profile with draft_processing: temperature"
         )
+    if acceptance.p_min and not form.serves:
+        yield f"drafts stopped at p_min {acceptance.p_min:g}, and this reader drafts {scope.gamma} tokens in every round"
     if not form.serves:
         yield from _of_rates(scope, chosen, form.over)
     times = scope.times(scope.question.concurrency)

@@ -118,23 +118,18 @@ def _vllm_schedule(chain: Acceptance) -> dict[str, Any]:
 
 def llamacpp_args(chain: Acceptance) -> str:
     """Arguments of llama-server and llama-cli, quoted for a shell."""
-    words = _llamacpp_words(chain)
-    if chain.model is not None:
-        words = ["--spec-type", str(LLAMACPP.method(chain.draft)), "--spec-draft-model", chain.model, *words]
-    return f"{shlex.join([*words, *(['--spec-draft-p-min', f'{chain.p_min:g}'] if chain.p_min else [])])}\n"
+    words = ["--spec-type", str(LLAMACPP.method(chain.draft)), "--spec-draft-model", str(chain.model)]
+    words += ["--spec-draft-n-max", str(chain.gamma), *(["--spec-draft-p-min", f"{chain.p_min:g}"] if chain.p_min else [])]
+    return f"{shlex.join(words)}\n"
 
 
 def llamacpp_synthetic(chain: Acceptance) -> str:
     """Arguments of llama-server and llama-cli with synthetic acceptance."""
-    return f"{shlex.join(_llamacpp_words(chain))} --spec-synth-rates {_comma_listed(chain.depths.marginal(PROPOSING))}\n"
-
-
-def _llamacpp_words(chain: Acceptance) -> list[str]:
-    """How much to draft, and from what prompt lookup copies."""
-    if chain.draft.engine_method != NGRAM:
-        return ["--spec-draft-n-max", str(chain.gamma)]
-    size = ["--spec-ngram-simple-size-n", str(chain.draft.settings["max_ngram"])]
-    return ["--spec-type", "ngram-simple", *size, "--spec-ngram-simple-size-m", str(chain.gamma)]
+    options = f"--spec-draft-n-max {chain.gamma}"
+    if chain.draft.engine_method == NGRAM:
+        longest = chain.draft.settings["max_ngram"]
+        options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {chain.gamma}"
+    return f"{options} --spec-synth-rates {_comma_listed(chain.depths.marginal(PROPOSING))}\n"
 
 
 def sglang_args(chain: Acceptance) -> str:
@@ -207,6 +202,7 @@ class Export:
 
 
 SYNTHETIC = "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted"
+TOP_TEN = "llama.cpp compares p_min with the probability among the draft's ten likeliest tokens: it stops somewhat later"
 SERVING = "what engines are started with; no rates"
 EXPORTS: dict[str, Export] = {
     "vllm-config": Export(
@@ -226,7 +222,7 @@ EXPORTS: dict[str, Export] = {
         "arguments of llama-server, to serve with",
         SERVING,
         PROPOSING,
-        beside=lambda chain: "the draft as GGUF" if chain.model is not None and not chain.model.endswith(".gguf") else "",
+        beside=lambda chain: TOP_TEN if chain.p_min else "",
         engine=LLAMACPP,
         serves=True,
     ),

@@ -32,8 +32,8 @@ class StopResult:
 
     p_min: float  # 0: it never stops
     gamma: int
-    tokens_per_round: float
-    speedup: float | None  # None: no step times
+    tokens_per_round: float  # over all rounds
+    speedup: float | None  # None: there are no step times
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StopSurface:
     """
 
     draft: str
-    results: tuple[StopResult, ...]
+    results: tuple[StopResult, ...]  # one for each γ and p_min
     p_min: float | None  # of the best; None: not known
     gamma: int | None
     plain_gamma: int | None  # the best without stopping

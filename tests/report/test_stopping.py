@@ -1,0 +1,160 @@
+"""Drafts that stop when they are unsure: the surface by gamma and p_min, what it gains, and a decision with p_min."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphaprof.commands.export.engines import export
+from alphaprof.config.load import changed_question
+from alphaprof.costs.speedup import StepTime, StepTimes, speedup
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.run import Run, RunDraft
+from alphaprof.log.writer import RunWriter
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.sections.stopping import P_MINS
+from alphaprof.totals.replay import RoundCounts, Rounds
+from tests.reporting import as_terminal, codes
+from tests.synthetic import Domain, Recipe, rewritten, write_run
+
+RECIPE = Recipe(
+    domains={"code": Domain(documents=60, alpha=0.8), "chat": Domain(documents=60, alpha=0.6)},
+    drafts={"small": 0.0},
+    lookups=("ngram",),
+    gammas=(1, 4, 8),
+    draft_ms=2.5,
+    timing_error=0.001,
+)
+
+
+def knowing(frame: pd.DataFrame) -> None:
+    """A draft that mostly knows when it is wrong."""
+    right = frame["token"] == frame["draft_top"]
+    lots = np.random.default_rng(len(frame)).random(len(frame))
+    frame["draft_top_prob"] = np.where(lots < 0.1, 0.55, np.where(right, 0.8, 0.3)).astype(np.float32)
+
+
+def clueless(frame: pd.DataFrame) -> None:
+    """A draft whose probabilities say nothing."""
+    frame["draft_top_prob"] = np.random.default_rng(len(frame)).uniform(0.1, 1, len(frame)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunWriter:
+    return rewritten(write_run(tmp_path_factory.mktemp("stopping") / "run", RECIPE), "small", knowing)
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> Report:
+    return build_report(run)
+
+
+def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, int, int, int]:
+    """Rounds, tokens, the least and the most that they drafted, and draft steps thrown away: by a plain loop."""
+    rounds = tokens = least = most = unused = 0
+    for shard in run.shards:
+        table = run.positions("small", shard.index).to_pandas()
+        for _, text in table.groupby("document", sort=False):
+            agrees = (text["token"] == text["draft_top"]).tolist()
+            unsure = (text["draft_top_prob"] < p_min).tolist()
+            at = 1
+            while at < len(text):
+                drafted = 0
+                while drafted < gamma and at + drafted < len(text) and not unsure[at + drafted] and agrees[at + drafted]:
+                    drafted += 1
+                ended = at + drafted >= len(text)
+                stopped = drafted < gamma and not ended and unsure[at + drafted]
+                accepted, rounds = drafted, rounds + 1
+                least += accepted + (not stopped and not ended and drafted < gamma)
+                most += accepted if stopped else gamma
+                unused += stopped
+                emitted = min(accepted + 1, len(text) - at)
+                tokens, at = tokens + emitted, at + emitted
+    return rounds, tokens, least, most, unused
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.4, 0.6])
+@pytest.mark.parametrize("gamma", [1, 4, 8])
+def test_the_surface_is_that_of_a_plain_loop(run: Run, report: Report, gamma: int, p_min: float) -> None:
+    (surface,) = report.stopping
+    assert {item.p_min for item in surface.results} == {0.0, *P_MINS}
+    item = next(item for item in surface.results if (item.p_min, item.gamma) == (p_min, gamma))
+    rounds, tokens, least, most, unused = recounted(run, gamma, p_min)
+    assert item.tokens_per_round == pytest.approx(tokens / rounds)
+    steps = report.times
+    assert steps is not None
+    step, verify = steps.draft_ms["small"] / steps.target_ms[1], [ms / steps.target_ms[1] for ms in steps.target_ms.values()]
+    extra = (verify[-1] - verify[0]) / (len(verify) - 1)  # verification is a straight line of these step times
+    drafted = most if p_min == 0 else (least + most) / 2
+    slow = report.times.draft_after_full_ms.get("small", steps.draft_ms["small"]) - steps.draft_ms["small"]
+    assert slow == pytest.approx(0, abs=1e-9)
+    spent = rounds + drafted * (step + extra) + (unused * step if p_min else 0)
+    assert item.speedup == pytest.approx(tokens / spent, rel=2e-3)
+
+
+def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: Report, tmp_path: Path) -> None:
+    (surface,) = report.stopping
+    assert surface.p_min in (0.4, 0.5)
+    assert surface.gain is not None
+    assert surface.gain.low > 1
+    assert "p_min" in codes(report)
+    other = build_report(rewritten(write_run(tmp_path / "run", RECIPE), "small", clueless))
+    assert other.stopping[0].gain is not None
+    assert other.stopping[0].gain.low < 1
+    assert "p_min" not in codes(other)
+
+
+def test_auto_judges_with_the_p_min_that_half_of_the_documents_choose(run: RunWriter, report: Report) -> None:
+    asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
+    chosen = build_report(run, config=asked)
+    assert chosen.conditions.p_min == report.stopping[0].p_min
+    assert chosen.speedup is not None
+    same = next(item for item in report.stopping[0].results if (item.p_min, item.gamma) == (0.4, chosen.gamma))
+    assert chosen.tokens_per_round is not None
+    assert chosen.tokens_per_round.value == pytest.approx(same.tokens_per_round)
+    assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
+    assert "p_min" not in codes(chosen)
+
+
+def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:
+    """By no more than it can be off, and as a speedup that is nowhere outside."""
+    times = StepTimes({n: StepTime(10.0 + n, 0.0) for n in range(1, 6)}, StepTime(2.0, 0.0))
+    rng = np.random.default_rng(0)
+    tested = np.sort(rng.integers(5, 20, (40, 4)), axis=1)[:, ::-1].astype(float)
+    drafted, rounds = tested + rng.integers(0, 4, (40, 4)), tested[:, 0] + 5
+    replayed = Rounds(rounds, rounds * 2, np.minimum(drafted, rounds[:, None]), tested, tested / 2, np.zeros(40))
+    counts = RoundCounts.of(replayed, np.arange(40), "hf")
+    assert counts.doubt is not None
+    low, high = (RoundCounts.of(replayed, np.arange(40)) for _ in range(2))
+    low = type(low)(low.tokens, low.rounds, tested, low.accepted, low.control, low.cluster)
+    bounds = [speedup([each], [1.0], times) for each in (counts, low, high)]
+    middle, fast, slow = (each for each in bounds if each is not None)
+    assert slow.value < middle.value < fast.value
+    assert middle.value / (1 - middle.doubt) == pytest.approx(fast.value)
+    assert middle.value / (1 + middle.doubt) == pytest.approx(slow.value)
+    for tail in (0.01, 0.2):
+        assert middle.bounds(tail)[0] < min(slow.value, middle.value)
+        assert middle.bounds(tail)[1] > fast.value
+
+
+def test_engines_that_stop_get_the_p_min_and_others_are_refused(run: RunWriter) -> None:
+    asked = RunWriter.open(run.path)
+    config = changed_question(run.manifest.config, ["decision.p_min=0.4", "decision.draft=small"])
+    asked.manifest = dataclasses.replace(run.manifest, config=config)
+    found = export(RunDraft(asked, "small"), "llamacpp-args", gamma=4)
+    assert found.text.endswith("--spec-draft-n-max 4 --spec-draft-p-min 0.4\n")
+    with pytest.raises(OptionInvalid, match="vLLM does not stop drafts at a p_min"):
+        export(RunDraft(asked, "small"), "vllm-config", gamma=4)
+    assert any("p_min 0.4" in line for line in export(RunDraft(asked, "small"), "vllm-synthetic", gamma=4).warnings)
+
+
+def test_a_head_whose_log_has_no_probabilities_by_depth_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(heads={"head": {}}))
+    asked = changed_question(run.manifest.config, ["decision.p_min=0.4", "decision.draft=head"])
+    with pytest.raises(OptionInvalid, match="no probabilities by depth"):
+        build_report(run, config=asked)
+    assert [surface.draft for surface in build_report(run).stopping] == ["small"]
