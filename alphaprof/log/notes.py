@@ -78,6 +78,12 @@ NOTES: Mapping[str, NoteKind] = {
         "time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         "times",
     ),
+    "decay": NoteKind(
+        "acceptance of {draft} decays as texts grow: with each doubling of the context a token takes {share:.1%} "
+        "[{low:.1%}, {high:.1%}] more rounds",
+        "measure contexts as long as those that you serve: report --show context",
+        "texts",
+    ),
     "not_measured": NoteKind(
         "step times were computed, not measured: {accuracy}",
         "measure or time your engine before you deploy",

@@ -22,6 +22,7 @@ from alphaprof.report.build import Report
 from alphaprof.report.model import AtConcurrency, GammaResult, Result
 from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
+from alphaprof.report.sections.context import ContextAxis, ContextRange
 from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
 from alphaprof.report.sections.stopping import StopSurface
@@ -402,6 +403,56 @@ def pays(last: int | None, known: Sequence[int]) -> str:
     return "all" if last == known[-1] else str(last)
 
 
+def context(report: Report) -> Iterator[Block]:
+    """Yield acceptance and speedup by length of context, and whether they fall as a text grows."""
+    yield _figure(
+        report,
+        "context",
+        "By length of context",
+        "From left to right the text before a token gets longer. A curve may fall because other documents are longer: the "
+        "lines below the tables say what happens within documents.",
+        "Shaded: intervals over documents. Dashed: 1x.",
+        "speedup" if wording.timed(report) else "tokens",
+    )
+    columns: dict[str, Callable[[ContextRange], str]] = {
+        "docs": lambda item: str(item.documents),
+        "alpha": lambda item: fmt.share_with_interval(item.alpha),
+        "tokens/round": lambda item: fmt.interval(item.tokens_per_round),
+        "speedup": lambda item: fmt.interval(item.speedup, "x"),
+        "gamma by load": lambda item: ", ".join(f"{best.concurrency}: {best.gamma}" for best in item.best),
+    }
+    for axis in report.context:
+        rows = [(_tokens_of(item), {name: cell(item) for name, cell in columns.items()}) for item in axis.ranges]
+        shown = [name for name in columns if any(cells[name] not in ("", fmt.NOTHING) for _, cells in rows)]
+        title = f"draft {axis.draft}, gamma {axis.gamma} (speedup: the best there), by tokens of context"
+        timed_at = report.times.contexts if report.times is not None else ()
+        below = [f"  {line}" for line in _context_lines(axis, max(timed_at, default=None))]
+        yield Table(title, shown, rows, named="context", below=below, draft=axis.draft)
+
+
+def _tokens_of(item: ContextRange) -> str:
+    return f"from {fmt.count(item.low)}" if item.low else f"below {fmt.count(item.high or 0)}"
+
+
+def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:
+    """Yield what a longer context does within documents, and from where on no γ pays. `longest`: context that was timed."""
+    if any(best.gamma == 0 for item in axis.ranges for best in item.best):
+        yield "gamma by load: the best gamma for that many sequences at a time; 0: none is faster than decoding"
+    if axis.drift is not None:
+        low, high = (fmt.signed_percent(value) for value in (axis.drift.low, axis.drift.high))
+        said = "acceptance decays" if axis.decays else "acceptance grows" if axis.drift.high < 0 else "no decay is shown"
+        change = f"{fmt.signed_percent(axis.drift.value)} [{low}, {high}] rounds per token with each doubling of the context"
+        yield f"within documents {said}: {change}"
+    if (where := axis.pays_below) is not None:
+        begins, low = fmt.count(int(where.value)), fmt.count(int(where.low))
+        high = "longer than all of these" if math.isinf(where.high) else fmt.count(int(where.high))
+        yield f"no gamma pays from {begins} tokens on [{low}, {high}]" if where.value else "no gamma pays at any of them"
+    elif any(item.speedup for item in axis.ranges):
+        yield "no length was seen from which on no gamma pays"
+    if longest is not None and axis.ranges[-1].context > 2 * longest:
+        yield f"step times were measured at up to {fmt.count(longest)} tokens of context, and stand for longer ones"
+
+
 def requests(report: Report) -> Iterator[Block]:
     """Yield what requests and single documents see of a speedup, at the gamma of section drafts."""
     columns = {
@@ -740,6 +791,12 @@ SECTIONS = (
         "speedup by sequences decoded at a time",
         load,
         "it needs step times of several concurrencies: set costs.concurrency, or give a table of your engine's",
+    ),
+    Section(
+        "context",
+        "acceptance and speedup by length of context",
+        context,
+        "it needs the position log, greedy or one_hot rounds, and 20 documents in contexts of two lengths",
     ),
     Section(
         "requests",

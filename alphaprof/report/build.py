@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import Cost, cost_of
-from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
@@ -24,9 +23,10 @@ from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, 
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
 from alphaprof.report.sections.certificates import Certificates, build_certificates
+from alphaprof.report.sections.context import ContextAxis, context_axes, context_notes
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
 from alphaprof.report.sections.predictability import Predictability, predictability
-from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_surfaces
+from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_notes, stop_surfaces
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.traffic import Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Question, VerdictName
@@ -66,6 +66,7 @@ class Report:
     one_pool: str  # why it was not; empty where it was
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     stopping: tuple[StopSurface, ...]  # by γ and p_min, of drafts whose probabilities the log holds
+    context: tuple[ContextAxis, ...]  # by draft; empty where all contexts are about as long
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
     vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
@@ -89,17 +90,16 @@ def build_report(
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, flavour, profile))
-    question, costs, documents, surfaces = inputs.question, inputs.costs, inputs.documents, stop_surfaces(inputs, whole_log)
+    question, costs, documents = inputs.question, inputs.costs, inputs.documents
     shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
     judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
     results = [item.result for item in judged]
-    decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)  # in the same order
-    at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
-    timing = costs.timing(question.concurrency) if costs else UNTIMED
+    at_best = _at_best(pools, results)
     cost = cost_of(costs, question.concurrency, documents.prompt_tokens) if costs else None
     facts, certificates = _run_facts(run, documents, part), build_certificates(part, question.confidence)
-    unasked = () if question.p_min else surfaces
+    surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, profile, traffic.gamma)
+    more = [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -117,13 +117,14 @@ def build_report(
         **vars(parts),
         results=tuple(results),
         stopping=surfaces,
-        causes=attribution(part, judged, inputs.request(), timing, question.confidence),
+        context=axes,
+        causes=attribution(part, judged, inputs.request(), inputs.timing, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
-        documents=extremes(at_best, timing.times, documents),
+        documents=extremes(at_best, inputs.timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, traffic, certificates, unasked, cost, profile.costs.source),
+        notes=report_warnings(run, facts, results, traffic, certificates, cost, profile.costs.source, more),
     )
 
 
@@ -165,6 +166,12 @@ def _judged_pools(
     order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
     judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
     return judged, decisive, traffic.result(), parts.result()
+
+
+def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tuple[DraftPool, int]]:
+    """Each pool with the best gamma of its result: those of results with a verdict, which come in the same order."""
+    decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
+    return [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
 
 
 def _to_deploy(traffic: Traffic, route: Route | None) -> tuple[ServerPool, ...]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import CostModel, open_costs
+from alphaprof.costs.speedup import UNTIMED, Timing
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.result import contradiction
@@ -63,6 +64,11 @@ class ReportInputs:
     def strata(self) -> Array:
         """The stratum of each independent unit, [units]."""
         return strata_of(self.documents, self.run.manifest)
+
+    @property
+    def timing(self) -> Timing:
+        """Step times at the concurrency of the question."""
+        return self.costs.timing(self.question.concurrency) if self.costs else UNTIMED
 
     @property
     def deciding(self) -> list[str]:

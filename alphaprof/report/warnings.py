@@ -12,7 +12,6 @@ from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.sections.certificates import Certificate, Certificates
-from alphaprof.report.sections.stopping import StopSurface
 from alphaprof.report.verdict import SLOW_BASELINE
 
 TIES_WORTH_SAYING = 0.01
@@ -30,11 +29,11 @@ def report_warnings(
     results: Sequence[Result],
     traffic: Traffic,
     certificates: Certificates | None,
-    surfaces: Sequence[StopSurface],
     cost: Cost | None,
     costs: str,
+    more: Sequence[dict[str, str]] = (),
 ) -> tuple[Note, ...]:
-    """The notes of a report. `costs`: where step times were to come from; `surfaces`: drafts that do not stop yet."""
+    """The notes of a report. `costs`: where step times were to come from; `more`: notes that sections found."""
     own = costs in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
@@ -44,7 +43,7 @@ def report_warnings(
         *_numeric_notes(results, facts.dtype),
         *_contradiction_notes(results, certificates.certificates if certificates else ()),
         *_head_notes(results, run.manifest),
-        *_stop_notes(surfaces),
+        *more,
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, costs)),
     )
     return tuple(Note(**each) for each in found)
@@ -135,23 +134,6 @@ def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
         yield note("chain", heads=", ".join(heads))
     if any(result.draft in heads and result.estimator == "expected" for result in results):
         yield note("token_by_token", heads=", ".join(heads))
-
-
-def _stop_notes(surfaces: Sequence[StopSurface]) -> Found:
-    """Drafts that stopping early surely makes faster."""
-    for surface in surfaces:
-        if surface.gain is not None and surface.gain.low > 1:
-            gain, least, most = (percent(value - 1) for value in (surface.gain.value, surface.gain.low, surface.gain.high))
-            yield note(
-                "p_min",
-                draft=surface.draft,
-                gamma=surface.gamma,
-                p_min=surface.p_min,
-                plain=surface.plain_gamma,
-                gain=gain,
-                low=least,
-                high=most,
-            )
 
 
 def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:

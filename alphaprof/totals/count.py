@@ -107,13 +107,41 @@ def counts(
         data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any() and has_rounds(rule, draft):
-            chances = tested_chances(rule, columns, (kept, accept))
-            if depth_columns(rule, draft):
-                chances = chances_by_depth(rule, draft, columns, chances)
-            trace = some_documents(trace_of(columns, shape, chances[0], (target, draft), request.p_min), defined)
-            drawn = chances if by_chance(rule, draft) else None
-            data |= _round_columns(rounds_of(trace, drawn, request, rule.rule.blocks), defined)
+            trace, chances = _traced(rule, columns, shape, (kept, accept), models, request)
+            rounds = rounds_of(some_documents(trace, defined), chances, request, rule.rule.blocks)
+            data |= _round_columns(rounds, defined)
     return by_rule
+
+
+def _traced(
+    rule: BoundRule,
+    columns: dict[str, Array],
+    shape: Shape,
+    chances: tuple[Array, Array],
+    models: tuple[ModelFacts, DraftFacts],
+    request: TotalsRequest,
+) -> tuple[Trace, tuple[Array, Array] | None]:
+    """What rounds are replayed from, and the chances that they are expected by; None: they are facts."""
+    draft = models[1]
+    chances = tested_chances(rule, columns, chances)
+    if depth_columns(rule, draft):
+        chances = chances_by_depth(rule, draft, columns, chances)
+    trace = trace_of(columns, shape, chances[0], models, request.p_min)
+    return trace, chances if by_chance(rule, draft) else None
+
+
+def factual_trace(
+    positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, DraftFacts], request: TotalsRequest
+) -> tuple[Trace, Array, Array]:
+    """Of some shards under the one rule of `request`, whose rounds are facts: the trace of all documents, whether each token
+    is what the draft proposed [positions], and which documents have rounds [documents].
+    """
+    (rule,), shape = rules_of(request.rules), Shape.of(documents)
+    columns = _columns(positions, shape, request, models[1])
+    emitted = rule.emitted(columns)
+    kept = np.where(columns["proposed"] > 0, 0.0 if emitted is None else emitted, 0.0)
+    trace, _ = _traced(rule, columns, shape, (kept, kept), models, request)
+    return trace, kept, np.isin(shape.policy, rule.rule.policies)
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:

@@ -81,7 +81,7 @@ def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
 
 def test_every_figure_is_drawn(page: Any) -> None:
     names = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.dataset.figure)")
-    assert names == ["acceptance", "speedups", "depths", "difficulty"]
+    assert names == ["acceptance", "speedups", "depths", "context", "difficulty"]
     for name in names:
         marks = page.eval_on_selector_all(
             f"[data-figure={name}] .trace path, [data-figure={name}] .trace .point", "all => all.length"
@@ -96,7 +96,7 @@ def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
     assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
-    for figure in ("acceptance", "speedups", "depths", "difficulty"):
+    for figure in ("acceptance", "speedups", "depths", "context", "difficulty"):
         traces = drawn(page, figure)
         assert not any(trace["shown"] for trace in traces if trace["draft"] == "small")
         assert any(trace["shown"] for trace in traces if trace["draft"] == "large")

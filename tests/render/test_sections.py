@@ -88,7 +88,18 @@ def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole
         assert head.count("\n") == 1
         assert f"run {report.run.path} (complete)" in head
     assert [section.name for section in SECTIONS if section.is_empty(whole)] == ["load"]
-    empty = ["rules", "causes", "load", "requests", "certificates", "predictability", "times", "wiring", "documents"]
+    empty = [
+        "rules",
+        "causes",
+        "load",
+        "context",
+        "requests",
+        "certificates",
+        "predictability",
+        "times",
+        "wiring",
+        "documents",
+    ]
     assert [section.name for section in SECTIONS if section.is_empty(bare)] == [name for name in empty if name != "causes"]
 
 

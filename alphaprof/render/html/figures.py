@@ -240,6 +240,23 @@ def _depth_curve(result: Result, name: str, conditional: bool, style: Style) -> 
     return points(list(range(1, len(values) + 1)), values, text, line=line, marker=marks)
 
 
+def context(report: Report) -> Figure:
+    """Draw the speedup (without step times: tokens per round) against the context, a curve for each draft."""
+    style, what = Style.of(report), "speedup" if timed(report) else "tokens per round"
+    figure = panels(["whole traffic"], "tokens of context", what)
+    for axis in report.context:
+        values = [(item, item.speedup if timed(report) else item.tokens_per_round) for item in axis.ranges]
+        known = [(item.context, value) for item, value in values if value is not None]
+        x, intervals, colour = [at for at, _ in known], [value for _, value in known], style.colour(axis.draft)
+        text = [hover_text(label(axis.draft), f"context {at:.0f}", f"{what} {fmt.interval(value)}") for at, value in known]
+        curve = points(x, [item.value for item in intervals], text, line={"color": colour})
+        for trace in [*band(x, intervals, colour), curve] if known else []:
+            figure.add_trace(trace.update(meta={"draft": axis.draft}))
+    if timed(report):
+        figure.add_hline(1.0, line={"color": RED, "width": 1.2, "dash": "dash"})
+    return figure.update_xaxes(type="log", dtick=None)
+
+
 def difficulty(report: Report) -> Figure:
     """Draw acceptance in tenths of the positions by the target's margin, and what of it was certain (dotted); a panel for
     each kind of text.
@@ -279,4 +296,4 @@ def _decile_said(item: Decile) -> str:
 
 
 # By name; the sections that they stand in say what there is to see in them.
-FIGURES = {"acceptance": acceptance, "speedups": speedups, "depths": depths, "difficulty": difficulty}
+FIGURES = {"acceptance": acceptance, "speedups": speedups, "depths": depths, "difficulty": difficulty, "context": context}

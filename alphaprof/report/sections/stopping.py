@@ -7,11 +7,13 @@ the interval of a speedup (`costs.speedup.Speedup.doubt`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alphaprof.costs.speedup import Mix, Timing, free_draft
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.notes import note
+from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.traffic import basis, why_undecidable
@@ -23,7 +25,7 @@ from alphaprof.totals.pool import DocumentTotals
 AUTO = "auto"
 
 P_MINS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)
-MOST = 250_000  # positions of a run that a report replays at every p_min unasked
+MOST = 100_000  # positions of a run that a report replays at every p_min unasked
 
 
 @dataclass(frozen=True)
@@ -135,3 +137,20 @@ def _surface(draft: str, inputs: ReportInputs, mix: Mix, timing: Timing, by_p_mi
     gain = mix.gain(*ways)
     known = speedup_interval(gain, question.confidence) if gain is not None and gain.tells else None
     return replace(nothing, p_min=best[0], gamma=best[1], plain_gamma=plain[1], gain=known)
+
+
+def stop_notes(surfaces: Sequence[StopSurface]) -> Iterator[dict[str, str]]:
+    """Yield a note for each draft that stopping early surely makes faster."""
+    for surface in surfaces:
+        if surface.gain is not None and surface.gain.low > 1:
+            gain, least, most = (percent(value - 1) for value in (surface.gain.value, surface.gain.low, surface.gain.high))
+            yield note(
+                "p_min",
+                draft=surface.draft,
+                gamma=surface.gamma,
+                p_min=surface.p_min,
+                plain=surface.plain_gamma,
+                gain=gain,
+                low=least,
+                high=most,
+            )

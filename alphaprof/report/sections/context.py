@@ -1,0 +1,252 @@
+"""Acceptance by length of context: whether it decays as a text grows, and from which length on no γ pays.
+
+Each of the n tokens of a round takes 1/n of it, so that the rounds of all ranges of contexts add up to all rounds. Long
+documents come from other domains than short ones: whether acceptance decays is asked within documents, by the slope of
+rounds per token over the logarithm of the context, each document against its own mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaprof.costs.cost_model import CostModel, open_costs
+from alphaprof.costs.speedup import FEWEST, Mix, StepTimes, free_draft
+from alphaprof.log.manifest import StoredProfile
+from alphaprof.log.notes import note
+from alphaprof.report.inputs import ReportInputs
+from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.rules import parse_rule
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
+from alphaprof.totals.log_sample import LogPart
+from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, steps
+
+ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
+ALL = Mix(("",), None)
+
+
+@dataclass(frozen=True)
+class BestGamma:
+    """The best γ of a draft for one load in a range of contexts."""
+
+    concurrency: int  # sequences decoded at a time
+    gamma: int  # 0: none is faster than decoding without the draft
+    speedup: float  # at that gamma; 1 at 0
+
+
+@dataclass(frozen=True)
+class ContextRange:
+    """Contexts of `low` tokens and more, below `high`."""
+
+    low: int  # tokens before a position, the prompt's included
+    high: int | None  # None: there are no longer ones
+    context: float  # mean, in tokens
+    documents: int  # independent ones
+    tokens: int  # that rounds emitted there
+    alpha: Interval | None  # acceptance over positions with a proposal
+    tokens_per_round: Interval | None  # at the gamma of the axis
+    speedup: Interval | None  # at the best gamma here, by step times at this context if there are any
+    best: tuple[BestGamma, ...]  # by concurrency; empty without step times
+
+
+@dataclass(frozen=True)
+class ContextAxis:
+    """One draft by context, under those rules of the verdict whose rounds are facts of the log."""
+
+    draft: str
+    gamma: int  # of `tokens_per_round` and `drift`
+    ranges: tuple[ContextRange, ...]  # from the shortest contexts on
+    drift: Interval | None  # by what share a token takes more rounds with each doubling of the context, within documents
+    pays_below: Interval | None  # tokens of context from which on no gamma pays; None: no such length was seen
+
+    @property
+    def decays(self) -> bool:
+        """Whether acceptance surely falls as a text grows."""
+        return self.drift is not None and self.drift.low > 0
+
+
+def context_axes(inputs: ReportInputs, part: LogPart, profile: StoredProfile, gamma: int | None) -> tuple[ContextAxis, ...]:
+    """The axis of every draft with rounds in two ranges of contexts at least. `gamma`: of the verdict; None: not known."""
+    run, axes = part.run, list[ContextAxis]()
+    for draft, facts in run.manifest.drafts.items() if run.has_log and run.shards else ():
+        rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
+        factual = [rule.id for rule in rules if has_rounds(rule, facts) and not by_chance(rule, facts)]
+        if not factual:
+            continue
+        tokens = ContextTokens.joined([ContextTokens.read(part, draft, inputs.request([rule])) for rule in factual])
+        axis = _axis(draft, tokens, inputs, profile, gamma or max(run.gammas))
+        axes += [axis] if axis is not None else []
+    return tuple(axes)
+
+
+def context_notes(axes: Sequence[ContextAxis], draft: str | None) -> Iterator[dict[str, str]]:
+    """Yield a note if acceptance of the verdict's `draft` decays: what was measured says nothing of longer texts."""
+    for axis in axes:
+        if axis.draft == draft and axis.drift is not None and axis.drift.low > 0:
+            yield note("decay", draft=draft, share=axis.drift.value, low=axis.drift.low, high=axis.drift.high)
+
+
+@dataclass(frozen=True)
+class ContextTokens:
+    """All tokens of rounds, [tokens]: the independent `unit` and the document of each, its context, its distance from both
+    ends of its text, whether the draft `proposed` there and the target `kept` it; `rounds` by γ: what its round drafted,
+    accepted and emitted, [3, tokens]. `stop`: as of `RoundCounts.of`.
+    """
+
+    unit: Array
+    document: Array
+    context: Array
+    begun: Array
+    left: Array
+    proposed: Array
+    kept: Array
+    rounds: dict[int, Array]
+    stop: Flavour | None
+
+    @classmethod
+    def read(cls, part: LogPart, draft: str, request: TotalsRequest) -> ContextTokens:
+        """From the log of a draft, under the one rule of `request`."""
+        run, models, first, parts = part.run, (part.run.manifest.target, part.run.manifest.drafts[draft]), 0, []
+        columns = [*columns_of(request, models[1]), "phase"]
+        for shard in run.shards:
+            texts = run.continuations(shard.index, [*SHAPED, "prompt_tokens"])
+            trace, kept, defined = factual_trace(run.positions(draft, shard.index, columns), texts, models, request)
+            size = trace.stop - trace.start
+            row, place = np.repeat(np.arange(len(size)), size), np.arange(len(kept))
+            begun, left = place - trace.start[row], trace.stop[row] - place
+            at = np.flatnonzero(defined[row] & (begun >= (0 if request.flavour == "hf" else 1)))
+            units, prompts = part.documents.units.codes[first + row], texts["prompt_tokens"].to_numpy()[row]
+            arrays = {"unit": units, "document": first + row, "context": prompts + begun, "begun": begun, "left": left}
+            arrays |= {"proposed": trace.proposed > 0, "kept": kept}
+            own = some_documents(trace, defined)
+            rounds = {gamma: _of_each_token(own, gamma, request.flavour) for gamma in request.gammas}
+            chosen = {name: values[at] for name, values in arrays.items()}
+            parts.append(cls(**chosen, rounds=rounds, stop=request.stop(models[1])))
+            first += len(size)
+        return cls.joined(parts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ContextTokens]) -> ContextTokens:
+        """The tokens of several parts."""
+        names = ("unit", "document", "context", "begun", "left", "proposed", "kept")
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        rounds = {gamma: np.concatenate([part.rounds[gamma] for part in parts], axis=1) for gamma in parts[0].rounds}
+        return cls(**arrays, rounds=rounds, stop=parts[0].stop)
+
+    def counts(self, gamma: int, chosen: Array) -> RoundCounts:
+        """The shares of rounds that lie at some of the tokens, by document."""
+        documents, row = np.unique(self.document[chosen], return_inverse=True)
+        drafted, accepted, emitted = (values[chosen] for values in self.rounds[gamma])
+        size, share = len(documents), 1.0 / emitted
+
+        def at_least(counts: Array) -> Array:
+            exactly = np.bincount(row * (gamma + 1) + counts, share, size * (gamma + 1)).reshape(size, gamma + 1)
+            return np.asarray(exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:])
+
+        tested = np.minimum(drafted, accepted + 1)
+        tokens = np.bincount(row, minlength=size).astype(np.float64)
+        each = np.bincount(row, share, size)
+        rounds = Rounds(each, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(size))
+        first = np.unique(self.document[chosen], return_index=True)[1]
+        return RoundCounts.of(rounds, self.unit[chosen][first], self.stop)
+
+    def drift(self, gamma: int, confidence: float) -> Interval | None:
+        """By what share a token takes more rounds with each doubling of the context, within documents; None: too few.
+
+        Where a text begins rounds begin with it, and where it ends they are cut: these tokens are left out.
+        """
+        chosen = (self.begun > 2 * gamma + 1) & (self.left > gamma + 1)
+        document, context = self.document[chosen], np.log2(self.context[chosen])
+        if not len(document) or distinct(self.unit[chosen]) < FEWEST:
+            return None
+        paid = 1.0 / self.rounds[gamma][2][chosen]
+        off = context - (np.bincount(document, context) / np.maximum(np.bincount(document), 1))[document]
+        slope = ratio(*by_cluster(self.unit[chosen], off * paid, off**2))
+        half = quantile((1 + confidence) / 2, slope.freedom) * slope.stderr
+        return Interval(*((slope.value + side * half) / float(paid.mean()) for side in (0, -1, 1)))
+
+
+def _of_each_token(trace: Trace, gamma: int, flavour: Flavour) -> Array:
+    """What the round of every token drafted, accepted and emitted, [3, tokens]."""
+    found = steps(trace, gamma, flavour)
+    return np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
+
+
+def edges_of(context: Array, unit: Array) -> list[int]:
+    """Where ranges of contexts begin: at powers of two, those with fewer than ENOUGH documents joined with one before."""
+    powers = [2**power for power in range(int(math.log2(max(context.max(), 1))) + 1)]
+    edges: list[int] = []
+    for low in reversed(powers):
+        high = edges[0] if edges else math.inf
+        if distinct(unit[(context >= low) & (context < high)]) >= ENOUGH:
+            edges.insert(0, low)
+    return [0, *edges[1:]]
+
+
+def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, profile: StoredProfile, gamma: int) -> ContextAxis | None:
+    edges = edges_of(tokens.context, tokens.unit) if len(tokens.context) else []
+    if len(edges) < 2:
+        return None
+    confidence, ranges = inputs.question.confidence, []
+    for low, high in zip(edges, [*edges[1:], None], strict=True):
+        chosen = np.flatnonzero((tokens.context >= low) & (tokens.context < (high or math.inf)))
+        unit, proposed = tokens.unit[chosen], tokens.proposed[chosen]
+        mean = float(tokens.context[chosen].mean())
+        counts = {each: tokens.counts(each, chosen) for each in tokens.rounds}
+        best, faster = _best(draft, counts, open_costs(inputs.run, profile.costs, mean), inputs)
+        free = ALL.speedup([counts[gamma]], free_draft(gamma))
+        ranges.append(
+            ContextRange(
+                low=low,
+                high=high,
+                context=mean,
+                documents=distinct(unit),
+                tokens=len(chosen),
+                alpha=pooled_share(unit, tokens.kept[chosen] * proposed, proposed, confidence),
+                tokens_per_round=tokens_interval(free, gamma, confidence),
+                speedup=faster,
+                best=tuple(best),
+            )
+        )
+    return ContextAxis(draft, gamma, tuple(ranges), tokens.drift(gamma, confidence), _pays_below(ranges))
+
+
+def _best(
+    draft: str, counts: Mapping[int, RoundCounts], costs: CostModel | None, inputs: ReportInputs
+) -> tuple[list[BestGamma], Interval | None]:
+    """The best γ at every concurrency, and the speedup at the best γ for that of the question."""
+    question, gammas = inputs.question, inputs.question.gammas(inputs.run.gammas)
+
+    def fastest(concurrency: int) -> tuple[int, float, StepTimes] | None:
+        times = costs.times(concurrency).get(draft) if costs else None
+        if times is None:
+            return None
+        values = {gamma: ALL.value([(counts[gamma], times)]) or 0.0 for gamma in gammas}
+        best = max(values, key=lambda gamma: values[gamma])
+        return best, values[best], times
+
+    each = [(size, found) for size in (costs.concurrencies if costs else ()) if (found := fastest(size)) is not None]
+    best = [BestGamma(size, gamma if value > 1 else 0, max(value, 1.0)) for size, (gamma, value, _) in each]
+    if (asked := fastest(question.concurrency)) is None:
+        return best, None
+    return best, speedup_interval(ALL.speedup([counts[asked[0]]], asked[2]), question.confidence)
+
+
+def _pays_below(ranges: Sequence[ContextRange]) -> Interval | None:
+    """Where the last ranges begin in which no γ pays: by the speedups, and from where on they may, and surely, do not."""
+
+    def last(ends: Sequence[float]) -> int | None:
+        """Where the run of ranges below 1 at the end of `ends` begins; None: the last one is not below."""
+        paying = [place for place, end in enumerate(ends) if end >= 1]
+        place = paying[-1] + 1 if paying else 0
+        return ranges[place].low if place < len(ranges) else None
+
+    known = [item.speedup for item in ranges if item.speedup is not None]
+    if len(known) < len(ranges) or (value := last([item.value for item in known])) is None:
+        return None
+    low, high = last([item.low for item in known]), last([item.high for item in known])
+    return Interval(float(value), float(low or 0), math.inf if high is None else float(high))
