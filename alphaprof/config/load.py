@@ -60,9 +60,9 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     """
     tree = copy.deepcopy(config)
     for override in _source_first(overrides):
-        if not override.startswith(("decision.", "route.", "costs.")):
+        if not override.startswith(("decision.", "route.", "costs.", "hybrids.")):
             hint = "the rest was measured; profile again to change it"
-            problem = f"--set {cut(override, VALUE)}: a report can change decision.*, route.* and costs.* only"
+            problem = f"--set {cut(override, VALUE)}: a report can change decision.*, route.*, costs.* and hybrids.* only"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
     options = validate(tree, SET)

@@ -128,6 +128,16 @@ class PromptLookupDraft(DraftOptions):
     )
 
 
+class HybridOptions(Options):
+    """Two drafts of the run as one, without a pass of its own: prompt lookup where it found enough, else another draft."""
+
+    first: str = Field(description="name of a prompt_lookup draft")
+    then: str = Field(description="name of the draft that takes over where less was found")
+    min_match: Whole = Field(
+        1, ge=1, le=64, description="tokens before a round that prompt lookup must have found; at most its max_ngram"
+    )
+
+
 class HeadOptions(DraftOptions):
     """Base of draft heads, which propose from states of the target: other tokens the further a round is."""
 

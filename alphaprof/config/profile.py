@@ -21,9 +21,11 @@ from alphaprof.config.options import (
     EngineOptions,
     GreedyContinuation,
     HeadOptions,
+    HybridOptions,
     MeasuredCosts,
     ModelOptions,
     Options,
+    PromptLookupDraft,
     RooflineCosts,
     Sampling,
     TableCosts,
@@ -186,6 +188,9 @@ class ProfileOptions(Options):
         description="the drafts by name; {}: the target alone, with certificates, and the draft that is free "
         "(prompt lookup, as ngram)"
     )
+    hybrids: dict[str, HybridOptions] = Field(
+        {}, description="drafts made of two of the drafts, by name; also written in drafts, with kind: hybrid"
+    )
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
     draft_processing: Literal["same", "temperature"] = Field(
@@ -218,6 +223,18 @@ class ProfileOptions(Options):
             return {"certificates": True} | given | {"drafts": {"ngram": {"kind": "prompt_lookup"}}}
         return given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _hybrids_apart(cls, given: Any) -> Any:
+        """Whatever loads and measures drafts has nothing to do with those that are made of others."""
+        drafts = given.get("drafts") if isinstance(given, dict) else None
+        if not isinstance(drafts, dict):
+            return given
+        made = {name: draft for name, draft in drafts.items() if isinstance(draft, dict) and draft.get("kind") == "hybrid"}
+        hybrids = {name: {key: value for key, value in draft.items() if key != "kind"} for name, draft in made.items()}
+        own = {name: draft for name, draft in drafts.items() if name not in made}
+        return given | {"drafts": own, "hybrids": given.get("hybrids", {}) | hybrids} if made else given
+
     @field_validator("drafts")
     @classmethod
     def _draft_names(cls, drafts: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +261,13 @@ class ProfileOptions(Options):
     def problems(self) -> Iterator[str]:
         """Yield what the decision, the costs and the data do not agree on."""
         decision = self.decision
-        if decision.draft != "auto" and decision.draft not in self.drafts:
+        for name, hybrid in self.hybrids.items():
+            first = self.drafts.get(hybrid.first)
+            if name in self.drafts or not isinstance(first, PromptLookupDraft) or hybrid.then not in self.drafts:
+                yield f"hybrids.{name} needs a name of its own, first a draft of kind prompt_lookup, and then another draft"
+            elif hybrid.min_match > first.max_ngram:
+                yield f"hybrids.{name}.min_match {hybrid.min_match} is above max_ngram {first.max_ngram} of {hybrid.first}"
+        if decision.draft not in ("auto", *self.drafts, *self.hybrids):
             names = cut(", ".join(self.drafts), 100)
             yield f"decision.draft {shown(decision.draft)} is none of the drafts ({names})"
         if decision.gamma != "auto" and decision.gamma not in self.gammas:

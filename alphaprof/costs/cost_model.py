@@ -203,9 +203,13 @@ class CostModel:
     def _times(self, table: StepTable, concurrency: int) -> tuple[dict[str, StepTimes], dict[str, str]]:
         """Step times by draft, and of the other drafts why they have none."""
         times, missing = {}, {}
-        for draft in self.manifest.drafts:
+        for draft, facts in self.manifest.drafts.items():
+            parts = (facts.hybrid.then, facts.hybrid.first) if facts.hybrid else (draft,)
             try:
-                times[draft] = table.times(draft, self.gamma, concurrency, self.context)
+                found = [table.times(part, self.gamma, concurrency, self.context) for part in parts]
+                times[draft] = (
+                    found[0] if not facts.hybrid else dataclasses.replace(found[0], lookup=found[1].lookup, optional=True)
+                )
             except Unmeasured as reason:
                 missing[draft] = str(reason)
         return times, missing
@@ -255,8 +259,9 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
     elif options.source == TABLE:
         from alphaprof.costs.engine_table import read_engine_table  # pydantic, which most reports do without
 
-        models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
-        lookups = [name for name in manifest.drafts if name not in models]
+        own = {name: facts for name, facts in manifest.drafts.items() if facts.hybrid is None}
+        models = [name for name, facts in own.items() if facts.has_steps]
+        lookups = [name for name in own if name not in models]
         rows = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
     else:
         rows = _roofline(manifest, options, gamma, context)
@@ -278,7 +283,7 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
 
 
 def _roofline(manifest: Manifest, options: CostsAsked, gamma: int, context: float | None) -> tuple[StepRow, ...]:
-    models = manifest.drafts.items()
+    models = [(name, facts) for name, facts in manifest.drafts.items() if facts.hybrid is None]
     drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
     target = _shape(TARGET, manifest.target, options, options.weight_bytes)
     # Times are linear in the context: two places give all between.

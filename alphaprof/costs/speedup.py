@@ -66,7 +66,7 @@ class StepTimes:
     the draft's first step after a round that was accepted in full, over two tokens (None: it takes no longer than another).
     `draft_first[n]`: the first step of a round where it always is a step of its own, over the n tokens that were verified:
     the accepted drafts of the round before and one more (empty: it is none); `draft` is then a later one.
-    `bookkeeping`: once a round that drafts anything.
+    `bookkeeping`: once a round that drafts anything. `optional`: rounds may draft without draft steps, as those of a hybrid.
     """
 
     target: Mapping[int, StepTime]
@@ -75,6 +75,7 @@ class StepTimes:
     draft_after_full: StepTime | None = None
     bookkeeping: StepTime = NOTHING
     draft_first: Mapping[int, StepTime] = field(default_factory=dict)
+    optional: bool = False
 
     @property
     def decode(self) -> StepTime:
@@ -105,6 +106,16 @@ class StepTimes:
         return replace(
             self, target={n: time if time.ms >= least else replace(time, ms=least) for n, time in self.target.items()}
         )
+
+    @property
+    def first_ms(self) -> float:
+        """The first step of a round over one token."""
+        return self.draft_first[1].ms if self.draft_first else self.draft.ms
+
+    @cached_property
+    def without_steps(self) -> StepTimes:
+        """The same of rounds that run no draft steps."""
+        return replace(self, draft=NOTHING, draft_first={}, draft_after_full=None)
 
     def first_steps(self, gamma: int) -> dict[int, StepTime]:
         """By the accepted drafts of the round before: the times of first steps that may take other than `draft`."""
@@ -247,9 +258,13 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     What the first step of a round takes longer for the drafts that were accepted before it is counted with the round that
     accepted them. A text's last round has no step after it: of a document at most that much is counted too much.
     """
-    gamma = counts.drafted.shape[1]
+    gamma, whole = counts.drafted.shape[1], times
+    if counts.steps is not None:
+        times = times.without_steps
     costs = round_costs(times, gamma)
     spent = counts.rounds * costs[0]
+    if counts.steps is not None and counts.started is not None:
+        spent = spent + counts.steps * whole.c() + counts.started * (whole.first_ms - whole.draft.ms) / whole.decode.ms
     for depths, each in ((counts.drafted, costs), (counts.accepted, times.catching_up(gamma))):
         for rounds, more in zip(depths.T, np.diff(each), strict=True):  # a matrix product would spin on all cores
             if more:  # what one more token costs, in every round that drafts or accepts as many
@@ -292,8 +307,9 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     In the dearest round verification takes at least as long as decoding.
     """
     later = times.catching_up(gamma).tolist()
+    cheap = times.without_steps if times.optional else times
     places = [(m, accepted) for m in range(gamma + 1) for accepted in range(m + 1)]
-    cost, clipped = (round_costs(each, gamma).tolist() for each in (times, times.clipped))
+    cost, clipped = (round_costs(each, gamma).tolist() for each in (cheap, times.clipped))
     least = min((cost[m] + later[accepted]) / (accepted + 1) for m, accepted in places)
     return least, max(clipped[m] + later[accepted] for m, accepted in places)
 
@@ -319,6 +335,9 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     first = [(after[accepted], time.ms) for accepted, time in times.first_steps(gamma).items()]
     later = float((exactly * np.arange(len(exactly))).sum()) - sum(count for count, _ in first)
     later += 0.0 if counts.unused is None else float(counts.unused.sum())
+    if counts.steps is not None:
+        share = float(counts.steps.sum()) / max(later + sum(count for count, _ in first), 1e-300)
+        later, first = later * share, [(count * share, ms) for count, ms in first]
     searches, bookkeeping = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
     drafting = [later * times.draft.ms, *(count * ms for count, ms in first)]
     parts = np.array([*verify, *drafting, searches, bookkeeping])

@@ -233,6 +233,17 @@ class Trained:
     curve: str | None
 
 
+@dataclass(frozen=True)
+class Hybrid:
+    """A draft made of two others of the run, which has no log of its own: a round drafts from prompt lookup (`first`) if at
+    least `min_match` tokens before it were found in the text, else from `then`.
+    """
+
+    first: str
+    then: str
+    min_match: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftFacts(ModelFacts):
     """What identifies a draft, and what it can do: reports, costs and exports ask these flags, never its kind.
@@ -249,7 +260,7 @@ class DraftFacts(ModelFacts):
     tokens among them; `in_one_step`: all of its depths are drafted together, from one state of the target;
     `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were read, as name and
     value in words; `trials`: what other readings would get accepted; `trained`: what the training.json beside its weights
-    says; None: there is none.
+    says; None: there is none. `hybrid`: the drafts that it is made of; None: it is one by itself.
     """
 
     has_distribution: bool
@@ -262,6 +273,7 @@ class DraftFacts(ModelFacts):
     ranks_by_depth: bool = False
     in_one_step: bool = False
     reduced_vocabulary: bool = False
+    hybrid: Hybrid | None = None
     reading: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     trained: Trained | None = None
@@ -393,6 +405,7 @@ class StoredProfile:
     decision: DecisionAsked
     route_by: str
     mixed_devices: bool
+    hybrids: dict[str, Hybrid] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> StoredProfile:
@@ -409,6 +422,7 @@ class StoredProfile:
             decision=typed(config["decision"], DecisionAsked),
             route_by=config.get("route", {}).get("by", "domain"),
             mixed_devices=config.get("execution", {}).get("mixed_devices", False),
+            hybrids={name: typed(each, Hybrid) for name, each in config.get("hybrids", {}).items()},
         )
 
     def deciding(self, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> StoredProfile:

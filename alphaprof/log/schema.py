@@ -378,6 +378,16 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     )
 
 
+def hybrid_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
+    """The same of a hybrid, which are never stored: only some of its rounds run draft steps."""
+    count, lengths = pa.float64(), tuple(gammas)
+    return (
+        *totals_columns(lengths),
+        *(Column(f"steps_{g}", count, f"Draft steps with gamma {g}.", "steps", 0, nullable=True) for g in lengths),
+        *(Column(f"started_{g}", count, f"Rounds with draft steps, gamma {g}.", "rounds", 0, None, True) for g in lengths),
+    )
+
+
 def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     """The same of a run that was imported from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null."""
     columns = totals_columns(gammas)

@@ -24,6 +24,7 @@ from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
 from alphaprof.report.sections.context import ContextAxis, ContextRange
 from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
+from alphaprof.report.sections.hybrids import HybridCurve
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
 from alphaprof.report.sections.stopping import StopSurface
 from alphaprof.report.sections.vocabulary import VocabularyCoverage
@@ -206,6 +207,24 @@ def gammas(report: Report) -> Iterator[Block]:
                 if by_depth:
                     yield from _depths(f"draft {draft}, rule {rule}", results)
     yield from map(_stop_table, report.stopping)
+    yield from map(_hybrid_table, report.hybrids)
+
+
+def _hybrid_table(curve: HybridCurve) -> Table:
+    """Tokens per round and speedup by γ and min_match, and what the better of its drafts reaches alone."""
+    rows: dict[int, dict[str, str]] = {}
+    for item in curve.results:
+        faster = "" if item.speedup is None else f" / {fmt.number(item.speedup)}"
+        rows.setdefault(item.min_match, {})[str(item.gamma)] = f"{fmt.number(item.tokens_per_round)}{faster}"
+    below = []
+    if curve.part is not None:
+        ahead = "ahead of" if curve.ahead else "not ahead of"
+        own, alone = fmt.interval(curve.own_speedup, "x"), fmt.interval(curve.part_speedup, "x")
+        below = [f"  {own}, {ahead} {curve.part} alone, {alone}"]
+    what = "tokens per round / speedup by gamma, by the tokens that prompt lookup must find (min_match)"
+    title = f"draft {curve.draft}, whole traffic: {what}"
+    named = [(str(least), cells) for least, cells in rows.items()]
+    return table_by_columns(title, named, named="min_match", below=below, draft=curve.draft)
 
 
 def _stop_table(surface: StopSurface) -> Table:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import Cost, cost_of
+from alphaprof.costs.cost_model import Cost
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
@@ -25,6 +25,7 @@ from alphaprof.report.sections.attribution import Attribution, ResultOnText, att
 from alphaprof.report.sections.certificates import Certificates, build_certificates
 from alphaprof.report.sections.context import ContextAxis, context_axes, context_notes
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
+from alphaprof.report.sections.hybrids import HybridCurve, hybrid_curves
 from alphaprof.report.sections.predictability import Predictability, predictability
 from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_notes, stop_surfaces
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
@@ -66,6 +67,7 @@ class Report:
     one_pool: str  # why it was not; empty where it was
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     stopping: tuple[StopSurface, ...]  # by γ and p_min, of drafts whose probabilities the log holds
+    hybrids: tuple[HybridCurve, ...]  # by min_match, of drafts that are made of two others
     context: tuple[ContextAxis, ...]  # by draft; empty where all contexts are about as long
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
@@ -90,14 +92,13 @@ def build_report(
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, flavour, profile))
-    question, costs, documents = inputs.question, inputs.costs, inputs.documents
+    question, documents = inputs.question, inputs.documents
     shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
     judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
     results = [item.result for item in judged]
     at_best = _at_best(pools, results)
-    cost = cost_of(costs, question.concurrency, documents.prompt_tokens) if costs else None
-    facts, certificates = _run_facts(run, documents, part), build_certificates(part, question.confidence)
+    facts, certificates = _run_facts(inputs.run, documents, part), build_certificates(part, question.confidence)
     surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, profile, traffic.gamma)
     more = [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
     return Report(
@@ -107,16 +108,17 @@ def build_report(
         speedup=traffic.speedup,
         tokens_per_round=traffic.tokens_per_round,
         route=_to_deploy(traffic, parts.routing),
-        conditions=_conditions(question, facts, traffic, cost),
+        conditions=_conditions(question, facts, traffic, inputs.cost),
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
         run=facts,
-        times=cost,
+        times=inputs.cost,
         traffic=traffic,
         **vars(parts),
         results=tuple(results),
         stopping=surfaces,
+        hybrids=hybrid_curves(inputs, parts.drafts),
         context=axes,
         causes=attribution(part, judged, inputs.request(), inputs.timing, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
@@ -124,7 +126,7 @@ def build_report(
         documents=extremes(at_best, inputs.timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, traffic, certificates, cost, profile.costs.source, more),
+        notes=report_warnings(run, facts, results, traffic, certificates, inputs.cost, profile.costs.source, more),
     )
 
 

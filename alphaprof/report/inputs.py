@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import CostModel, open_costs
+from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
 from alphaprof.costs.speedup import UNTIMED, Timing
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
@@ -21,6 +21,7 @@ from alphaprof.rules import BoundRule, rules_of
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
+from alphaprof.totals.hybrid import with_hybrids
 from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns, pools
 from alphaprof.totals.replay import Flavour
 
@@ -44,6 +45,7 @@ class ReportInputs:
     @classmethod
     def of(cls, run: Run, flavour: Flavour, profile: StoredProfile) -> ReportInputs:
         """From a run and what is asked of it."""
+        run = with_hybrids(run, profile.hybrids)
         order = order_of(run.manifest, flavour)
         measured = None if run.imported else run.manifest.target.computes_in
         question = Question(**vars(profile.decision), measured_dtype=measured, order=order, route_by=profile.route_by)
@@ -64,6 +66,11 @@ class ReportInputs:
     def strata(self) -> Array:
         """The stratum of each independent unit, [units]."""
         return strata_of(self.documents, self.run.manifest)
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """What a report says of its step times; None: there are none."""
+        return cost_of(self.costs, self.question.concurrency, self.documents.prompt_tokens) if self.costs else None
 
     @property
     def timing(self) -> Timing:

@@ -68,8 +68,10 @@ def prefill_times(pool: DocumentTotals, costs: CostModel, draft: str) -> tuple[A
     """Prefill of each document's prompt by target and draft, in ms, [documents] each; 0 for a draft without steps. None
     where no prefill was timed.
     """
-    target, own = (costs.table.prefill_ms(model, pool["prompt_tokens"]) for model in (TARGET, draft))
-    if target is None or (own is None and costs.manifest.drafts[draft].has_steps):
+    facts = costs.manifest.drafts[draft]
+    model = facts.hybrid.then if facts.hybrid is not None else draft
+    target, own = (costs.table.prefill_ms(each, pool["prompt_tokens"]) for each in (TARGET, model))
+    if target is None or (own is None and facts.has_steps):
         return None
     return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
 

@@ -22,6 +22,7 @@ from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import Flavour
 
+AUTO = "auto"
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain

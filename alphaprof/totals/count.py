@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, deeper_names, depth_names, totals_columns
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema, deeper_names, depth_names
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, ratio, rules_of
 from alphaprof.stats.estimate import Array
-from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths, runs_by_depth
+from alphaprof.totals.hybrid import BY_LOOKUP
+from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths, runs_by_depth, steps
 
 Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
 SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what a `Shape` is made from
@@ -108,8 +109,10 @@ def counts(
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any() and has_rounds(rule, draft):
             trace, chances = _traced(rule, columns, shape, (kept, accept), models, request)
-            rounds = rounds_of(some_documents(trace, defined), chances, request, rule.rule.blocks)
-            data |= _round_columns(rounds, defined)
+            own = some_documents(trace, defined)
+            data |= _round_columns(rounds_of(own, chances, request, rule.rule.blocks), defined)
+            if draft.hybrid is not None:
+                data |= _step_columns(own, ~columns[BY_LOOKUP], request, defined)
     return by_rule
 
 
@@ -268,6 +271,7 @@ def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
     logged = [rule for rule in bound if rule.rule.logged]
     more = ["proposed_before_eos"] if request.flavour == "hf" else []
     more += ["draft_top_prob"] if request.p_min else []
+    more += [BY_LOOKUP] if draft.hybrid else []
     more += [f"accept_{rule.id}" for rule in logged]
     more += [f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy]
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
@@ -340,9 +344,21 @@ def _round_columns(by_gamma: dict[int, Rounds], defined: Array) -> dict[str, Arr
     return columns
 
 
-def table_of(shards: Sequence[Counts], gammas: Sequence[int]) -> pa.Table:
-    """Counts of several shards, all of the same rules, as a table in the declared schema, by rule and document."""
-    schema = arrow_schema(totals_columns(gammas))
+def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined: Array) -> dict[str, Array]:
+    """Draft steps of a hybrid's documents, and rounds that run any; `stepped` [positions]: those that begin there do."""
+    columns, places = {}, np.flatnonzero(defined)
+    for gamma in request.gammas:
+        found = steps(trace, gamma, request.flavour)
+        run = np.where(stepped[found.at], found.drafted, 0)
+        for name, counted in (("steps", run), ("started", run > 0)):
+            columns[f"{name}_{gamma}"] = np.full(len(defined), np.nan)
+            columns[f"{name}_{gamma}"][places] = np.bincount(found.document, counted, len(places))
+    return columns
+
+
+def table_of(shards: Sequence[Counts], columns: Iterable[Column]) -> pa.Table:
+    """Counts of several shards, all of the same rules, as a table of some columns of totals, by rule and document."""
+    schema = arrow_schema(columns)
     tables = []
     for rule in shards[0]:
         parts = [shard[rule] for shard in shards]

@@ -17,10 +17,11 @@ import pyarrow as pa
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.files import TotalsPart, ranges
 from alphaprof.log.run import Run
-from alphaprof.log.schema import arrow_schema
+from alphaprof.log.schema import Column, arrow_schema, hybrid_totals_columns
 from alphaprof.log.writer import RunWriter
 from alphaprof.rules import rules_of
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
+from alphaprof.totals.hybrid import hybrid_positions
 
 Source = Callable[[], pa.Table]
 Made = TypeVar("Made")
@@ -96,7 +97,7 @@ class DraftTotals:
                 f"the log of {run.path} is not enough for {', '.join(unknown)}, which needs whole distributions",
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
             )
-        schema = _schema(run, columns)
+        schema = arrow_schema(_columns(run, self.draft, columns))
         with _threads() as threads:
             coming: deque[Future[pa.Table]] = deque()
             for source in self.sources(threads, (0, len(run.shards) - 1), request, schema.names):
@@ -123,7 +124,7 @@ class DraftTotals:
             if lacking := unknown if stored_too else request.rules:
                 asked, indices = dataclasses.replace(request, rules=lacking), list(group)
                 coming = [threads.submit(_compute, run, self.draft, several, asked) for several in _together(run, indices)]
-                sources.append((indices[0], partial(_table, coming, asked.gammas, columns)))
+                sources.append((indices[0], partial(_table, coming, _columns(run, self.draft, columns))))
         return [source for _, source in sorted(sources, key=lambda place: place[0])]
 
 
@@ -141,20 +142,22 @@ def _together(run: Run, indices: Sequence[int]) -> Iterator[list[int]]:
 def _compute(run: Run, draft: str, indices: Sequence[int], request: TotalsRequest) -> Counts:
     """Totals of some shards, from their position log."""
     models = run.manifest.target, run.manifest.drafts[draft]
-    columns = [*columns_of(request, models[1]), "phase"]
-    positions = pa.concat_tables(run.positions(draft, index, columns) for index in indices)
+    columns, hybrid = [*columns_of(request, models[1]), "phase"], models[1].hybrid
+    positions = pa.concat_tables(
+        run.positions(draft, index, columns) if hybrid is None else hybrid_positions(run, hybrid, index, columns)
+        for index in indices
+    )
     return counts(positions, pa.concat_tables(run.continuations(index, SHAPED) for index in indices), models, request)
 
 
 def shard_totals(run: Run, draft: str, positions: pa.Table, documents: pa.Table) -> pa.Table:
     """Totals of one shard of a draft's log that is not written yet, of all rules and speculation lengths of the run."""
     request, models = TotalsRequest(run.rules, run.gammas), (run.manifest.target, run.manifest.drafts[draft])
-    return table_of([counts(positions, documents, models, request)], request.gammas)
+    return table_of([counts(positions, documents, models, request)], run.totals_columns)
 
 
-def _table(coming: list[Future[Counts]], gammas: Sequence[int], columns: Sequence[str] | None) -> pa.Table:
-    table = table_of([one.result() for one in coming], gammas)
-    return table if columns is None else table.select(columns)
+def _table(coming: list[Future[Counts]], columns: Sequence[Column]) -> pa.Table:
+    return table_of([one.result() for one in coming], columns)
 
 
 def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[str] | None = None) -> pa.Table:
@@ -164,9 +167,10 @@ def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[
     a p_min, and of a rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
     tables = DraftTotals(run, draft).read(request, columns, list)
-    return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()
+    return pa.concat_tables(tables) if tables else arrow_schema(_columns(run, draft, columns)).empty_table()
 
 
-def _schema(run: Run, columns: Sequence[str] | None) -> pa.Schema:
-    """The columns of totals, all of them or some."""
-    return arrow_schema(column for column in run.totals_columns if columns is None or column.name in columns)
+def _columns(run: Run, draft: str, names: Sequence[str] | None) -> list[Column]:
+    """The columns of a draft's totals, all of them or some."""
+    every = hybrid_totals_columns(run.gammas) if run.manifest.drafts[draft].hybrid else run.totals_columns
+    return [column for column in every if names is None or column.name in names]

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 NONE = -1
 MAX_NGRAM = 3  # tokens of the longest run that is looked up, unless a profile says another number
@@ -36,20 +38,30 @@ class Index:
 
 
 def first_proposals(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> Ints:
-    """The first token that prompt lookup proposes for each place of several texts, [tokens]; NONE: no match.
+    """The first token that prompt lookup proposes for each place of several texts, [tokens]; NONE: no match."""
+    proposals = np.full(len(tokens), NONE, dtype=np.int64)
+    match, _ = matches(tokens, start, longest)
+    known = np.flatnonzero(match != NONE)
+    proposals[known] = tokens[match[known]]
+    return proposals
+
+
+def matches(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> tuple[Ints, Ints]:
+    """Where the proposal for each place of several texts is copied from, and how many tokens before it were found there,
+    [tokens] each; NONE and 0: no match.
 
     The texts follow each other in `tokens` and begin at `start` [texts]; none is empty. A place is looked up by the tokens
     before it: the last `longest` of them, else fewer, where they first stood in the same text.
     """
-    proposals = np.full(len(tokens), NONE, dtype=np.int64)
+    found, lengths = np.full(len(tokens), NONE, dtype=np.int64), np.zeros(len(tokens), dtype=np.int64)
     if len(tokens) == 0:
-        return proposals
+        return found, lengths
     text = np.repeat(np.arange(len(start)), np.diff([*start, len(tokens)]))
     offset = np.arange(len(tokens)) - start[text]
     _, single = np.unique(tokens, return_inverse=True)
     wide = int(single.max()) + 1
     run = text  # a number for each run of tokens that ends at a place; at first for the empty one, which tells texts apart
-    match = np.full(len(tokens), NONE, dtype=np.int64)
+    match, size_of = found.copy(), lengths.copy()  # of the run that ends at a place
     for size in range(1, longest + 1):
         ends = np.flatnonzero(offset >= size - 1)
         before = run[ends] if size == 1 else run[ends - 1]
@@ -57,8 +69,19 @@ def first_proposals(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> Ints
         run = np.zeros(len(tokens), dtype=np.int64)
         run[ends] = numbers
         earlier = ends[first[numbers]]
-        match[ends] = np.where(earlier < ends, earlier, match[ends])
+        again = earlier < ends
+        match[ends[again]], size_of[ends[again]] = earlier[again], size
     places = np.flatnonzero(offset > 0)
     known = places[match[places - 1] >= 0]
-    proposals[known] = tokens[match[known - 1] + 1]
-    return proposals
+    found[known], lengths[known] = match[known - 1] + 1, size_of[known - 1]
+    return found, lengths
+
+
+def joined_texts(prompts: pa.Array, sizes: Ints, continuations: Ints, lengths: Ints) -> tuple[Ints, Ints, Array]:
+    """All tokens of several texts, each prompt with its continuation, where each text begins, and which tokens are those of
+    continuations. `prompts`: lists of `sizes` [texts] tokens; `continuations`: tokens one after the other, of `lengths`.
+    """
+    continued = np.repeat(np.tile([False, True], len(sizes)), np.stack([sizes, lengths], axis=1).ravel())
+    tokens = np.empty(len(continued), dtype=np.int64)
+    tokens[~continued], tokens[continued] = prompts.flatten().to_numpy(), continuations
+    return tokens, np.cumsum(sizes + lengths) - sizes - lengths, continued

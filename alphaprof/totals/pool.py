@@ -27,7 +27,7 @@ SHARED = (  # what pools hold of each document, the same under every rule
     *("impossible", "mismatches", "clear_mismatches", "near_ties"),
 )
 OWN = ("accepted", "emitted", *PAIR_COUNTS, "thinking_accepted", "tokens")  # and what a rule changes
-SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
+SINGLE = ("rounds", "control", "steps", "started")  # and at each gamma, where it has rounds; the last two of hybrids
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ class DocumentTotals:
             rounds, drafted, accepted, control = (self[f"{name}_{gamma}"] for name in names)
             tested = self[f"tested_depths_{gamma}"] if self.stop else drafted
             replayed = Rounds(rounds, self["tokens"], drafted, tested, accepted, control)
-            self._counted[gamma] = RoundCounts.of(replayed, self.cluster, self.stop)
+            counts = RoundCounts.of(replayed, self.cluster, self.stop)
+            if f"steps_{gamma}" in self.columns:
+                counts = dataclasses.replace(counts, steps=self[f"steps_{gamma}"], started=self[f"started_{gamma}"])
+            self._counted[gamma] = counts
         return self._counted[gamma]
 
     @cached_property

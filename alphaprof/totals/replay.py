@@ -88,7 +88,8 @@ class RoundCounts:
     (control variate of expected rounds, else 0) and `cluster` [documents].
 
     Where drafts stop at a p_min, `drafted` is the middle of what it can be, `doubt` [documents, gamma] how far that is off
-    at most, and `unused` [documents] counts draft steps whose token is thrown away (None: there is no p_min).
+    at most, and `unused` [documents] counts draft steps whose token is thrown away (None: there is no p_min). Of a hybrid
+    `steps` and `started` [documents] are draft steps and rounds that run any (None: a step for each token).
     """
 
     tokens: Array
@@ -99,6 +100,8 @@ class RoundCounts:
     cluster: Array
     doubt: Array | None = None
     unused: Array | None = None
+    steps: Array | None = None
+    started: Array | None = None
 
     @classmethod
     def of(cls, replayed: Rounds, cluster: Array, stop: Flavour | None = None) -> RoundCounts:

@@ -88,7 +88,7 @@ BAD_RULES = {
 }
 BAD_SETTINGS = {
     "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
-    "what was measured": ("gammas=[1]", "a report can change decision.*, route.* and costs.* only"),
+    "what was measured": ("gammas=[1]", "a report can change decision.*, route.*, costs.* and hybrids.* only"),
     "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
     "no such draft": ("decision.draft=large", "none of the drafts (small, lookup)"),
     "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),

@@ -281,7 +281,7 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     report = build_report(run, config=config)
     assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)
     assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
-    with pytest.raises(ProfileInvalid, match=r"decision\.\*, route\.\* and costs\.\* only"):
+    with pytest.raises(ProfileInvalid, match=r"costs\.\* and hybrids\.\* only"):
         changed_question(whole, ["target.dtype=float32"])
     for value, hint in (
         ("decision.confidence=3", "correct this value"),

@@ -18,6 +18,7 @@ import pytest
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.run import Run
+from alphaprof.log.schema import totals_columns
 from alphaprof.log.tables import totals_content
 from alphaprof.rules import DEFAULT_RULES, parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
@@ -75,7 +76,9 @@ def documents(
 
 def totals(positions: pa.Table, texts: pa.Table | None = None, draft: DraftFacts = DRAFT, **request: Any) -> list[dict]:
     asked = TotalsRequest(**({"rules": ["strict"], "gammas": [1, 2]} | request))
-    table = table_of([counts(positions, documents() if texts is None else texts, (FACTS, draft), asked)], asked.gammas)
+    table = table_of(
+        [counts(positions, documents() if texts is None else texts, (FACTS, draft), asked)], totals_columns(asked.gammas)
+    )
     return [listed(row, asked.gammas) for row in table.to_pylist()]
 
 
@@ -148,7 +151,7 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
     asked = TotalsRequest(["strict"], [2], "hf")
-    rows = table_of([counts(log(), documents(), (facts, DRAFT), asked)], asked.gammas).to_pylist()
+    rows = table_of([counts(log(), documents(), (facts, DRAFT), asked)], totals_columns(asked.gammas)).to_pylist()
     assert rows[0]["drafted_2"] == drafted
 
 
@@ -406,7 +409,7 @@ def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shard
     request = TotalsRequest(run.rules, [1, 2], flavour)
 
     def by_document(parts: list[tuple[pa.Table, pa.Table]]) -> pa.Table:
-        return table_of([counts(*part, (FACTS, DRAFT), request) for part in parts], request.gammas)
+        return table_of([counts(*part, (FACTS, DRAFT), request) for part in parts], totals_columns(request.gammas))
 
     single = [
         (positions.filter(pc.equal(positions["document"], number)), documents.slice(number, 1)) for number in range(64)

@@ -41,7 +41,7 @@ from alphaprof.totals.count import (
 )
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, columns_at
-from alphaprof.totals.lookup import first_proposals
+from alphaprof.totals.lookup import first_proposals, joined_texts
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_lengths, runs_by_depth
 
 Array = np.ndarray[Any, Any]
@@ -134,6 +134,8 @@ def attribution(
         return ()
     groups: dict[tuple[str, str], list[ResultOnText]] = {}
     for item in judged:
+        if item.result.draft not in part.run.manifest.drafts:
+            continue  # a hybrid loses what its parts lose
         if item.result.verdict is not None or (item.result.on_policy and item.rule.rule.chained):
             groups.setdefault((item.result.draft, item.rule.id), []).append(item)
     drafts = part.run.manifest.drafts
@@ -296,12 +298,7 @@ class ShardTexts:
         emitted = columns_at(run, next(iter(run.manifest.drafts)), index, ["token"])["token"]  # rules read it too
         shape = Shape.of(table)
         prompts, lengths = table["prompt_tokens"].to_numpy(), shape.stop - shape.start
-        # All token ids in one array: each prompt, then its continuation.
-        continued = np.repeat(np.tile([False, True], len(prompts)), np.stack([prompts, lengths], axis=1).ravel())
-        tokens = np.empty(len(continued), dtype=np.int64)
-        tokens[~continued] = table["prompt_ids"].combine_chunks().flatten().to_numpy()
-        tokens[continued] = emitted
-        start = np.cumsum(prompts + lengths) - prompts - lengths
+        tokens, start, continued = joined_texts(table["prompt_ids"].combine_chunks(), prompts, emitted, lengths)
         reach = np.arange(lengths.sum()) + shape.each(prompts - shape.start) - 1
         return cls(index, shape, reach, first_proposals(tokens, start)[continued])
 

@@ -17,12 +17,10 @@ from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.traffic import basis, why_undecidable
-from alphaprof.report.verdict import Pools, decoded, halves
+from alphaprof.report.verdict import AUTO, Pools, decoded, halves
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import stops
 from alphaprof.totals.pool import DocumentTotals
-
-AUTO = "auto"
 
 P_MINS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)
 MOST = 100_000  # positions of a run that a report replays at every p_min unasked

@@ -1,0 +1,77 @@
+"""Hybrids of two drafts by min_match: how many tokens prompt lookup should have found before it drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from alphaprof.costs.speedup import free_draft
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.model import DraftAnswer
+from alphaprof.report.traffic import basis, why_undecidable
+from alphaprof.report.verdict import AUTO, decoded
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.hybrid import with_hybrids
+
+MOST = 8  # tokens that were found, at most
+
+
+@dataclass(frozen=True)
+class HybridResult:
+    """A hybrid at one γ and min_match, on the whole traffic and all documents."""
+
+    min_match: int
+    gamma: int
+    tokens_per_round: float  # over all rounds
+    speedup: float | None  # None: there are no step times
+
+
+@dataclass(frozen=True)
+class HybridCurve:
+    """What a hybrid reaches by min_match, and beside it the faster of its parts alone."""
+
+    draft: str
+    results: tuple[HybridResult, ...]  # one for each γ and min_match
+    part: str | None  # the faster of its two drafts; None: not known
+    part_speedup: Interval | None  # of that draft alone, as it was judged
+    own_speedup: Interval | None  # of the hybrid with its own min_match, as it was judged
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it looks faster than both of its parts."""
+        return bool(self.own_speedup and self.part_speedup and self.own_speedup.value > self.part_speedup.value)
+
+
+def hybrid_curves(inputs: ReportInputs, answers: Sequence[DraftAnswer]) -> tuple[HybridCurve, ...]:
+    """The curve of each hybrid of a run. `answers`: every draft by itself on the whole traffic."""
+    known = {answer.draft: answer.speedup for answer in answers}
+    curves = []
+    for draft, facts in inputs.run.manifest.drafts.items():
+        if (hybrid := facts.hybrid) is None:
+            continue
+        longest = int(inputs.run.manifest.drafts[hybrid.first].settings["max_ngram"])
+        results = [result for least in range(1, min(longest, MOST) + 1) for result in _at(inputs, draft, least)]
+        parts = {part: speed for part in (hybrid.first, hybrid.then) if (speed := known.get(part)) is not None}
+        part = max(parts, key=lambda name: parts[name].value, default=None)
+        curves.append(HybridCurve(draft, tuple(results), part, parts.get(part or ""), known.get(draft)))
+    return tuple(curves)
+
+
+def _at(inputs: ReportInputs, draft: str, min_match: int) -> list[HybridResult]:
+    hybrid = inputs.run.manifest.drafts[draft].hybrid
+    if hybrid is None:
+        return []
+    question = replace(inputs.question, draft=AUTO)
+    run = with_hybrids(inputs.run, {draft: replace(hybrid, min_match=min_match)})
+    asked = replace(inputs, run=run, question=question)
+    evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding, [draft])))
+    evidence = replace(evidence, candidates={draft: evidence.candidates[draft]})
+    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
+    if why_undecidable(weights, evidence, candidates[draft]):
+        return []
+    results = []
+    for gamma in run.gammas:
+        free = mix.value(decoded(candidates, (draft, gamma), {draft: free_draft(gamma)}, mix, None))
+        faster = draft in timing.times and mix.value(decoded(candidates, (draft, gamma), timing.times, mix, None))
+        results.append(HybridResult(min_match, gamma, free or 0.0, faster or None))
+    return results
