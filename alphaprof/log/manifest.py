@@ -239,9 +239,9 @@ class Hybrid:
     least `min_match` tokens before it were found in the text, else from `then`.
     """
 
-    first: str
-    then: str
-    min_match: int = 1
+    first: str  # name of a prompt lookup draft
+    then: str  # name of the other one
+    min_match: int = 1  # tokens that the first must have found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ MOST = 8  # tokens that were found, at most
 class HybridResult:
     """A hybrid at one γ and min_match, on the whole traffic and all documents."""
 
-    min_match: int
+    min_match: int  # tokens that prompt lookup must have found
     gamma: int
     tokens_per_round: float  # over all rounds
     speedup: float | None  # None: there are no step times
