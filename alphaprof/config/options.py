@@ -177,6 +177,20 @@ class Eagle3Draft(HeadFileOptions):
     )
 
 
+class PEagleDraft(HeadFileOptions):
+    """A P-EAGLE head, which drafts all tokens of a round in one pass from mask tokens; files of speculators."""
+
+    loader = "alphaprof.profiling.heads.p_eagle:load_p_eagle"
+    kind: Literal["p_eagle"]
+
+
+class PardDraft(HeadFileOptions):
+    """A PARD draft model: a causal language model that drafts all tokens of a round in one pass from mask tokens."""
+
+    loader = "alphaprof.profiling.heads.pard:load_pard"
+    kind: Literal["pard"]
+
+
 class Eagle1Draft(HeadFileOptions):
     """An EAGLE-1, EAGLE-2 or HASS head, on the target's last state and with its LM head."""
 
@@ -208,6 +222,8 @@ DRAFTS: list[type[DraftOptions]] = [
     LayerSkipDraft,
     PromptLookupDraft,
     Eagle3Draft,
+    PEagleDraft,
+    PardDraft,
     Eagle1Draft,
     MtpDraft,
     MedusaDraft,

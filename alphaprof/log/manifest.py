@@ -296,6 +296,7 @@ class DraftFacts(ModelFacts):
         elif self.engine_method is not None:
             found = {"method": self.engine_method, "model": model, "revision": revision}
             config = {key: value for key, value in found.items() if value is not None}
+            config |= {"parallel_drafting": True} if self.settings.get("parallel_drafting") else {}
         return config | {"num_speculative_tokens": gamma}
 
 

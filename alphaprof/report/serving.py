@@ -41,7 +41,7 @@ SGLANG = ServingEngine(
 )
 LLAMACPP = ServingEngine(
     "llama.cpp",
-    method=lambda facts: "draft-simple" if facts.engine_method == "draft_model" else None,
+    method=lambda facts: "draft-simple" if facts.engine_method == "draft_model" and not facts.by_depth else None,
     draws=lambda facts: False,
     schedules=lambda facts: False,
     stops=True,

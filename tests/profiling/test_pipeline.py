@@ -162,7 +162,7 @@ def test_the_manifest_names_what_was_run(greedy_run: Run) -> None:
     assert manifest.target.dtype == "float32"
     assert manifest.target.eos == (256,)
     assert manifest.drafts["brief"].context == 24
-    assert paste_formats(manifest.drafts["brief"], "strict") == ("vllm-config", "sglang-args")
+    assert paste_formats(manifest.drafts["brief"], "strict") == ("vllm-config", "sglang-args", "llamacpp-args")
     assert manifest.drafts["wide"].vocabulary == 320
     assert len({facts.fingerprint for facts in manifest.drafts.values()}) == 4
     assert manifest.environment["packages"]["numba"] == version("numba")

@@ -286,7 +286,7 @@ class HeadDrafter:
 
     def __init__(self, draft: HeadDraft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
         self.reads = draft.network.layers
-        self._network, self._cache = draft.network, draft.network.cache()
+        self._network, self._cache = draft.network, draft.network.cache()  # until the text begins
         self._chooser, self._drawn, self._device = chooser, drawn, device
         self._depths, self._context, self._width = draft.depths, draft.context, width
         known = draft.network.ids
@@ -297,6 +297,7 @@ class HeadDrafter:
     def start(self, ids: list[int]) -> None:
         """Nothing before the target has read the prompt."""
         self._prompt = len(ids)
+        self._cache = self._network.cache(torch.tensor(ids[:1], device=self._network.device))
 
     def observe(self, states: dict[int, torch.Tensor]) -> None:
         """Keep the features [tokens, features] until they are needed."""

@@ -39,7 +39,7 @@ class Alternative:
 class HeadDraft:
     """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what vLLM
     calls it, and `algorithm` SGLang (None: it has none); `reading`: how its files were read (see `DraftFacts`); `context`:
-    the longest text that it can go on with, in tokens (None: any).
+    the longest text that it can go on with, in tokens (None: any); `parallel`: vLLM must be told that it drafts in parallel.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
@@ -57,6 +57,7 @@ class HeadDraft:
     context: int | None = None
     ranks_by_depth: bool = False
     in_one_step: bool = False
+    parallel: bool = False
     reading: dict[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     alternatives: Sequence[Alternative] = ()
@@ -114,7 +115,8 @@ class HeadDraft:
             has_steps=True,
             starts_matter=True,
             engine_method=self.method,
-            settings={} if self.algorithm is None else {"speculative_algorithm": self.algorithm},
+            settings=({} if self.algorithm is None else {"speculative_algorithm": self.algorithm})
+            | ({"parallel_drafting": True} if self.parallel else {}),
             depths=self.depths,
             ranks_by_depth=self.ranks_by_depth,
             in_one_step=self.in_one_step,

@@ -119,6 +119,12 @@ class EagleHead(HeadNetwork):
     def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
         """States [batch, n, hidden] at a depth, of embedded tokens and the states at the depth before it."""
 
+    def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What depths beyond the first read, of the tokens drafted before them [batch, n] and the states [batch, n, hidden]
+        at the depth before.
+        """
+        return tokens, states
+
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
         if self.lm_head is not None:
@@ -155,8 +161,8 @@ class EagleHead(HeadNetwork):
         states = self.step(tokens[:, 1 : length + 1], self.entry(features), places, attend_true)[:, first:]
         yield states
         for depth in range(2, depths + 1):
-            drafted = tokens[:, first + depth : length + depth]
-            states = self.step(drafted, states, places[first:] + depth - 1, attend_round)
+            read = self.deeper(tokens[:, first + depth : length + depth], states)
+            states = self.step(*read, places[first:] + depth - 1, attend_round)
             yield states
 
     def shape(self) -> ModelShape | None:
@@ -164,7 +170,7 @@ class EagleHead(HeadNetwork):
         logits = self._target[LM_HEAD] if self.lm_head is None else self.lm_head.weight
         return head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
 
-    def cache(self) -> EagleCache:
+    def cache(self, first: torch.Tensor | None = None) -> EagleCache:
         """An empty cache."""
         return EagleCache(self)
 

@@ -54,9 +54,11 @@ EAGLE3_KINDS = {
     "Eagle3Qwen3vlForCausalLM": VLLM,
     QWEN3: VLLM,
 }
+P_EAGLE_KINDS = EAGLE3_KINDS | {"peagle": SPECULATORS}
 EAGLE1_KINDS = dict.fromkeys((PLAIN, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"), SAFEAILAB)
 IDS = "eagle_aux_hidden_state_layer_ids"
-PARALLEL = re.compile(r"p-?eagle|dflash|dspark|xpress", re.IGNORECASE)
+PARALLEL = re.compile(r"dflash|dspark|xpress", re.IGNORECASE)
+MASK_STATE = "mask_hidden"
 FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -122,9 +124,9 @@ def stored_name(name: str, first: str = "layers.0.") -> str:
     return re.sub(r"^blocks\.", "layers.", re.sub(r"^blocks\.0\.", first, name))
 
 
-def eagle3_format(files: HeadFiles) -> EagleFormat:
-    """What the files of a head say. Raises `ModelUnloadable` for heads of other kinds, by name, and for settings that
-    contradict each other.
+def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> EagleFormat:
+    """What the files of a head of some `kinds` say. Raises `ModelUnloadable` for heads of other kinds, by name, and for
+    settings that contradict each other.
     """
     config = files.config
     layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
@@ -133,12 +135,14 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     is_speculator = bool(config.get("speculators_model_type"))
     shape = layers_config if is_speculator else config
     model_type = shape.get("model_type", "qwen3" if is_speculator else "llama")
-    layout = _layout(files, EAGLE3_KINDS, model_type, ("llama", "qwen3"))
+    layout = _layout(files, kinds, model_type, ("llama", "qwen3"))
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
     files.require_flags(settings, FLAGS)
-    layers = _layers(files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ()))
+    layers = layer_config(
+        files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
+    )
     ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
 
@@ -147,7 +151,7 @@ def eagle1_format(files: HeadFiles) -> EagleFormat:
     """What the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
     config = files.config
     layout = _layout(files, EAGLE1_KINDS, config.get("model_type", "llama"), ("llama",))
-    layers = _layers(files, config, qwen3=False)
+    layers = layer_config(files, config, qwen3=False)
     settings = {"use_aux_hidden_state": False, "nested_ids": None}
     return EagleFormat(files, layout, layers, settings, config.get("max_position_embeddings"))
 
@@ -157,19 +161,22 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_t
     given = files.config.get("architectures") or [PLAIN]
     architectures = [given] if isinstance(given, str) else given
     kind = str(files.config.get("speculators_model_type") or architectures[0])
-    if PARALLEL.search(f"{kind} {architectures}") or "mask_hidden" in files.tensors:
+    if PARALLEL.search(f"{kind} {architectures}"):
         raise files.refused(f"{kind} drafts a block of tokens in parallel, which is not measured here", ENGINE)
+    if (MASK_STATE in files.tensors) != (known is P_EAGLE_KINDS):
+        names = ("P-EAGLE", "p_eagle") if MASK_STATE in files.tensors else ("another head", "eagle3")
+        raise files.refused(f"its tensors are those of {names[0]}", f"use kind: {names[1]}")
     if kind not in known or model_type not in model_types:
         problem = f"it is of an unknown kind: {kind} with layers of {shown(model_type)}"
         raise files.refused(problem, f"known are {', '.join(known)} with layers of {' or '.join(model_types)}; {ENGINE}")
     is_eagle3 = "d2t" in files.tensors or any(name.endswith("hidden_norm.weight") for name in files.tensors)
-    if is_eagle3 != (known is EAGLE3_KINDS):
+    if is_eagle3 != (known is not EAGLE1_KINDS):
         names = ("EAGLE-3", "kind: eagle3") if is_eagle3 else ("EAGLE-1 or EAGLE-2", "kind: eagle1")
         raise files.refused(f"its tensors are those of {names[0]}", f"use {names[1]}")
     return known[kind]
 
 
-def _layers(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
+def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
     """The shape of its layers, as a config of transformers. Raises `ModelUnloadable` for what that refuses, and for settings
     that would be read as if they were not there.
     """
@@ -304,7 +311,7 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     """What else the files of a head could mean for a target (its config): states of one layer later and earlier, the norms
     in their other places, and what each engine takes them for.
     """
-    measured, served = network.reading, _served(head, target)
+    measured, served = network.reading, served_readings(head, target)
     readings: dict[str, Reading] = {}
     for offset, words in ((1, "later"), (-1, "earlier")):
         moved = tuple(layer + offset for layer in measured.layers)
@@ -328,7 +335,7 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     ]
 
 
-def _served(head: EagleFormat, target: Any) -> dict[str, Reading]:
+def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:
     """How each engine reads the files, without those that could not serve them."""
     served = {}
     for serve_as, engine in ENGINES.items():
@@ -384,11 +391,11 @@ def load_eagle3(
     name: str, draft: Eagle3Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """A loader of `load_draft`."""
-    head = _head(name, draft, target, eagle3_format)
-    _require_verifier(head.files, target, tokenizer)
+    head = head_of(name, draft, target, eagle3_format)
+    require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
     reading = reading_as(draft.serve_as, head, config)
-    network = _eagle3(head, reading, target, DTYPES[draft.dtype or target.dtype_name])
+    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], Eagle3)
     return HeadDraft.of(
         name,
         draft,
@@ -398,8 +405,8 @@ def load_eagle3(
         method="eagle3",
         algorithm="EAGLE3",
         context=head.context,
-        reading=words_of(draft.serve_as, head, reading) | _described(head, network),
-        engines=tuple(engine for engine, theirs in _served(head, config).items() if theirs == reading),
+        reading=words_of(draft.serve_as, head, reading) | described(head, network),
+        engines=tuple(engine for engine, theirs in served_readings(head, config).items() if theirs == reading),
         alternatives=alternatives(network, head, config),
         fallbacks=searched(network, config),
         doubts=doubts_of(name, head, reading),
@@ -429,15 +436,17 @@ def _curve_of(folder: Path) -> str | None:
     return str(out) if folder.resolve() in listed else None
 
 
-def _eagle3(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:
-    """The network of a head on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
-    shapes, quantised or not finite.
+def eagle3_network(
+    head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype, made: Callable[..., Head]
+) -> Head:
+    """The network of a head, `made` of what its files say, on the target's device. Raises `ModelUnloadable` for tensors that
+    are missing, unused, of other shapes, quantised or not finite.
     """
     files = head.files
     missing = {EMBEDDING, LM_HEAD} - files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
     has_fc = head.reads_inner_states or head.width != head.layers.hidden_size
     with torch.device("meta"):  # nothing takes memory before the shapes are known to be those of the files
-        network = Eagle3(
+        network = made(
             head.layers,
             reading,
             width=head.width if has_fc else None,
@@ -454,19 +463,19 @@ def load_eagle1(
     name: str, draft: Eagle1Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """A loader of `load_draft`."""
-    head = _head(name, draft, target, eagle1_format)
+    head = head_of(name, draft, target, eagle1_format)
     shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
     with torch.device("meta"):
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
-    words |= _described(head, network)
+    words |= described(head, network)
     return HeadDraft.of(
         name, draft, options.gammas, target, network, method="eagle", algorithm="EAGLE", context=head.context, reading=words
     )
 
 
-def _described(head: EagleFormat, network: EagleHead) -> dict[str, str]:
+def described(head: EagleFormat, network: EagleHead) -> dict[str, str]:
     """What of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
     layers = head.layers
     heads = f"{layers.num_attention_heads} heads of {layers.head_dim}, {layers.num_key_value_heads} of them with keys"
@@ -517,7 +526,7 @@ def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]
         raise refused(problem, "heads are measured on targets that are plain decoders")
 
 
-def _head(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], EagleFormat]) -> EagleFormat:
+def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], EagleFormat]) -> EagleFormat:
     """What the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or vocabulary."""
     head = read(files_of(name, draft.own_model))
     require_layers(target, head.files.refused)
@@ -530,7 +539,7 @@ def _head(name: str, draft: HeadFileOptions, target: Model, read: Callable[[Head
     return head
 
 
-def _require_verifier(files: HeadFiles, target: Model, tokenizer: PreTrainedTokenizerBase) -> None:
+def require_verifier(files: HeadFiles, target: Model, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise for a head that names a target of another architecture, or one whose tokenizer is here and is another."""
     verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
     theirs, ours = verifier.get("architectures") or [], type(target.network).__name__

@@ -104,7 +104,7 @@ class MedusaHeads(HeadNetwork):
             stored_parameters=sum(weight.numel() for weight in self.parameters()),
         )
 
-    def cache(self) -> MedusaCache:
+    def cache(self, first: torch.Tensor | None = None) -> MedusaCache:
         """An empty cache."""
         return MedusaCache(self)
 

@@ -148,7 +148,7 @@ class ChainedModules(_Modules):
             states = self.run(depth - 1, _following(ids, depth), states, depth)
             yield states[:, first:]
 
-    def cache(self) -> ChainedEntries:
+    def cache(self, first: torch.Tensor | None = None) -> ChainedEntries:
         """An empty cache."""
         return ChainedEntries(self)
 
@@ -255,7 +255,7 @@ class ReusedModule(_Modules):
         finally:
             self._mask = None
 
-    def cache(self) -> ReusedEntries:
+    def cache(self, first: torch.Tensor | None = None) -> ReusedEntries:
         """An empty cache."""
         return ReusedEntries(self)
 

@@ -72,8 +72,10 @@ class HeadNetwork(nn.Module, ABC):
         """What decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""
 
     @abstractmethod
-    def cache(self) -> HeadCache:
-        """An empty cache."""
+    def cache(self, first: torch.Tensor | None = None) -> HeadCache:
+        """An empty cache, for texts that begin with the tokens `first` [batch]: no base reads them, and only drafters that
+        are models by themselves do.
+        """
 
 
 def head_shape(

@@ -270,7 +270,7 @@ class HeadStepper:
         self.network, self.batch, self.context = network, batch, len(features) - longest
         self._tokens = ids[1:].expand(batch, -1)
         self._next = features[self.context :].repeat(batch, 1, 1)
-        self._filled = network.cache()
+        self._filled = network.cache(ids[:1].expand(batch))
         for start in range(0, self.context, CHUNK):
             chunk = slice(start, min(start + CHUNK, self.context))
             self._filled.extend(self._tokens[:, chunk], features[chunk].expand(batch, -1, -1))

@@ -1,0 +1,194 @@
+"""Trained parallel drafters on stories15M, through a profile: their rounds are those of other decoders and of a vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from alphaprof.commands.export.engines import export
+from alphaprof.config.load import load_profile
+from alphaprof.errors import ModelUnloadable, OptionInvalid
+from alphaprof.log.run import Run, RunDraft
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.heads.p_eagle import PEagle
+from alphaprof.profiling.heads.pard import Pard
+from alphaprof.profiling.models import kinds as loaders
+from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.run import profile as profiling
+from alphaprof.rules import parse_rule
+from tests.loops import each
+from tests.profiling.test_golden_head import rounds
+from tests.runs import Silent
+
+pytestmark = pytest.mark.demo_model
+GOLDEN = Path(__file__).parent.parent / "golden"
+GAMMAS = (1, 2, 3, 5, 7)
+KINDS = {"p_eagle": PEagle, "pard": Pard}
+TEXTS = {kind: json.loads((GOLDEN / f"{kind}_stories15m" / "rounds.json").read_text())["texts"] for kind in KINDS}
+of_each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def profiled(kind: str, folder: Path, target: Path, prompts: list[list[int]], tokens: int, **draft: Any) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    tree = {
+        "target": {"model": str(target), "dtype": "float32"},
+        "drafts": {"head": {"kind": kind, "model": str(GOLDEN / f"{kind}_stories15m")} | draft},
+        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
+        "continuation": {"kind": "greedy", "max_new_tokens": tokens},
+        "gammas": list(GAMMAS),
+        "rules": ["strict", "lossless"],
+        "costs": {"source": "none"},
+    }
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
+    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
+
+
+def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
+    """The recorded rounds, of which the last may accept a token after the end of the text."""
+    return [[at, min(accepted, len(text["text"]) - at)] for at, accepted in text["rounds"][str(gamma)]]
+
+
+@pytest.fixture(scope="module")
+def runs(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("parallel")
+    prompts = {kind: [text["prompt"] for text in texts] for kind, texts in TEXTS.items()}
+    return {kind: profiled(kind, folder / kind, stories15m, prompts[kind], 70) for kind in KINDS}
+
+
+@of_each_kind
+@each("gamma", GAMMAS)
+def test_every_round_is_the_recorded_one(runs: dict[str, Run], kind: str, gamma: int) -> None:
+    assert runs[kind].continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in TEXTS[kind]]
+    assert rounds(runs[kind], gamma) == [recorded(text, gamma) for text in TEXTS[kind]]
+
+
+@pytest.mark.parametrize(("kind", "method"), [("p_eagle", "eagle3"), ("pard", "draft_model")])
+def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(
+    runs: dict[str, Run], kind: str, method: str
+) -> None:
+    facts = runs[kind].manifest.drafts["head"]
+    assert facts.reading["mask token"] == "0"
+    assert facts.in_one_step
+    own, *others = facts.trials
+    assert "mask token 2" in {trial.changed for trial in others}
+    assert ("states of the target one layer later" in {trial.changed for trial in others}) == (kind == "p_eagle")
+    assert own.changed == ""
+    assert all(trial.ahead < 0 for trial in others if trial.depth == 1)
+    config = json.loads(export(RunDraft(runs[kind], "head"), "vllm-config", gamma=5).text)
+    assert (config["method"], config["parallel_drafting"], config["num_speculative_tokens"]) == (method, True, 5)
+    for to in ("sglang-args", "llamacpp-args"):
+        with pytest.raises(OptionInvalid, match="has no method"):
+            export(RunDraft(runs[kind], "head"), to, gamma=5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@of_each_kind
+def test_real_decoding_has_the_recorded_rounds(runs: dict[str, Run], kind: str, stories15m: Path) -> None:
+    options = load_profile(runs[kind].path.parent / "profile.yaml", [])
+    tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
+    (head,) = load_drafts(options, target, tokenizer)
+    for gamma in GAMMAS:
+        engine = Speculation(target, head, parse_rule("strict"), gamma)
+        for text in TEXTS[kind]:
+            found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
+            assert found.ids.tolist() == text["text"]
+            assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "most"), [("p_eagle", 1800), ("pard", 1900)])
+def test_every_round_is_that_of_a_real_vllm(kind: str, most: int, stories15m: Path, tmp_path: Path) -> None:
+    name = f"rounds-{kind.replace('_', '-')}-stories15m.json"
+    requests = json.loads((GOLDEN / "vllm" / name).read_text())["requests"]
+    prompts = [request["prompt_ids"] for request in requests]
+    run = profiled(kind, tmp_path, stories15m, prompts, len(requests[0]["continuation_ids"]), check_wiring=False)
+    assert run.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in requests]
+    total = 0
+    for found, request in zip(rounds(run, 5), requests, strict=True):
+        size, at, expected = len(request["continuation_ids"]), 1, []
+        for accepted in request["per_step_accepted"]:
+            expected.append([at, min(accepted, size - at)])  # vLLM counts drafts after the end of the text, too
+            at += accepted + 1
+        assert found == expected
+        total += len(expected)
+    assert total > most
+
+
+MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "no mask state": ("p_eagle", lambda head: head.mask_hidden.data.zero_()),
+    "another mask token": ("p_eagle", lambda head: setattr(head, "mask", 300)),
+    "what was drafted is read": ("p_eagle", lambda head: setattr(head, "deeper", lambda tokens, states: (tokens, states))),
+    "target states in another order": ("p_eagle", lambda head: setattr(head, "layers", head.layers[::-1])),
+    "target states one layer later": ("p_eagle", lambda head: setattr(head, "layers", tuple(n + 1 for n in head.layers))),
+    "target states one layer earlier": ("p_eagle", lambda head: setattr(head, "layers", tuple(n - 1 for n in head.layers))),
+    "the residual after the norm": (
+        "p_eagle",
+        lambda head: setattr(head, "reading", replace(head.reading, norm_before_residual=True)),
+    ),
+    "another mask token of PARD": ("pard", lambda head: setattr(head, "mask", 2)),
+    "one layer less": ("pard", lambda head: setattr(head, "blocks", head.blocks[:1])),
+    "the first token is not read": ("pard", lambda head: setattr(head, "step", without_first(head.step))),
+    "positions shifted": ("pard", lambda head: setattr(head, "step", shifted(head.step))),
+    "positions shifted after the anchor": ("p_eagle", lambda head: setattr(head, "step", shifted(head.step))),
+}
+
+
+def without_first(step: Any) -> Any:
+    """A step over a whole text that reads another token in place of the first one."""
+
+    def changed(tokens: torch.Tensor, *rest: Any) -> Any:
+        return step(torch.cat([tokens[:, :1] * 0 + 7, tokens[:, 1:]], 1) if int(rest[1][0]) == 0 else tokens, *rest)
+
+    return changed
+
+
+def shifted(step: Any) -> Any:
+    """A step whose mask rows stand a place further on."""
+    return lambda tokens, states, places, attend: step(tokens, states, places + (int(places[0]) > 0), attend)
+
+
+@each("name", MUTATIONS)
+def test_a_drafter_that_computes_otherwise_has_other_rounds(
+    name: str, runs: dict[str, Run], stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds of γ 7 notice each of these."""
+    kind, mutate = MUTATIONS[name]
+    load = loaders.load_drafts
+
+    def mutated(*arguments: Any) -> Any:
+        drafts = load(*arguments)
+        with torch.no_grad():
+            mutate(drafts[0].network)  # type: ignore[attr-defined]
+        return drafts
+
+    monkeypatch.setattr(profiling, "load_drafts", mutated)
+    prompts = [text["prompt"] for text in TEXTS[kind]]
+    other = profiled(kind, tmp_path / name, stories15m, prompts, 70, check_wiring=False)
+    assert rounds(other, 7) != rounds(runs[kind], 7)
+
+
+def test_what_is_not_of_the_kind_is_refused_by_name(stories15m: Path, tmp_path: Path) -> None:
+    prompt = [TEXTS["pard"][0]["prompt"]]
+    eagle3 = {"model": str(GOLDEN / "eagle3_stories15m")}
+    p_eagle = {"model": str(GOLDEN / "p_eagle_stories15m")}
+    for number, (kind, changes, words) in enumerate(
+        [
+            ("eagle3", p_eagle, "are those of P-EAGLE"),
+            ("p_eagle", eagle3, "are those of another head"),
+            ("pard", eagle3, "PARD models that are known|it is a"),
+            ("pard", {"model": str(stories15m)}, "names the mask token"),
+        ]
+    ):
+        with pytest.raises(ModelUnloadable, match=words):
+            profiled(kind, tmp_path / str(number), stories15m, prompt, 4, **changes)
