@@ -322,7 +322,8 @@ def _devices(options: CostsAsked) -> str:
 
 def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     """What a report says of its step times; `prompt_tokens` [documents]."""
-    manifest, options, times = costs.manifest, costs.options, costs.times(concurrency)
+    manifest, options, every = costs.manifest, costs.options, costs.times(concurrency)
+    times = {draft: time for draft, time in every.items() if not time.optional}  # steps of hybrids are those of their parts
     measured = options.source in TIMED
     environment, target = manifest.environment, manifest.target
     contexts = costs.table.contexts(concurrency) or costs.table.contexts(costs.concurrencies[0])

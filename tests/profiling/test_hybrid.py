@@ -132,7 +132,7 @@ def test_draft_steps_are_paid_by_rounds_that_run_them(run: Run) -> None:
     exactly = np.array([totals["rounds_2"].sum() - drafted[0], drafted[0] - drafted[1], drafted[1]])
     verify = exactly @ np.array([cost.target_ms[n] for n in (1, 2, 3)])
     search = totals["rounds_2"].sum() * cost.lookup_ms["ngram"]
-    kept = cost.bookkeeping_ms["both"] * drafted[0]
+    kept = cost.bookkeeping_ms["close"] * drafted[0]
     steps = totals["steps_2"].sum() * cost.draft_ms["close"]
     (own,) = (item for item in report.hybrids[0].results if (item.min_match, item.gamma) == (2, 2))
     assert own.speedup == pytest.approx(totals["tokens"].sum() * one / (verify + search + kept + steps), rel=1e-6)
