@@ -191,6 +191,16 @@ class PardDraft(HeadFileOptions):
     kind: Literal["pard"]
 
 
+class DFlashDraft(HeadFileOptions):
+    """A DFlash drafter, whose rows of a block read each other: what it proposes depends on how many there are."""
+
+    loader = "alphaprof.profiling.heads.dflash:load_dflash"
+    kind: Literal["dflash"]
+    block: Annotated[Whole, Field(ge=2, le=GAMMA_LIMIT + 1)] | None = Field(
+        None, description="rows of a block, one more than a round drafts: gammas is that number alone; default: the files'"
+    )
+
+
 class Eagle1Draft(HeadFileOptions):
     """An EAGLE-1, EAGLE-2 or HASS head, on the target's last state and with its LM head."""
 
@@ -224,6 +234,7 @@ DRAFTS: list[type[DraftOptions]] = [
     Eagle3Draft,
     PEagleDraft,
     PardDraft,
+    DFlashDraft,
     Eagle1Draft,
     MtpDraft,
     MedusaDraft,

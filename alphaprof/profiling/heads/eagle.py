@@ -54,14 +54,21 @@ class HeadAttention(nn.Module):
             LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if normed else nn.Identity() for _ in range(2)
         )
 
-    def forward(self, inputs: torch.Tensor, rotation: Any, index: int, attend: Attend) -> torch.Tensor:
-        """What attention adds to the states [batch, n, hidden]; `rotation`: cosine and sine of the n positions."""
+    def projected(self, inputs: torch.Tensor, rotation: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [batch, heads or groups, n, size]; `rotation`: cosine and sine of the n positions."""
         shape = (*inputs.shape[:2], -1, self.head_dim)
         query = self.q_norm(self.q_proj(inputs).view(shape)).transpose(1, 2)
         key = self.k_norm(self.k_proj(inputs).view(shape)).transpose(1, 2)
         value = self.v_proj(inputs).view(shape).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *rotation)
-        added: torch.Tensor = self.o_proj(attend(index, query, key, value).transpose(1, 2).flatten(2))
+        return *apply_rotary_pos_emb(query, key, *rotation), value
+
+    def forward(self, inputs: torch.Tensor, rotation: Any, index: int, attend: Attend) -> torch.Tensor:
+        """What attention adds to the states [batch, n, hidden]."""
+        return self.added(attend(index, *self.projected(inputs, rotation)))
+
+    def added(self, attended: torch.Tensor) -> torch.Tensor:
+        """What attention [batch, heads, n, size] adds to the states [batch, n, hidden]."""
+        added: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return added
 
 

@@ -451,7 +451,7 @@ def eagle3_network(
             reading,
             width=head.width if has_fc else None,
             ids=head.ids,
-            target=_shared(head, target, missing),
+            target=shared_weights(files, head.layers.hidden_size, target, missing),
             fc_bias="fc.bias" in files.tensors,
             input_norm=reading.norm_before_fc or "input_norm.weight" in files.tensors,
             fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
@@ -464,7 +464,8 @@ def load_eagle1(
 ) -> HeadDraft:
     """A loader of `load_draft`."""
     head = head_of(name, draft, target, eagle1_format)
-    shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
+    missing = {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD})
+    shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
     with torch.device("meta"):
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
@@ -503,8 +504,8 @@ def _filled(network: Head, head: EagleFormat, unread: set[str], target: Model, d
     return network.to(target.device).eval().requires_grad_(False)
 
 
-def _shared(head: EagleFormat, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
-    """The target's weights that stand in for those of a head."""
+def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
+    """The target's weights that stand in for those of a head with `hidden` numbers in a state."""
     shared: dict[str, torch.Tensor] = {}
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
@@ -512,9 +513,9 @@ def _shared(head: EagleFormat, target: Model, keys: set[str]) -> dict[str, torch
             continue
         weight: Any = getattr(module, "weight", None)
         is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
-        if not is_usable or weight.shape[1] != head.layers.hidden_size:
+        if not is_usable or weight.shape[1] != hidden:
             problem = f"it needs the target's {key}, which is quantised, lies on no device or has another width"
-            raise head.files.refused(problem, COMPLETE)
+            raise files.refused(problem, COMPLETE)
         shared[key] = weight
     return shared
 

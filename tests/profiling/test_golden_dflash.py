@@ -1,0 +1,208 @@
+"""A trained DFlash drafter on stories15M, through a profile: its rounds are those of z-lab's generator and of a vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from alphaprof.commands.export.engines import export
+from alphaprof.config.load import load_profile
+from alphaprof.errors import ModelUnloadable
+from alphaprof.log.run import Run, RunDraft
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.heads.dflash import DFlash
+from alphaprof.profiling.models import kinds as loaders
+from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.run import profile as profiling
+from alphaprof.rules import parse_rule
+from tests.loops import each
+from tests.profiling.test_golden_head import rounds
+from tests.runs import Silent
+
+pytestmark = pytest.mark.demo_model
+GOLDEN = Path(__file__).parent.parent / "golden"
+DRAFTER = GOLDEN / "dflash_stories15m"
+TEXTS = json.loads((DRAFTER / "rounds.json").read_text())["texts"]
+REQUESTS = json.loads((GOLDEN / "vllm" / "rounds-dflash-stories15m.json").read_text())["requests"]
+
+
+def profiled(folder: Path, target: Path, prompts: list[list[int]], gamma: int, tokens: int = 70, **draft: Any) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    tree = {
+        "target": {"model": str(target), "dtype": "float32"},
+        "drafts": {"head": {"kind": "dflash", "model": str(DRAFTER), "block": gamma + 1} | draft},
+        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
+        "continuation": {"kind": "greedy", "max_new_tokens": tokens},
+        "gammas": [gamma],
+        "rules": ["strict"],
+        "costs": {"source": "none"},
+    }
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
+    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
+
+
+def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
+    """The recorded rounds, of which the last may accept a token after the end of the text."""
+    return [[at, min(accepted, len(text["text"]) - at)] for at, accepted in text["rounds"][str(gamma)]]
+
+
+PROMPTS = [text["prompt"] for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def run(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return profiled(tmp_path_factory.mktemp("dflash"), stories15m, PROMPTS, 7)
+
+
+def test_every_round_is_the_recorded_one(run: Run) -> None:
+    assert run.continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in TEXTS]
+    assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS]
+
+
+@pytest.mark.slow
+@each("gamma", (1, 3, 5, 10))
+def test_every_round_of_other_blocks_is_the_recorded_one(gamma: int, stories15m: Path, tmp_path: Path) -> None:
+    """What it proposes depends on how many rows there are."""
+    other = profiled(tmp_path / str(gamma), stories15m, PROMPTS, gamma, check_wiring=False)
+    assert rounds(other, gamma) == [recorded(text, gamma) for text in TEXTS]
+
+
+def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: Run) -> None:
+    facts = run.manifest.drafts["head"]
+    assert facts.reading["target states"] == "after 2, 3, 5 layers"
+    assert facts.reading["block"].startswith("8 rows")
+    own, *others = facts.trials
+    assert len(others) == 2
+    assert all(trial.acceptance < own.acceptance for trial in others)
+    config = json.loads(export(RunDraft(run, "head"), "vllm-config", gamma=7).text)
+    assert (config["method"], config["num_speculative_tokens"]) == ("dflash", 7)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_real_decoding_has_the_recorded_rounds(run: Run, stories15m: Path) -> None:
+    options = load_profile(run.path.parent / "profile.yaml", [])
+    tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
+    (head,) = load_drafts(options, target, tokenizer)
+    engine = Speculation(target, head, parse_rule("strict"), 7)
+    for text in TEXTS:
+        found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
+        assert found.ids.tolist() == text["text"]
+        assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, 7)]
+
+
+def first_norm_everywhere(context: Callable[..., Any]) -> Callable[..., Any]:
+    """What vLLM 0.32 does on a CPU: its kernel takes the key norm of the first layer for the context of every layer, where
+    the kernel of GPUs selects that of each (models/qwen3_dflash.py, _normalize_context_k).
+    """
+
+    def changed(self: Any, *arguments: Any) -> Any:
+        norms = [block.self_attn.k_norm for block in self.blocks]
+        for block in self.blocks:
+            block.self_attn.k_norm = norms[0]
+        try:
+            return context(self, *arguments)
+        finally:
+            for block, norm in zip(self.blocks, norms, strict=True):
+                block.self_attn.k_norm = norm
+
+    return changed
+
+
+@pytest.mark.slow
+@each("gamma", (3, 7))
+def test_every_round_is_that_of_a_real_vllm_but_for_its_norm_on_cpus(
+    gamma: int, stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, size = [request["prompt_ids"] for request in REQUESTS], len(REQUESTS[0]["continuation_ids"])
+    own = profiled(tmp_path / f"own-{gamma}", stories15m, prompts, gamma, size, check_wiring=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(DFlash, "context", first_norm_everywhere(DFlash.context))
+        theirs = profiled(tmp_path / f"theirs-{gamma}", stories15m, prompts, gamma, size, check_wiring=False)
+    assert own.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in REQUESTS]
+    expected = [list(vllm_rounds(request, gamma, size)) for request in REQUESTS]
+    assert sum(map(len, expected)) > 1500
+    assert rounds(theirs, gamma) == expected
+    assert rounds(own, gamma) != expected
+
+
+def vllm_rounds(request: dict[str, Any], gamma: int, size: int) -> Iterator[list[int]]:
+    """Where vLLM's rounds start, and what they accept of the text: it counts drafts after the end of the text, too."""
+    at = 1
+    for accepted in request["per_step_accepted"][str(gamma)]:
+        yield [at, min(accepted, size - at)]
+        at += accepted + 1
+
+
+def causal_block(rows: Callable[..., Any]) -> Callable[..., Any]:
+    """Rows that read no later row: by drafting each of them with a block that ends there."""
+
+    def changed(self: Any, *arguments: Any) -> Any:
+        drafts = self.drafts
+        found = []
+        for count in range(drafts + 1):
+            self.drafts = count
+            found.append(rows(self, *arguments)[count])
+        self.drafts = drafts
+        return found
+
+    return changed
+
+
+MUTATIONS: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
+    "causal inside the block": lambda head, patch: patch.setattr(DFlash, "rows", causal_block(DFlash.rows)),
+    "another mask token": lambda head, patch: setattr(head, "mask", 300),
+    "states one layer later": lambda head, patch: setattr(head, "layers", tuple(n + 1 for n in head.layers)),
+    "states in another order": lambda head, patch: setattr(head, "layers", head.layers[::-1]),
+    "a row more": lambda head, patch: setattr(head, "drafts", head.drafts + 1),
+    "no norm of the states": lambda head, patch: setattr(head, "hidden_norm", torch.nn.Identity()),
+    "places shifted": lambda head, patch: patch.setattr(DFlash, "rows", moved(DFlash.rows)),
+    "stale context": lambda head, patch: patch.setattr(DFlash, "context", stale(DFlash.context)),
+    "the anchor is a mask row": lambda head, patch: patch.setattr(DFlash, "rows", without_anchor(DFlash.rows)),
+}
+
+
+def moved(rows: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, anchors, places, *rest: rows(self, anchors, places + 1, *rest)
+
+
+def without_anchor(rows: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, anchors, *rest: rows(self, torch.full_like(anchors, self.mask), *rest)
+
+
+def stale(context: Callable[..., Any]) -> Callable[..., Any]:
+    """The states of one token earlier."""
+    return lambda self, features, start: context(self, features.roll(1, 1), start)
+
+
+@each("name", MUTATIONS)
+def test_a_drafter_that_computes_otherwise_has_other_rounds(
+    name: str, run: Run, stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = loaders.load_drafts
+    with monkeypatch.context() as patch:
+
+        def mutated(*arguments: Any) -> Any:
+            drafts: Any = load(*arguments)
+            MUTATIONS[name](drafts[0].network, patch)
+            return drafts
+
+        patch.setattr(profiling, "load_drafts", mutated)
+        other = profiled(tmp_path / name, stories15m, PROMPTS, 7, check_wiring=False)
+    assert rounds(other, 7) != rounds(run, 7)
+
+
+def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnloadable, match="drafts 7 tokens in a block of 8 rows"):
+        profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, block=None)
+    with pytest.raises(ModelUnloadable, match="no DFlashDraftModel"):
+        profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
