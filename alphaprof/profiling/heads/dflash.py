@@ -9,7 +9,7 @@ there are, and on nothing that was drafted. Engines run 1 + γ rows. Sources: z-
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -150,13 +150,7 @@ def load_dflash(
         raise files.refused(
             f"{problem}, and {target.reference} has {theirs.hidden_size} and {target.vocabulary}", OTHER_TARGET
         )
-    block = draft.block or own.get("block_size") or files.config.get("block_size") or 16
-    if options.gammas != [block - 1]:
-        raise ModelUnloadable(
-            f"draft {name} drafts {block - 1} tokens in a block of {block} rows, which depend on their number, and gammas "
-            f"is {options.gammas}",
-            f"set gammas: [{block - 1}], or block of this draft; another length is another run (--reuse-continuations)",
-        )
+    block = _block_of(name, draft, files, options.gammas)
     layers = tuple(layer + 1 for layer in own["target_layer_ids"])  # outputs of layers, counted from 0
     if max(layers) > theirs.num_hidden_layers:
         raise files.refused(f"it reads states after {max(layers)} layers of {theirs.num_hidden_layers}", OTHER_TARGET)
@@ -189,6 +183,18 @@ def load_dflash(
             if min(other) >= 1 and max(other) <= theirs.num_hidden_layers
         ],
     )
+
+
+def _block_of(name: str, draft: DFlashDraft, files: HeadFiles, gammas: Sequence[int]) -> int:
+    """The rows of a block. Raises `ModelUnloadable` where `gammas` are not what it drafts alone."""
+    block: int = draft.block or files.config[OWN].get("block_size") or files.config.get("block_size") or 16
+    if list(gammas) != [block - 1]:
+        raise ModelUnloadable(
+            f"draft {name} drafts {block - 1} tokens in a block of {block} rows, which depend on their number, and gammas "
+            f"is {list(gammas)}",
+            f"set gammas: [{block - 1}], or block of this draft; another length is another run (--reuse-continuations)",
+        )
+    return block
 
 
 def _config(files: HeadFiles) -> Any:
