@@ -73,7 +73,7 @@ class Chain(HeadNetwork):
     def shape(self) -> None:
         return None
 
-    def cache(self) -> Any:
+    def cache(self, first: torch.Tensor | None = None) -> Any:
         return Working(self)
 
 
