@@ -77,7 +77,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         gammas=by_gamma,
         best_gamma=best,
         speedup=speeds.speedup_interval(decision.speedup, question.confidence),
-        chosen=len(question.gammas(gammas)) > 1,
+        chosen=question.chooses(1, gammas),
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
         load=load,
         pays_up_to=speeds.pays_up_to(load, question.min_speedup),

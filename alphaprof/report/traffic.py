@@ -212,7 +212,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         break_even_length=free.value / whole.value if free and whole else None,
         speedup=speedup_interval(decision.speedup, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
-        chosen=len(candidates) * len(question.gammas(gammas)) > 1,
+        chosen=question.chooses(len(candidates), gammas),
         documents=decision.speedup.documents if decision.speedup else 0,
         effective_documents=effective,
         length_correlation=correlation,
@@ -249,7 +249,7 @@ def tested_rows(
 ) -> Mapping[str, Mask] | None:
     """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
     _, _, candidates, mix, _ = basis(evidence, costs, question)
-    if len(candidates) * len(question.gammas(gammas)) == 1:
+    if not question.chooses(len(candidates), gammas):
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     return parts[1] if parts else None

@@ -59,12 +59,13 @@ def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
 @dataclass(frozen=True, kw_only=True)
 class Question(DecisionAsked):
     """The profile's decision, and what else the verdict depends on. `measured_dtype`: the target's, of a run that was
-    profiled; None: an engine's own.
+    profiled; None: an engine's own. `chose_p_min`: half of the documents chose p_min, so that the other half tests.
     """
 
     measured_dtype: str | None = None
     order: Order | None = None
     route_by: str = "domain"
+    chose_p_min: bool = False
 
     @property
     def stand_in(self) -> str:
@@ -76,6 +77,10 @@ class Question(DecisionAsked):
     def rule_for(self, policy: str) -> str:
         """The id of the rule that the verdict concerns on text of a policy."""
         return default_rule(policy) if self.rule == "auto" else self.rule
+
+    def chooses(self, drafts: int, known: Sequence[int]) -> bool:
+        """Whether some documents choose among so many drafts, the known lengths and p_min, and the others test."""
+        return self.chose_p_min or drafts * len(self.gammas(known)) > 1
 
     def gammas(self, known: Sequence[int]) -> list[int]:
         """The lengths that the verdict may choose from."""
@@ -136,7 +141,7 @@ def judge(
     not judged by the luck that made it win.
     """
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
-    only = options[0] if len(options) == 1 else None
+    only = None if question.chooses(len(candidates), gammas) else options[0]
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
     if question.order is not None and question.weights is not None:

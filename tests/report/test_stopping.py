@@ -118,6 +118,11 @@ def test_auto_judges_with_the_p_min_that_half_of_the_documents_choose(run: RunWr
     assert chosen.tokens_per_round.value == pytest.approx(same.tokens_per_round)
     assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
     assert "p_min" not in codes(chosen)
+    one = build_report(run, config=changed_question(asked, ["decision.gamma=8"]))
+    fixed = build_report(run, config=changed_question(asked, ["decision.gamma=8", "decision.p_min=0.4"]))
+    assert one.traffic.chosen
+    assert not fixed.traffic.chosen
+    assert one.traffic.documents * 2 == fixed.traffic.documents  # those that chose p_min do not test it
 
 
 def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:

@@ -86,7 +86,8 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
         for draft in candidates
         for gamma in question.gammas(inputs.run.gammas)
     }
-    return replace(inputs, question=replace(question, p_min=max(values, key=lambda option: values[option])[0]))
+    best = max(values, key=lambda option: values[option])[0]
+    return replace(inputs, question=replace(question, p_min=best, chose_p_min=True))
 
 
 def _any_draft(by_p_min: Mapping[float, Pools], mix: Mix) -> dict[str, DocumentTotals]:
