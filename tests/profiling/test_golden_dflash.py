@@ -85,6 +85,9 @@ def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: 
     assert all(trial.acceptance < own.acceptance for trial in others)
     config = json.loads(export(RunDraft(run, "head"), "vllm-config", gamma=7).text)
     assert (config["method"], config["num_speculative_tokens"]) == ("dflash", 7)
+    words = export(RunDraft(run, "head"), "sglang-args", gamma=7).text
+    assert words.startswith("--speculative-algorithm DFLASH --speculative-draft-model-path ")
+    assert words.endswith("--speculative-num-draft-tokens 8\n")  # the rows of a block
 
 
 @pytest.mark.slow

@@ -169,10 +169,11 @@ def load_dflash(
         target,
         network,
         method="dflash",
+        algorithm="DFLASH",
         context=config.max_position_embeddings - 1,  # the anchor is a row of its own
         in_one_step=True,
         reading=reading,
-        engines=("vLLM",),
+        engines=("vLLM", "SGLang"),
         alternatives=[
             Alternative(
                 f"states of the target one layer {words}",
