@@ -209,3 +209,19 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
         profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, block=None)
     with pytest.raises(ModelUnloadable, match="no DFlashDraftModel"):
         profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
+
+
+@each("changes", ({"architectures": ["DSparkDraftModel"]}, {"dflash_config": {"causal": True}}))
+def test_its_relatives_are_refused_by_name_with_what_can_be_done(
+    changes: dict[str, Any], stories15m: Path, tmp_path: Path
+) -> None:
+    config = json.loads((DRAFTER / "config.json").read_text())
+    words = "DSparkDraftModel" if "architectures" in changes else "causal, which is not measured"
+    config |= {key: config[key] | value if isinstance(value, dict) else value for key, value in changes.items()}
+    folder = tmp_path / next(iter(changes))
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(DRAFTER / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelUnloadable, match=words) as refused:
+        profiled(folder / "out", stories15m, PROMPTS[:1], 7, model=str(folder))
+    assert "import" in str(refused.value.hint)
