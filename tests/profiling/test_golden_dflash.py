@@ -211,12 +211,28 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
         profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
 
 
-@each("changes", ({"architectures": ["DSparkDraftModel"]}, {"dflash_config": {"causal": True}}))
+WORDS = {
+    "architectures": "DSparkDraftModel",
+    "dflash_config": "causal, which is not measured",
+    "sample_from_anchor": "sample_from_anchor",
+    "sliding_window": "sliding_window",
+}
+
+
+@each(
+    "changes",
+    (
+        {"architectures": ["DSparkDraftModel"]},
+        {"dflash_config": {"causal": True}},
+        {"sample_from_anchor": True},
+        {"sliding_window": 64},
+    ),
+)
 def test_its_relatives_are_refused_by_name_with_what_can_be_done(
     changes: dict[str, Any], stories15m: Path, tmp_path: Path
 ) -> None:
     config = json.loads((DRAFTER / "config.json").read_text())
-    words = "DSparkDraftModel" if "architectures" in changes else "causal, which is not measured"
+    words = WORDS[next(iter(changes))]
     config |= {key: config[key] | value if isinstance(value, dict) else value for key, value in changes.items()}
     folder = tmp_path / next(iter(changes))
     folder.mkdir()
@@ -225,3 +241,12 @@ def test_its_relatives_are_refused_by_name_with_what_can_be_done(
     with pytest.raises(ModelUnloadable, match=words) as refused:
         profiled(folder / "out", stories15m, PROMPTS[:1], 7, model=str(folder))
     assert "import" in str(refused.value.hint)
+
+
+def test_a_mask_token_beyond_the_vocabulary_is_refused(stories15m: Path, tmp_path: Path) -> None:
+    config = json.loads((DRAFTER / "config.json").read_text())
+    config["dflash_config"]["mask_token_id"] = 32000
+    (tmp_path / "model.safetensors").symlink_to(DRAFTER / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelUnloadable, match="mask token is 32000, of a vocabulary of 32000"):
+        profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=str(tmp_path))

@@ -25,6 +25,7 @@ from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys,
 from alphaprof.profiling.heads.eagle_files import ENGINE, OTHER_TARGET, layer_config, require_layers, shared_weights
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.network import HeadNetwork, head_shape
+from alphaprof.profiling.heads.p_eagle import require_mask
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 
@@ -207,9 +208,12 @@ def _config(files: HeadFiles) -> Any:
     known = {"mask_token_id", "target_layer_ids", "block_size"}
     if odd := sorted(set(own) - known):
         raise files.refused(f"{OWN} has {', '.join(odd)}, which is not measured", ENGINE)
+    if files.config.get("sample_from_anchor") or files.config.get("sliding_window") is not None:
+        raise files.refused("its config.json has sample_from_anchor or sliding_window, which is not measured", ENGINE)
     ids, mask = own.get("target_layer_ids"), own.get("mask_token_id")
     if not (isinstance(ids, list) and ids and all(type(each) is int and each >= 0 for each in ids) and type(mask) is int):
         raise files.refused(f"{OWN} in its config.json lacks target_layer_ids or mask_token_id", COMPLETE)
+    require_mask(files, mask, files.config.get("vocab_size"))
     return layer_config(files, files.config, qwen3=True)
 
 

@@ -96,7 +96,15 @@ def mask_of(files: HeadFiles) -> int:
     given = next((files.config[key] for key in MASKS if files.config.get(key) is not None), None)
     if type(given) is not int or given < 0:
         raise files.refused(f"its config.json names the mask token {shown(given)}", f"{COMPLETE}: mask_token_id")
+    layers = files.config.get("transformer_layer_config") or files.config
+    require_mask(files, given, layers.get("vocab_size"))
     return given
+
+
+def require_mask(files: HeadFiles, mask: int, vocabulary: object) -> None:
+    """Raise `ModelUnloadable` for a mask token that the vocabulary does not have."""
+    if not isinstance(vocabulary, int) or not 0 <= mask < vocabulary:
+        raise files.refused(f"its mask token is {mask}, of a vocabulary of {shown(vocabulary)}", COMPLETE)
 
 
 def load_p_eagle(
