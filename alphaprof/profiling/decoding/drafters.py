@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.network import HeadCache
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, kept_logits
@@ -286,7 +287,8 @@ class HeadDrafter:
 
     def __init__(self, draft: HeadDraft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
         self.reads = draft.network.layers
-        self._network, self._cache = draft.network, draft.network.cache()  # until the text begins
+        self._network = draft.network
+        self._cache: HeadCache  # once the text begins
         self._chooser, self._drawn, self._device = chooser, drawn, device
         self._depths, self._context, self._width = draft.depths, draft.context, width
         known = draft.network.ids

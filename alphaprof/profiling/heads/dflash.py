@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys,
 from alphaprof.profiling.heads.eagle_files import ENGINE, OTHER_TARGET, layer_config, require_layers, shared_weights
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.network import HeadNetwork, head_shape
-from alphaprof.profiling.heads.p_eagle import require_mask
+from alphaprof.profiling.heads.parallel import require_mask, used_once
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 
@@ -59,11 +58,10 @@ class DFlash(HeadNetwork):
         with torch.device("cpu"):
             self.rotary = LlamaRotaryEmbedding(config)
 
-    def changed(self, **attributes: Any) -> DFlash:
-        """The same tensors with another mask token or other states of the target."""
+    def with_layers(self, layers: tuple[int, ...]) -> DFlash:
+        """The same tensors on other states of the target."""
         twin = copy.copy(self)
-        for name, value in attributes.items():
-            setattr(twin, name, value)
+        twin.layers = layers
         return twin
 
     def context(self, features: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -106,9 +104,8 @@ class DFlash(HeadNetwork):
         return functional.linear(states.to(weight), weight).to(states)
 
     def shape(self) -> ModelShape | None:
-        """See `HeadNetwork`. All of it is used once a round."""
-        shape = head_shape(self, self.config, self._target[LM_HEAD])
-        return None if shape is None else replace(shape, first_parameters=shape.parameters)
+        """See `HeadNetwork`."""
+        return used_once(head_shape(self, self.config, self._target[LM_HEAD]))
 
     def cache(self, first: torch.Tensor | None = None) -> DFlashCache:
         """An empty cache."""
@@ -179,7 +176,7 @@ def load_dflash(
             Alternative(
                 f"states of the target one layer {words}",
                 f"set target_layer_ids: {[layer - 1 for layer in other]} in its config.json",
-                network.changed(layers=other),
+                network.with_layers(other),
             )
             for words, other in moved.items()
             if min(other) >= 1 and max(other) <= theirs.num_hidden_layers

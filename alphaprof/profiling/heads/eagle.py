@@ -94,9 +94,11 @@ class HeadLayer(nn.Module):
 class EagleHead(HeadNetwork):
     """What EAGLE heads share: all depths in one pass, and a cache. `config`: of transformers, with the shape of the layers;
     `ids`: see `HeadNetwork`; `target`: the target's weights [ids, hidden] by name that the head has none of its own for.
-    A subclass says what enters the layers and what becomes of their output.
+    A subclass says what enters the layers and what becomes of their output. `ahead`: 1 if the first token of a text is a row
+    of its own, before that of base 0, which base i then reads with the tokens up to i + 1; else 0.
     """
 
+    ahead = 0
     entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
     blocks: nn.ModuleList
     lm_head: nn.Linear | None
@@ -151,9 +153,9 @@ class EagleHead(HeadNetwork):
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """See `HeadNetwork`. Keys of the verified tokens are computed once, at depth 1, for all bases."""
-        length = ids.shape[1]
+        length, begin = ids.shape[1], first + self.ahead
         tokens = functional.pad(ids, (0, depths))
-        places = torch.arange(length, device=ids.device)
+        places = torch.arange(length + self.ahead, device=ids.device)
         true: list[tuple[torch.Tensor, torch.Tensor]] = []
         own: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.blocks]
 
@@ -163,13 +165,13 @@ class EagleHead(HeadNetwork):
 
         def attend_round(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             own[index].append((key, value))
-            return by_round(query, *true[index], own[index], first)
+            return by_round(query, *true[index], own[index], begin)
 
-        states = self.step(tokens[:, 1 : length + 1], self.entry(features), places, attend_true)[:, first:]
+        states = self.step(tokens[:, 1 - self.ahead : length + 1], self.entry(features), places, attend_true)[:, begin:]
         yield states
         for depth in range(2, depths + 1):
             read = self.deeper(tokens[:, first + depth : length + depth], states)
-            states = self.step(*read, places[first:] + depth - 1, attend_round)
+            states = self.step(*read, places[begin:] + depth - 1, attend_round)
             yield states
 
     def shape(self) -> ModelShape | None:

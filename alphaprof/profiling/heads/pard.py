@@ -6,23 +6,18 @@ nothing that was drafted or that depends on γ. Sources: arXiv:2504.18583, vLLM 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from alphaprof.costs.roofline import ModelShape
-from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, EagleCache, EagleHead, HeadLayer, Reading, by_round, causal
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Attend, HeadLayer, Reading
 from alphaprof.profiling.heads.eagle_files import OTHER_TARGET, layer_config
 from alphaprof.profiling.heads.files import HeadFiles, files_of
-from alphaprof.profiling.heads.p_eagle import mask_of
+from alphaprof.profiling.heads.parallel import MaskRows, mask_of, other_masks
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
@@ -37,8 +32,10 @@ ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # and whe
 PREFIX = "model."
 
 
-class Pard(EagleHead):
-    """A PARD model, which reads no state of the target. `mask`: its mask token; `drafts`: how many tokens a round drafts."""
+class Pard(MaskRows):
+    """A PARD model, which reads no state of the target."""
+
+    ahead = 1
 
     def __init__(self, config: Any, *, mask: int, drafts: int) -> None:
         super().__init__(config, Reading((FINAL,)), None, MappingProxyType({}))
@@ -47,21 +44,11 @@ class Pard(EagleHead):
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def with_mask(self, mask: int) -> Pard:
-        """The same tensors with another mask token."""
-        twin = copy.copy(self)
-        twin.mask = mask
-        return twin
-
     def entry(self, features: torch.Tensor) -> torch.Tensor:
-        """See `EagleHead`: nothing of them."""
+        """See `EagleHead`: nothing of them is read."""
         return features[..., :1].to(self.dtype)
 
-    def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `EagleHead`: mask tokens, whatever was drafted."""
-        return torch.full_like(tokens, self.mask), states
-
-    def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Any) -> torch.Tensor:
+    def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
         """See `EagleHead`."""
         states = embedded
         block: Any
@@ -72,64 +59,6 @@ class Pard(EagleHead):
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `EagleHead`."""
         return self.head(self.norm(states))
-
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """See `HeadNetwork`. Base i reads the tokens up to i + 1, the first one of the text among them."""
-        length = ids.shape[1]
-        tokens = functional.pad(ids, (0, 1))
-        places = torch.arange(length + 1, device=ids.device)
-        nothing = self.entry(features)
-        true: list[tuple[torch.Tensor, torch.Tensor]] = []
-        own: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.blocks]
-
-        def attend_true(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            true.append((key, value))
-            return causal(query, key, value)
-
-        def attend_round(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            own[index].append((key, value))
-            return by_round(query, *true[index], own[index], first + 1)
-
-        states = self.step(tokens, functional.pad(nothing, (0, 0, 0, 1)), places, attend_true)[:, first + 1 :]
-        yield states
-        masks = torch.full_like(ids[:, first:], self.mask)
-        for depth in range(2, depths + 1):
-            states = self.step(masks, states, places[first + 1 :] + depth - 1, attend_round)
-            yield states
-
-    def shape(self) -> ModelShape | None:
-        """See `HeadNetwork`. All of it is used once a round."""
-        shape = super().shape()
-        return None if shape is None else replace(shape, first_parameters=shape.parameters)
-
-    def cache(self, first: torch.Tensor | None = None) -> PardCache:
-        """An empty cache."""
-        return PardCache(self, first)
-
-
-class PardCache(EagleCache):
-    """A PARD model at work: mask tokens run behind the verified ones, and the next round writes over their keys."""
-
-    _head: Pard
-
-    def __init__(self, head: Pard, first: torch.Tensor | None) -> None:
-        super().__init__(head)
-        self._first = first
-
-    @torch.inference_mode()
-    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """See `HeadCache`."""
-        read = tokens if self._bases or self._first is None else torch.cat([self._first[:, None], tokens], 1)
-        masks = torch.full_like(tokens[:, :1], self._head.mask).expand(-1, self._head.drafts - 1)
-        rows = torch.cat([read, masks], 1)
-        self._states = self._step(rows, self._head.entry(features[:, :1]).expand(-1, rows.shape[1], -1), self._bases)
-        self._states = self._states[:, read.shape[1] - 1 :]
-        self._bases += read.shape[1]
-        return self._states[:, 0]
-
-    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """See `HeadCache`."""
-        return self._states[:, depth - 1]
 
 
 def load_pard(
@@ -148,7 +77,6 @@ def load_pard(
     network = _network(
         files, config, mask, draft.depths or max(options.gammas), target, DTYPES[draft.dtype or target.dtype_name]
     )
-    others = dict.fromkeys(token for token in (0, *target.eos[:1]) if token != mask)
     return HeadDraft.of(
         name,
         draft,
@@ -161,10 +89,7 @@ def load_pard(
         parallel=True,
         reading={"layout": f"transformers, {architecture}", "mask token": str(mask), "target states": "none"},
         engines=("vLLM",),
-        alternatives=[
-            Alternative(f"mask token {token}", f"set pard_token: {token} in its config.json", network.with_mask(token), 2)
-            for token in others
-        ],
+        alternatives=list(other_masks(network, target, "pard_token")),
     )
 
 

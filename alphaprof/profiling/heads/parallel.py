@@ -1,0 +1,99 @@
+"""Drafters that draft all tokens of a round in one pass, from mask rows: what P-EAGLE, PARD and DFlash share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Self
+
+import torch
+
+from alphaprof.costs.roofline import ModelShape
+from alphaprof.errors import shown
+from alphaprof.profiling.heads.draft import Alternative
+from alphaprof.profiling.heads.eagle import EagleCache, EagleHead
+from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
+from alphaprof.profiling.models.load import Model
+
+MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # in the order in which vLLM looks
+
+
+class MaskRows(EagleHead):
+    """A head whose depths beyond the first are mask rows. `mask`: their token; `drafts`: how many tokens a round drafts."""
+
+    mask: int
+    drafts: int
+
+    def with_mask(self, mask: int) -> Self:
+        """The same tensors with another mask token."""
+        twin = copy.copy(self)
+        twin.mask = mask
+        return twin
+
+    def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `EagleHead`: mask rows, whatever was drafted."""
+        return torch.full_like(tokens, self.mask), states
+
+    def shape(self) -> ModelShape | None:
+        """See `HeadNetwork`."""
+        return used_once(super().shape())
+
+    def cache(self, first: torch.Tensor | None = None) -> MaskCache:
+        """An empty cache."""
+        return MaskCache(self, first if self.ahead else None)
+
+
+class MaskCache(EagleCache):
+    """Mask rows at work: they run behind the verified rows, and the next round writes over their keys."""
+
+    _head: MaskRows
+
+    def __init__(self, head: MaskRows, first: torch.Tensor | None) -> None:
+        super().__init__(head)
+        self._first = first
+
+    @torch.inference_mode()
+    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """See `HeadCache`."""
+        if self._first is not None and not self._bases:
+            tokens = torch.cat([self._first[:, None], tokens], 1)
+        entered, more = self._head.entry(features), self._head.drafts - 1
+        masks = self._head.deeper(tokens[:, :1].expand(-1, more), entered[:, :1].expand(-1, more, -1))
+        rows = torch.cat([tokens, masks[0]], 1), torch.cat([entered, masks[1]], 1)
+        self._states = self._step(*rows, self._bases)[:, tokens.shape[1] - 1 :]
+        self._bases += tokens.shape[1]
+        return self._states[:, 0]
+
+    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `HeadCache`."""
+        return self._states[:, depth - 1]
+
+
+def used_once(shape: ModelShape | None) -> ModelShape | None:
+    """The shape of a head that runs in the first step of a round alone."""
+    return None if shape is None else replace(shape, first_parameters=shape.parameters)
+
+
+def mask_of(files: HeadFiles) -> int:
+    """The mask token that the files of a parallel drafter name. Raises `ModelUnloadable`."""
+    given = next((files.config[key] for key in MASKS if files.config.get(key) is not None), None)
+    if type(given) is not int or given < 0:
+        raise files.refused(f"its config.json names the mask token {shown(given)}", f"{COMPLETE}: mask_token_id")
+    layers = files.config.get("transformer_layer_config") or files.config
+    require_mask(files, given, layers.get("vocab_size"))
+    return given
+
+
+def require_mask(files: HeadFiles, mask: int, vocabulary: object) -> None:
+    """Raise `ModelUnloadable` for a mask token that the vocabulary does not have."""
+    if not isinstance(vocabulary, int) or not 0 <= mask < vocabulary:
+        raise files.refused(f"its mask token is {mask}, of a vocabulary of {shown(vocabulary)}", COMPLETE)
+
+
+def other_masks(network: MaskRows, target: Model, key: str) -> Iterator[Alternative]:
+    """Yield the readings with another mask token: id 0, and the target's first EOS. `key`: of config.json."""
+    for token in dict.fromkeys((0, *target.eos[:1])):
+        if token != network.mask:
+            setting = f"set {key}: {token} in its config.json"
+            yield Alternative(f"mask token {token}", setting, network.with_mask(token), 2)
