@@ -415,7 +415,8 @@ def _settled(
             raise OptionInvalid(f"no {what} is known to be the best for {run.path}: {chosen.reason}", hint)
         draft, gamma = chosen.draft, gamma or chosen.gamma
         tested = tested_rows(evidence, asked.costs, asked.question, run.gammas)
-    _require_one_of("gamma", gamma, run.gammas, run)
+    lengths = run.manifest.drafts[draft].lengths(run.gammas) if needs_gamma else run.gammas
+    _require_one_of("gamma", gamma, lengths, run)
     return draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
 
 
@@ -537,7 +538,7 @@ def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | 
     by_depth = any(side.run.manifest.drafts[side.draft].by_depth for side in (new, old))
     if named is None and not by_depth and not new.run.imported:
         return None
-    both = common_gammas(new.run, old.run, named)
+    both = common_gammas(new, old, named)
     if not both:
         raise NotComparable(
             f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"

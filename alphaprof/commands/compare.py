@@ -267,7 +267,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         documents = sum(len(text.first.cluster) for text in texts) if paired else 0
     else:
         require_comparable(first, second)
-        gammas = common_gammas(first.run, second.run, gamma)
+        gammas = common_gammas(first, second, gamma)
         texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
         documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
     differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)

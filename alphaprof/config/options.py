@@ -142,7 +142,10 @@ class HeadOptions(DraftOptions):
     """Base of draft heads, which propose from states of the target: other tokens the further a round is."""
 
     depths: Whole | None = Field(
-        None, ge=1, le=GAMMA_LIMIT, description="drafts of a round that are measured; default: the largest of gammas"
+        None,
+        ge=1,
+        le=GAMMA_LIMIT,
+        description="the most drafts of a round; larger gammas leave this draft out; default: all",
     )
     ranks_by_depth: bool = Field(
         False, description="log at every depth the rank that the head gives to each token; trees need it"
@@ -197,7 +200,7 @@ class DFlashDraft(HeadFileOptions):
     loader = "alphaprof.profiling.heads.dflash:load_dflash"
     kind: Literal["dflash"]
     block: Annotated[Whole, Field(ge=2, le=GAMMA_LIMIT + 1)] | None = Field(
-        None, description="rows of a block, one more than a round drafts: gammas is that number alone; default: the files'"
+        None, description="rows of a block, one more than a round drafts, which gammas needs to have; default: the files'"
     )
 
 

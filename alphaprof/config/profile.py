@@ -273,8 +273,8 @@ class ProfileOptions(Options):
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             yield f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}"
         for name, draft in self.drafts.items():
-            if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < max(self.gammas):
-                yield f"drafts.{name}.depths {draft.depths} lies below the largest of gammas, {max(self.gammas)}"
+            if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < min(self.gammas):
+                yield f"drafts.{name}.depths {draft.depths} lies below the smallest of gammas, {min(self.gammas)}"
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             sizes = self.costs.concurrency
             if not sizes[0] <= decision.concurrency <= sizes[-1]:

@@ -191,6 +191,13 @@ class CostModel:
     gamma: int
     context: float
 
+    def at(self, context: float) -> CostModel:
+        """Return the same times for another mean context: only those of a roofline are worked out for one."""
+        if self.options.source != ROOFLINE:
+            return dataclasses.replace(self, context=context)
+        rows = _roofline(self.manifest, self.options, self.gamma, context)
+        return dataclasses.replace(self, context=context, table=StepTable(rows))
+
     @property
     def concurrencies(self) -> tuple[int, ...]:
         """Batch sizes that there are times for."""

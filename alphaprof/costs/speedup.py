@@ -176,8 +176,8 @@ class Speedup:
     than the others. `unseen_slower`, `unseen_faster`: shares of the time that documents of a kind that was not sampled could
     add, and take away (`estimate.unseen`). `flattered`: the share of itself by which the time would grow if verification
     took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
-    for want of a processor while steps were timed (`timing.unheld`). `doubt`: the share of the time by which it may be more
-    or less since the log does not hold how much a round drafted (`RoundCounts.doubt`).
+    if the processor was busy while steps were timed (`timing.unheld`). `doubt`: the largest relative error of the time that
+    comes from unknown numbers of drafted tokens (`RoundCounts.doubt`).
     """
 
     value: float

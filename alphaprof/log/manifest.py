@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -282,6 +282,12 @@ class DraftFacts(ModelFacts):
     def by_depth(self) -> bool:
         """Whether it is a head: what it proposes, and how good that is, depends on how deep in a round it is proposed."""
         return self.depths is not None
+
+    def lengths(self, gammas: Iterable[int]) -> list[int]:
+        """Return those of some γ that it has rounds of: of a head up to its depths, of a `block` its own alone."""
+        block = self.settings.get("block")
+        known = (gamma for gamma in gammas if self.depths is None or gamma <= self.depths)
+        return [gamma for gamma in known if block in (None, gamma + 1)]
 
     @property
     def own_model(self) -> str | None:

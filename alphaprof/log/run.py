@@ -444,6 +444,11 @@ class RunDraft:
     draft: str
 
     @property
+    def gammas(self) -> list[int]:
+        """The γ that the draft has rounds of."""
+        return self.run.manifest.drafts[self.draft].lengths(self.run.gammas)
+
+    @property
     def label(self) -> str:
         """How it is named on the command line."""
         return f"{self.run.path}:{self.draft}"

@@ -24,9 +24,9 @@ from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
 from alphaprof.report.sections.context import ContextAxis, ContextRange
 from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
-from alphaprof.report.sections.hybrids import HybridCurve
+from alphaprof.report.sections.hybrids import HybridCurve, HybridResult
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
-from alphaprof.report.sections.stopping import StopSurface
+from alphaprof.report.sections.stopping import StopResult, StopSurface
 from alphaprof.report.sections.vocabulary import VocabularyCoverage
 from alphaprof.stats.estimate import Interval
 
@@ -212,36 +212,38 @@ def gammas(report: Report) -> Iterator[Block]:
 
 def _hybrid_table(curve: HybridCurve) -> Table:
     """Tokens per round and speedup by γ and min_match, and what the better of its drafts reaches alone."""
-    rows: dict[int, dict[str, str]] = {}
-    for item in curve.results:
-        faster = "" if item.speedup is None else f" / {fmt.number(item.speedup)}"
-        rows.setdefault(item.min_match, {})[str(item.gamma)] = f"{fmt.number(item.tokens_per_round)}{faster}"
     below = []
     if curve.part is not None:
         ahead = "ahead of" if curve.ahead else "not ahead of"
         own, alone = fmt.interval(curve.own_speedup, "x"), fmt.interval(curve.part_speedup, "x")
         below = [f"  {own}, {ahead} {curve.part} alone, {alone}"]
     what = "tokens per round / speedup by gamma, by the tokens that prompt lookup must find (min_match)"
-    title = f"draft {curve.draft}, whole traffic: {what}"
-    named = [(str(least), cells) for least, cells in rows.items()]
-    return table_by_columns(title, named, named="min_match", below=below, draft=curve.draft)
+    cells = [(str(item.min_match), item, "") for item in curve.results]
+    return _what_if_table(f"draft {curve.draft}, whole traffic: {what}", cells, "min_match", below, curve.draft)
 
 
 def _stop_table(surface: StopSurface) -> Table:
     """Tokens per round and speedup by γ and p_min."""
-    rows: dict[float, dict[str, str]] = {}
-    for item in surface.results:
-        best = (item.p_min, item.gamma) == (surface.p_min, surface.gamma)
-        tokens, faster = fmt.number(item.tokens_per_round), "" if item.speedup is None else f" / {fmt.number(item.speedup)}"
-        rows.setdefault(item.p_min, {})[str(item.gamma)] = f"{tokens}{faster}{'*' if best else ''}"
     below = []
     if surface.gain is not None:
         gain = fmt.interval(surface.gain, "x")
         below = [f"  *: the best p_min; {gain} as fast as gamma {surface.plain_gamma} without one, on held-out documents"]
     what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
     title = f"draft {surface.draft}, whole traffic: {what} by gamma, if it stops below a top probability (p_min)"
-    named = [(f"{p_min:g}", cells) for p_min, cells in rows.items()]
-    return table_by_columns(title, named, named="p_min", below=below, draft=surface.draft)
+    best = (surface.p_min, surface.gamma)
+    cells = [(f"{item.p_min:g}", item, "*" if (item.p_min, item.gamma) == best else "") for item in surface.results]
+    return _what_if_table(title, cells, "p_min", below, surface.draft)
+
+
+def _what_if_table(
+    title: str, cells: Sequence[tuple[str, HybridResult | StopResult, str]], named: str, below: list[str], draft: str
+) -> Table:
+    """Tokens per round and speedup, by the names of rows and γ; each with a mark behind it."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, item, mark in cells:
+        faster = "" if item.speedup is None else f" / {fmt.number(item.speedup)}"
+        rows.setdefault(name, {})[str(item.gamma)] = f"{fmt.number(item.tokens_per_round)}{faster}{mark}"
+    return table_by_columns(title, list(rows.items()), named=named, below=below, draft=draft)
 
 
 def _gamma_figure(report: Report) -> Figure:

@@ -99,7 +99,7 @@ def build_report(
     results = [item.result for item in judged]
     at_best = _at_best(pools, results)
     facts, certificates = _run_facts(inputs.run, documents, part), build_certificates(part, question.confidence)
-    surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, profile, traffic.gamma)
+    surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, traffic.gamma)
     more = [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
     return Report(
         verdict=traffic.verdict,

@@ -115,8 +115,8 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
     yield "draft_processing", side.run.manifest.profile.draft_processing, hint
 
 
-def common_gammas(first: Run, second: Run, named: int | None) -> list[int]:
-    """The gammas of both runs, or the one that is named. Raises `OptionInvalid` where it is not one of both."""
+def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[int]:
+    """The gammas of both drafts, or the one that is named. Raises `OptionInvalid` where it is not one of both."""
     both = sorted(set(first.gammas) & set(second.gammas))
     if named not in (None, *both):
         names = " or ".join(map(str, both)) or "none is"

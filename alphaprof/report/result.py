@@ -77,7 +77,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         gammas=by_gamma,
         best_gamma=best,
         speedup=speeds.speedup_interval(decision.speedup, question.confidence),
-        chosen=question.chooses(1, gammas),
+        chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
         load=load,
         pays_up_to=speeds.pays_up_to(load, question.min_speedup),
@@ -98,7 +98,8 @@ def _round_results(
     costs = key.costs if key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
-    by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in gammas)
+    lengths = key.facts.lengths(gammas)
+    by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in lengths)
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma)
     best, decision = judge({draft: pools}, timing, mix, question, gammas)

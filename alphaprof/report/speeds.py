@@ -41,6 +41,7 @@ def by_concurrency(
     if costs is None or len(costs.concurrencies) < 2:
         return ()
     each = []
+    gammas = [gamma for gamma in gammas if all(pools[domain].has(gamma) for domain in mix.domains)]
     for concurrency in costs.concurrencies:
         times = costs.times(concurrency).get(draft)
         if times is None:

@@ -24,9 +24,11 @@ from alphaprof.costs.speedup import (
     without_draft,
 )
 from alphaprof.report.format import short
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, ServerPool, Traffic
 from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import (
+    AUTO,
     Decision,
     Evidence,
     Mask,
@@ -34,6 +36,7 @@ from alphaprof.report.verdict import (
     Pools,
     Question,
     VerdictName,
+    decoded,
     halves,
     judge,
     no_decision,
@@ -75,10 +78,12 @@ def find_route(
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     if parts is None:
         return "the documents that would choose pools are not there"
-    options = [None, *((draft, gamma) for draft in candidates for gamma in question.gammas(gammas))]
+    options = question.options(candidates, gammas)
+    if not options:
+        return "no draft has rounds of the decision's gamma"
     halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
-    choosing, testing = (_Half(candidates, times, mix, rows, gammas[0]) for times, rows in halves_of_times)
-    single, assigned = _assigned(*choosing.relative_times(options), options, question.min_route_gain)
+    choosing, testing = (_Half(candidates, times, mix, rows, options[0]) for times, rows in halves_of_times)
+    single, assigned = _assigned(*choosing.relative_times([None, *options]), [None, *options], question.min_route_gain)
     if len(set(assigned)) < 2:
         return NO_GAIN
     ways = [testing.decoded(configurations) for configurations in ([single] * len(assigned), assigned)]
@@ -118,25 +123,25 @@ def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> s
 
 @dataclass(frozen=True)
 class _Half:
-    """Some documents of each domain, decoded by any configuration. `gamma`: one that there are rounds for."""
+    """Some documents of each domain, decoded by any configuration. `known`: one that there are rounds of."""
 
     candidates: Pools
     times: Mapping[str, StepTimes]
     mix: Mix
     rows: Mapping[str, Mask]
-    gamma: int
-    known: dict[tuple[str, Configuration], Decoded] = field(default_factory=dict)
+    known: Pair
+    cache: dict[tuple[str, Configuration], Decoded] = field(default_factory=dict)
 
     def decoded(self, configurations: Sequence[Configuration]) -> list[Decoded]:
         """Each domain by its configuration; the same object for the same two."""
         return [self._decoded(domain, used) for domain, used in zip(self.mix.domains, configurations, strict=True)]
 
     def _decoded(self, domain: str, used: Configuration) -> Decoded:
-        if (domain, used) not in self.known:
-            draft, gamma = used or (next(iter(self.candidates)), self.gamma)
+        if (domain, used) not in self.cache:
+            draft, gamma = used or self.known
             counts, times = self.candidates[draft][domain].counts(gamma).rows(self.rows[domain]), self.times[draft]
-            self.known[domain, used] = (counts, times) if used else without_draft(counts, times)
-        return self.known[domain, used]
+            self.cache[domain, used] = (counts, times) if used else without_draft(counts, times)
+        return self.cache[domain, used]
 
     def relative_times(self, options: Sequence[Configuration]) -> tuple[Array, Array]:
         """The time of each domain by each option in units of that without a draft, [domains, options], and the weight of
@@ -212,7 +217,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         break_even_length=free.value / whole.value if free and whole else None,
         speedup=speedup_interval(decision.speedup, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
-        chosen=question.chooses(len(candidates), gammas),
+        chosen=question.chooses(question.options(candidates, gammas)),
         documents=decision.speedup.documents if decision.speedup else 0,
         effective_documents=effective,
         length_correlation=correlation,
@@ -249,7 +254,7 @@ def tested_rows(
 ) -> Mapping[str, Mask] | None:
     """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
     _, _, candidates, mix, _ = basis(evidence, costs, question)
-    if not question.chooses(len(candidates), gammas):
+    if not question.chooses(question.options(candidates, gammas)):
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     return parts[1] if parts else None
@@ -288,6 +293,32 @@ def basis(
     observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
     mix = Mix.of(weights) if question.weights is not None else observed
     return costs, timing, candidates, mix, weights
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Drafts that draft otherwise than the run asks, on the whole traffic and all documents."""
+
+    candidates: Pools
+    mix: Mix
+    timing: Timing
+
+    @classmethod
+    def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
+        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined."""
+        inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
+        evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
+        evidence = replace(evidence, candidates={draft: evidence.candidates[draft] for draft in drafts})
+        _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
+        undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
+        return None if undecidable else cls(candidates, mix, timing)
+
+    def at(self, draft: str, gamma: int) -> tuple[float, float | None]:
+        """Return tokens per round and speedup, None without step times, of a draft at one γ."""
+        free, times = {draft: free_draft(gamma)}, self.timing.times
+        ways = [decoded(self.candidates, (draft, gamma), each, self.mix, None) for each in (free, times) if draft in each]
+        tokens, *faster = map(self.mix.value, ways)
+        return tokens or 0.0, faster[0] if faster else None
 
 
 @dataclass(frozen=True)
@@ -415,9 +446,9 @@ def _best_answer(
     if timing.times:
         best, decision = judge(candidates, timing, mix, question, gammas)
     else:
-        gamma = max(question.gammas(gammas))
-        lengths = {draft: _tokens_per_round(candidates, (draft, gamma), mix) for draft in candidates}
-        best = max(lengths, key=lambda draft: each.value if (each := lengths[draft]) else 0.0), gamma
+        largest = dict(question.options(candidates, gammas)).items()  # by draft: γ ascend
+        lengths = {option: _tokens_per_round(candidates, option, mix) for option in largest}
+        best = max(lengths, key=lambda option: each.value if (each := lengths[option]) else 0.0, default=None)
         decision = no_decision(without_times([], timing.lacks(candidates)))
     if best is None:
         return _no_answer(decision.reason), decision

@@ -78,9 +78,15 @@ class Question(DecisionAsked):
         """The id of the rule that the verdict concerns on text of a policy."""
         return default_rule(policy) if self.rule == "auto" else self.rule
 
-    def chooses(self, drafts: int, known: Sequence[int]) -> bool:
-        """Whether some documents choose among so many drafts, the known lengths and p_min, and the others test."""
-        return self.chose_p_min or drafts * len(self.gammas(known)) > 1
+    def chooses(self, options: Sequence[Pair]) -> bool:
+        """Return whether one half of the documents chooses draft, γ or p_min, and the other half tests the choice."""
+        return self.chose_p_min or len(options) > 1
+
+    def options(self, candidates: Pools, known: Sequence[int]) -> list[Pair]:
+        """Return each draft with each γ that the verdict may choose and the draft has rounds of."""
+        gammas = self.gammas(known)
+        each = ((draft, gamma) for draft in candidates for gamma in gammas)
+        return [(draft, gamma) for draft, gamma in each if all(pool.has(gamma) for pool in candidates[draft].values())]
 
     def gammas(self, known: Sequence[int]) -> list[int]:
         """The lengths that the verdict may choose from."""
@@ -140,8 +146,10 @@ def judge(
     they came in random order. What is `auto` is chosen by some documents and tested on the others, so that the winner is
     not judged by the luck that made it win.
     """
-    options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
-    only = None if question.chooses(len(candidates), gammas) else options[0]
+    options = question.options(candidates, gammas)
+    if not options:
+        return None, no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
+    only = None if question.chooses(options) else options[0]
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
     if question.order is not None and question.weights is not None:

@@ -94,6 +94,7 @@ def counts(
     a lossy rule, and on text that the rule's own decoding would not emit.
     """
     (target, draft), shape = models, Shape.of(documents)
+    request = dataclasses.replace(request, gammas=draft.lengths(request.gammas))
     columns = _columns(positions, shape, request, draft)
     ready = columns["proposed"] > 0
     shared = _shared_counts(columns, shape, target.measured_noise)

@@ -55,6 +55,10 @@ class DocumentTotals:
         """Whether the rule has rounds on this text."""
         return not np.isnan(self.columns["tokens"]).any()
 
+    def has(self, gamma: int) -> bool:
+        """Whether there are rounds at one gamma."""
+        return not np.isnan(self[f"rounds_{gamma}"]).any()
+
     @property
     def observed(self) -> bool:
         """Whether every position is known: alpha, coverage, near-ties. An engine's metrics tell of rounds alone."""

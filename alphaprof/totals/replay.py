@@ -87,9 +87,10 @@ class RoundCounts:
     drafted at least d tokens), `accepted` [documents, gamma] (rounds whose first d drafts were all accepted), `control`
     (control variate of expected rounds, else 0) and `cluster` [documents].
 
-    Where drafts stop at a p_min, `drafted` is the middle of what it can be, `doubt` [documents, gamma] how far that is off
-    at most, and `unused` [documents] counts draft steps whose token is thrown away (None: there is no p_min). Of a hybrid
-    `steps` and `started` [documents] are draft steps and rounds that run any (None: a step for each token).
+    With a p_min, `drafted` is the middle of the values that the log allows, `doubt` [documents, gamma] its largest error,
+    and `unused` [documents] the number of draft steps whose token is discarded; without one both are None. `steps` and
+    `started` [documents] are a hybrid's draft steps and the rounds that run any; None for other drafts, which run one step
+    for each token.
     """
 
     tokens: Array

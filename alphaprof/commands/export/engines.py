@@ -178,7 +178,7 @@ def _allowed_gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
     """Gammas that the run has and the reader takes. Raises `OptionInvalid` for another one that is asked for."""
     run, most = side.run, EXPORTS[to].most
     gamma = named or run.manifest.profile.decision.gamma
-    gammas = [known for known in run.gammas if most is None or known <= most]
+    gammas = [known for known in side.gammas if most is None or known <= most]
     if not gammas or gamma not in (AUTO, *gammas):
         limit = "" if most is None else f" ({to} takes at most {most} drafts a round)"
         hint = f"--gamma {' or '.join(map(str, gammas))}" if gammas else "profile with smaller gammas"
@@ -249,7 +249,7 @@ def _gamma_schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, i
     facts = scope.side.run.manifest.drafts[scope.side.draft]
     if scope.question.gamma != AUTO or not (form.engine and form.engine.schedules(facts)):
         return None
-    most = max(scope.side.run.gammas) if form.serves else scope.gamma
+    most = max(scope.side.gammas) if form.serves else scope.gamma
     known = [size for size in (scope.costs.concurrencies if scope.costs else ()) if scope.times(size) is not None]
     if len(known) < 2:
         return None
@@ -277,7 +277,7 @@ def _told_apart(scope: ExportScope, concurrency: int, present: int, most: int) -
     """
     if (times := scope.times(concurrency)) is None:
         return present
-    others = [gamma for gamma in (0, *scope.side.run.gammas) if gamma <= most and gamma != present]
+    others = [gamma for gamma in (0, *scope.side.gammas) if gamma <= most and gamma != present]
     tail, gains = (1 - scope.question.confidence) / len(others), {}
     for gamma in others:
         gain = scope.mix.gain(*(_decoded_at(scope, each, times) for each in (present, gamma)))

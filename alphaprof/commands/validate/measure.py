@@ -86,7 +86,8 @@ def _decode_in_turn(
     usual = [decoded_rule(plan.options.decision.rule, policy) for policy in sorted({text.policy for text in texts})]
     rules = {rule.id: rule for rule in (*map(parse_rule, usual), *more)}.values()
     drafted = itertools.product(plan.drafts, rules, gammas)
-    ways = [None, *(DecodingSetup(draft, rule, gamma) for draft, rule, gamma in drafted)]
+    known = {name: facts.lengths(gammas) for name, facts in plan.run.manifest.drafts.items()}
+    ways = [None, *(DecodingSetup(draft, rule, gamma) for draft, rule, gamma in drafted if gamma in known[draft.name])]
     policies = [(GREEDY, SAMPLED) if way is None else way.rule.rule.policies for way in ways]
     rows = [[row for row, text in enumerate(texts) if text.policy in those] for those in policies]
     regrets = _warm_up(plan, ways, rows, texts, progress)

@@ -74,7 +74,7 @@ class EngineSteps:
         for draft, facts in drafts.items():
             more = dict(drawn or {}) if facts.has_distribution else {}
             fewest = {min(decoded, default=1)} if facts.has_steps else set()
-            for each in sorted({*fewest, *decoded, gamma}):
+            for each in facts.lengths(sorted({*fewest, *decoded, gamma})):
                 speculations[draft, each] = speculation(options, draft, facts, each) | more
         model, engines = model_arguments(options, engine, target), dict[Name, VllmEngine]()
         with contextlib.ExitStack() as stack:

@@ -163,11 +163,12 @@ def load_dflash(
     return HeadDraft.of(
         name,
         draft,
-        options.gammas,
+        [block - 1],
         target,
         network,
         method="dflash",
         algorithm="DFLASH",
+        block=block,
         context=config.max_position_embeddings - 1,  # the anchor is a row of its own
         in_one_step=True,
         reading=reading,
@@ -185,14 +186,11 @@ def load_dflash(
 
 
 def _block_of(name: str, draft: DFlashDraft, files: HeadFiles, gammas: Sequence[int]) -> int:
-    """The rows of a block. Raises `ModelUnloadable` where `gammas` are not what it drafts alone."""
+    """The rows of a block. Raises `ModelUnloadable` if `gammas` lack what it drafts."""
     block: int = draft.block or files.config[OWN].get("block_size") or files.config.get("block_size") or 16
-    if list(gammas) != [block - 1]:
-        raise ModelUnloadable(
-            f"draft {name} drafts {block - 1} tokens in a block of {block} rows, which depend on their number, and gammas "
-            f"is {list(gammas)}",
-            f"set gammas: [{block - 1}], or block of this draft; another length is another run (--reuse-continuations)",
-        )
+    if block - 1 not in gammas:
+        problem = f"draft {name} drafts {block - 1} tokens in a block of {block} rows, and gammas is {list(gammas)}"
+        raise ModelUnloadable(problem, f"add {block - 1} to gammas, or set block of this draft to one of them plus one")
     return block
 
 

@@ -39,7 +39,8 @@ class Alternative:
 class HeadDraft:
     """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what vLLM
     calls it, and `algorithm` SGLang (None: it has none); `reading`: how its files were read (see `DraftFacts`); `context`:
-    the longest text that it can go on with, in tokens (None: any); `parallel`: vLLM must be told that it drafts in parallel.
+    the longest text that it can go on with, in tokens (None: any); `parallel`: vLLM must be told that it drafts in parallel;
+    `block`: the rows of a block, if what it drafts depends on their number.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
@@ -55,6 +56,7 @@ class HeadDraft:
     depths: int
     algorithm: str | None = None
     context: int | None = None
+    block: int | None = None
     ranks_by_depth: bool = False
     in_one_step: bool = False
     parallel: bool = False
@@ -73,9 +75,9 @@ class HeadDraft:
         else the largest of `gammas`. Raises `ModelUnloadable` if the head has fewer.
         """
         model, depths = options.own_model, options.depths or max(gammas)
-        if network.most is not None and (asked := max(depths, *gammas)) > network.most:
-            hint = f"gammas and depths of {network.most} or less; an MTP module with reuse: true has any number"
-            raise ModelUnloadable(f"draft {name} has {network.most} depths, and {asked} are asked for", hint)
+        if network.most is not None and depths > network.most:
+            hint = f"set depths: {network.most} or less of this draft; an MTP module with reuse: true has any number"
+            raise ModelUnloadable(f"draft {name} has {network.most} depths, and {depths} are asked for", hint)
         reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
         return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
 
@@ -116,7 +118,8 @@ class HeadDraft:
             starts_matter=True,
             engine_method=self.method,
             settings=({} if self.algorithm is None else {"speculative_algorithm": self.algorithm})
-            | ({"parallel_drafting": True} if self.parallel else {}),
+            | ({"parallel_drafting": True} if self.parallel else {})
+            | ({} if self.block is None else {"block": self.block}),
             depths=self.depths,
             ranks_by_depth=self.ranks_by_depth,
             in_one_step=self.in_one_step,

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaprof.costs.cost_model import CostModel, open_costs
+from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import FEWEST, Mix, StepTimes, free_draft
-from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.notes import note
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
@@ -69,7 +68,7 @@ class ContextAxis:
         return self.drift is not None and self.drift.low > 0
 
 
-def context_axes(inputs: ReportInputs, part: LogPart, profile: StoredProfile, gamma: int | None) -> tuple[ContextAxis, ...]:
+def context_axes(inputs: ReportInputs, part: LogPart, gamma: int | None) -> tuple[ContextAxis, ...]:
     """The axis of every draft with rounds in two ranges of contexts at least. `gamma`: of the verdict; None: not known."""
     run, axes = part.run, list[ContextAxis]()
     for draft, facts in run.manifest.drafts.items() if run.has_log and run.shards else ():
@@ -78,7 +77,7 @@ def context_axes(inputs: ReportInputs, part: LogPart, profile: StoredProfile, ga
         if not factual:
             continue
         tokens = ContextTokens.joined([ContextTokens.read(part, draft, inputs.request([rule])) for rule in factual])
-        axis = _axis(draft, tokens, inputs, profile, gamma or max(run.gammas))
+        axis = _axis(draft, tokens, inputs, gamma if gamma in tokens.rounds else max(tokens.rounds))
         axes += [axis] if axis is not None else []
     return tuple(axes)
 
@@ -123,7 +122,7 @@ class ContextTokens:
             arrays = {"unit": units, "document": first + row, "context": prompts + begun, "begun": begun, "left": left}
             arrays |= {"proposed": trace.proposed > 0, "kept": kept}
             own = some_documents(trace, defined)
-            rounds = {gamma: _of_each_token(own, gamma, request.flavour) for gamma in request.gammas}
+            rounds = {gamma: _of_each_token(own, gamma, request.flavour) for gamma in models[1].lengths(request.gammas)}
             chosen = {name: values[at] for name, values in arrays.items()}
             parts.append(cls(**chosen, rounds=rounds, stop=request.stop(models[1])))
             first += len(size)
@@ -139,7 +138,7 @@ class ContextTokens:
 
     def counts(self, gamma: int, chosen: Array) -> RoundCounts:
         """The shares of rounds that lie at some of the tokens, by document."""
-        documents, row = np.unique(self.document[chosen], return_inverse=True)
+        documents, first, row = np.unique(self.document[chosen], return_index=True, return_inverse=True)
         drafted, accepted, emitted = (values[chosen] for values in self.rounds[gamma])
         size, share = len(documents), 1.0 / emitted
 
@@ -151,7 +150,6 @@ class ContextTokens:
         tokens = np.bincount(row, minlength=size).astype(np.float64)
         each = np.bincount(row, share, size)
         rounds = Rounds(each, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(size))
-        first = np.unique(self.document[chosen], return_index=True)[1]
         return RoundCounts.of(rounds, self.unit[chosen][first], self.stop)
 
     def drift(self, gamma: int, confidence: float) -> Interval | None:
@@ -187,7 +185,7 @@ def edges_of(context: Array, unit: Array) -> list[int]:
     return [0, *edges[1:]]
 
 
-def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, profile: StoredProfile, gamma: int) -> ContextAxis | None:
+def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, gamma: int) -> ContextAxis | None:
     edges = edges_of(tokens.context, tokens.unit) if len(tokens.context) else []
     if len(edges) < 2:
         return None
@@ -197,7 +195,7 @@ def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, profile: Stor
         unit, proposed = tokens.unit[chosen], tokens.proposed[chosen]
         mean = float(tokens.context[chosen].mean())
         counts = {each: tokens.counts(each, chosen) for each in tokens.rounds}
-        best, faster = _best(draft, counts, open_costs(inputs.run, profile.costs, mean), inputs)
+        best, faster = _best(draft, counts, inputs.costs.at(mean) if inputs.costs else None, inputs)
         free = ALL.speedup([counts[gamma]], free_draft(gamma))
         ranges.append(
             ContextRange(
@@ -219,11 +217,12 @@ def _best(
     draft: str, counts: Mapping[int, RoundCounts], costs: CostModel | None, inputs: ReportInputs
 ) -> tuple[list[BestGamma], Interval | None]:
     """The best γ at every concurrency, and the speedup at the best γ for that of the question."""
-    question, gammas = inputs.question, inputs.question.gammas(inputs.run.gammas)
+    question = inputs.question
+    gammas = [gamma for gamma in question.gammas(inputs.run.gammas) if gamma in counts]
 
     def fastest(concurrency: int) -> tuple[int, float, StepTimes] | None:
         times = costs.times(concurrency).get(draft) if costs else None
-        if times is None:
+        if times is None or not gammas:
             return None
         values = {gamma: ALL.value([(counts[gamma], times)]) or 0.0 for gamma in gammas}
         best = max(values, key=lambda gamma: values[gamma])

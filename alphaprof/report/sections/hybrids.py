@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from alphaprof.costs.speedup import free_draft
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.log.manifest import Hybrid
+from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.model import DraftAnswer
-from alphaprof.report.traffic import basis, why_undecidable
-from alphaprof.report.verdict import AUTO, decoded
+from alphaprof.report.traffic import Tried
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.hybrid import with_hybrids
 
@@ -50,28 +49,14 @@ def hybrid_curves(inputs: ReportInputs, answers: Sequence[DraftAnswer]) -> tuple
         if (hybrid := facts.hybrid) is None:
             continue
         longest = int(inputs.run.manifest.drafts[hybrid.first].settings["max_ngram"])
-        results = [result for least in range(1, min(longest, MOST) + 1) for result in _at(inputs, draft, least)]
+        results = [result for least in range(1, min(longest, MOST) + 1) for result in _at(inputs, draft, hybrid, least)]
         parts = {part: speed for part in (hybrid.first, hybrid.then) if (speed := known.get(part)) is not None}
         part = max(parts, key=lambda name: parts[name].value, default=None)
         curves.append(HybridCurve(draft, tuple(results), part, parts.get(part or ""), known.get(draft)))
     return tuple(curves)
 
 
-def _at(inputs: ReportInputs, draft: str, min_match: int) -> list[HybridResult]:
-    hybrid = inputs.run.manifest.drafts[draft].hybrid
-    if hybrid is None:
-        return []
-    question = replace(inputs.question, draft=AUTO)
+def _at(inputs: ReportInputs, draft: str, hybrid: Hybrid, min_match: int) -> list[HybridResult]:
     run = with_hybrids(inputs.run, {draft: replace(hybrid, min_match=min_match)})
-    asked = replace(inputs, run=run, question=question)
-    evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding, [draft])))
-    evidence = replace(evidence, candidates={draft: evidence.candidates[draft]})
-    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
-    if why_undecidable(weights, evidence, candidates[draft]):
-        return []
-    results = []
-    for gamma in run.gammas:
-        free = mix.value(decoded(candidates, (draft, gamma), {draft: free_draft(gamma)}, mix, None))
-        faster = draft in timing.times and mix.value(decoded(candidates, (draft, gamma), timing.times, mix, None))
-        results.append(HybridResult(min_match, gamma, free or 0.0, faster or None))
-    return results
+    tried = Tried.of(replace(inputs, run=run), [draft])
+    return [HybridResult(min_match, gamma, *tried.at(draft, gamma)) for gamma in run.gammas] if tried else []

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from alphaprof.costs.speedup import Mix, Timing, free_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.notes import note
 from alphaprof.report.format import percent
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval
-from alphaprof.report.traffic import basis, why_undecidable
-from alphaprof.report.verdict import AUTO, Pools, decoded, halves
+from alphaprof.report.traffic import Tried
+from alphaprof.report.verdict import AUTO, Mask, Question, decoded, halves
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import stops
-from alphaprof.totals.pool import DocumentTotals
 
 P_MINS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)
 MOST = 100_000  # positions of a run that a report replays at every p_min unasked
@@ -52,16 +50,12 @@ class StopSurface:
 
 def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, ...]:
     """The surface of each draft whose probabilities the log holds; none of large runs but with the `whole_log`."""
-    inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
     run = inputs.run
     drafts = [draft for draft, facts in run.manifest.drafts.items() if stops(facts)]
     if not drafts or not run.has_log or inputs.question.order or (run.manifest.positions > MOST and not whole_log):
         return ()
-    mix, timing, by_p_min = _candidates(inputs, drafts, (0.0, *P_MINS))
-    if mix is None:
-        return ()
-    surfaces = (_surface(draft, inputs, mix, timing, by_p_min) for draft in drafts if draft in by_p_min[0.0])
-    return tuple(surfaces)
+    tried = _by_p_min(inputs, drafts)
+    return tuple(_surface(draft, inputs, tried) for draft in drafts if tried and draft in tried[0.0].candidates)
 
 
 def answered_p_min(inputs: ReportInputs) -> ReportInputs:
@@ -75,67 +69,61 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
         raise OptionInvalid(problem, "leave p_min out, or name another decision.draft")
     if question.p_min != AUTO:
         return inputs
-    inputs = replace(inputs, question=replace(question, p_min=0.0))
-    mix, timing, by_p_min = _candidates(inputs, judged, (0.0, *P_MINS))
-    parts = None if mix is None else halves(_any_draft(by_p_min, mix), question.order)
-    if mix is None or parts is None or not timing.times:
-        return inputs
-    values = {
-        (p_min, draft, gamma): mix.value(decoded(candidates, (draft, gamma), timing.choosing, mix, parts[0])) or 0.0
-        for p_min, candidates in by_p_min.items()
-        for draft in candidates
-        for gamma in question.gammas(inputs.run.gammas)
-    }
+    tried = _by_p_min(inputs, judged)
+    parts = _halves(tried, question) if tried else None
+    if parts is None or not tried[0.0].timing.times:
+        return replace(inputs, question=replace(question, p_min=0.0))
+    values = _chosen(tried, list(tried[0.0].candidates), question.gammas(inputs.run.gammas), parts[0])
     best = max(values, key=lambda option: values[option])[0]
     return replace(inputs, question=replace(question, p_min=best, chose_p_min=True))
 
 
-def _any_draft(by_p_min: Mapping[float, Pools], mix: Mix) -> dict[str, DocumentTotals]:
-    pools = next(iter(by_p_min[0.0].values()))
-    return {domain: pools[domain] for domain in mix.domains}
-
-
-def _candidates(
-    inputs: ReportInputs, drafts: Sequence[str], p_mins: Sequence[float]
-) -> tuple[Mix | None, Timing, Mapping[float, Pools]]:
-    """The pools of drafts at every p_min, with how domains are mixed (None: no verdict is defined) and step times."""
-    by_p_min = {}
-    for p_min in p_mins:
+def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]:
+    """Drafts at every p_min, none first; empty if no verdict is defined."""
+    tried = {}
+    for p_min in (0.0, *P_MINS):
         asked = replace(inputs, question=replace(inputs.question, p_min=p_min))
-        evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding, drafts)))
-        evidence = replace(evidence, candidates={draft: evidence.candidates[draft] for draft in drafts})
-        _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
-        if why_undecidable(weights, evidence, next(iter(candidates.values()))):
-            return None, timing, {}
-        by_p_min[p_min] = candidates
-    return mix, timing, by_p_min
+        if (found := Tried.of(asked, drafts)) is None:
+            return {}
+        tried[p_min] = found
+    return tried
 
 
-def _surface(draft: str, inputs: ReportInputs, mix: Mix, timing: Timing, by_p_min: Mapping[float, Pools]) -> StopSurface:
-    gammas, question, times = inputs.run.gammas, inputs.question, timing.times.get(draft)
-    options = [(p_min, gamma) for p_min in by_p_min for gamma in gammas]
-    results = []
-    for p_min, gamma in options:
-        free, pair = {draft: free_draft(gamma)}, (draft, gamma)
-        tokens = mix.value(decoded(by_p_min[p_min], pair, free, mix, None))
-        faster = mix.value(decoded(by_p_min[p_min], pair, timing.times, mix, None)) if times else None
-        results.append(StopResult(p_min, gamma, tokens or 0.0, faster))
-    nothing = StopSurface(draft, tuple(results), None, None, None, None)
-    parts = halves(_any_draft(by_p_min, mix), question.order)
-    if times is None or parts is None:
-        return nothing
-    chosen = {
-        (p_min, gamma): mix.value(decoded(by_p_min[p_min], (draft, gamma), timing.choosing, mix, parts[0])) or 0.0
-        for p_min, gamma in options
+def _halves(tried: Mapping[float, Tried], question: Question) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
+    """The documents of each domain that choose, and those that test."""
+    mix, pools = tried[0.0].mix, next(iter(tried[0.0].candidates.values()))
+    return halves({domain: pools[domain] for domain in mix.domains}, question.order)
+
+
+def _chosen(
+    tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int], rows: Mapping[str, Mask]
+) -> dict[tuple[float, str, int], float]:
+    """Speedups by p_min, draft and γ on the documents that choose."""
+    return {
+        (p_min, draft, gamma): at.mix.value(decoded(at.candidates, (draft, gamma), at.timing.choosing, at.mix, rows)) or 0.0
+        for p_min, at in tried.items()
+        for draft in drafts
+        for gamma in gammas
     }
+
+
+def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> StopSurface:
+    gammas, question, timing = inputs.run.gammas, inputs.question, tried[0.0].timing
+    results = [StopResult(p_min, gamma, *at.at(draft, gamma)) for p_min, at in tried.items() for gamma in gammas]
+    nothing = StopSurface(draft, tuple(results), None, None, None, None)
+    parts = _halves(tried, question)
+    if draft not in timing.times or parts is None:
+        return nothing
+    chosen = _chosen(tried, [draft], gammas, parts[0])
     plain, best = (
-        max((option for option in options if (option[0] > 0) == stopping), key=lambda option: chosen[option])
+        max((option for option in chosen if (option[0] > 0) == stopping), key=lambda option: chosen[option])
         for stopping in (False, True)
     )
-    ways = (decoded(by_p_min[p], (draft, gamma), timing.testing, mix, parts[1]) for p, gamma in (plain, best))
+    mix = tried[0.0].mix
+    ways = (decoded(tried[p].candidates, (draft, gamma), timing.testing, mix, parts[1]) for p, _, gamma in (plain, best))
     gain = mix.gain(*ways)
     known = speedup_interval(gain, question.confidence) if gain is not None and gain.tells else None
-    return replace(nothing, p_min=best[0], gamma=best[1], plain_gamma=plain[1], gain=known)
+    return replace(nothing, p_min=best[0], gamma=best[2], plain_gamma=plain[2], gain=known)
 
 
 def stop_notes(surfaces: Sequence[StopSurface]) -> Iterator[dict[str, str]]:
