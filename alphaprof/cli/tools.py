@@ -216,12 +216,12 @@ def doctor(form: Format = "terminal", out: OutFile = None) -> None:
     show(build_doctor(), form, out)
 
 
-RunPlace = Annotated[str, Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
+RunAddress = Annotated[str, Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
 runs_group = Typer(help="How far a run is that one or several processes work on, and its end.", no_args_is_help=True)
 
 
 @command(runs_group, "alphaprof runs status runs/my")
-def status(run: RunPlace, form: Format = "terminal", out: OutFile = None) -> None:
+def status(run: RunAddress, form: Format = "terminal", out: OutFile = None) -> None:
     """Say what is measured, by whom, and how long the rest takes."""
     from alphaprof.commands.runs import RunStatus
     from alphaprof.log.run import Run
@@ -230,7 +230,7 @@ def status(run: RunPlace, form: Format = "terminal", out: OutFile = None) -> Non
 
 
 @command(runs_group, "alphaprof runs finish runs/my")
-def finish(run: RunPlace) -> None:
+def finish(run: RunAddress) -> None:
     """Make a run complete whose shards are all measured. Whoever measures the last one does this by itself."""
     from alphaprof.log.writer import RunWriter
     from alphaprof.totals.files import join_totals
@@ -244,7 +244,7 @@ def finish(run: RunPlace) -> None:
 
 
 @command(runs_group, "alphaprof runs clean runs/my")
-def clean(run: RunPlace) -> None:
+def clean(run: RunAddress) -> None:
     """Remove files that killed processes left. Only where no process works on the run."""
     from alphaprof.log.run import Run
     from alphaprof.log.writer import remove_unnamed

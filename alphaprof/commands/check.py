@@ -40,6 +40,7 @@ from alphaprof.report.format import short, visible
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Note
 from alphaprof.report.pairing import TextPair, common_gammas, deciding_gamma, paired_texts, require_comparable
+from alphaprof.report.sections.stopping import answered_p_min
 from alphaprof.report.traffic import judge_traffic, tested_rows
 from alphaprof.report.verdict import Mask, not_defined
 from alphaprof.rules import parse_rule
@@ -347,9 +348,9 @@ def _check_thresholds(
     run: Run, thresholds: Mapping[Measure, Mapping[str, float]], draft: str | None, rule: str | None, gamma: int | None
 ) -> Check:
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
-    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
-    draft, rule, gamma, tested = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
+    inputs, draft, rule, gamma, tested = _judged_choice(run, draft, rule, gamma, needs_gamma=needs_gamma)
+    run = inputs.run  # with its hybrids
     pools = _pools_of_rule(inputs, draft, rule)
     timing = inputs.costs.timing(inputs.question.concurrency) if inputs.costs else UNTIMED
     times = timing.times.get(draft)
@@ -391,33 +392,35 @@ def _check_thresholds(
     )
 
 
-def _settled(
-    run: Run, inputs: ReportInputs, draft: str | None, rule: str | None, gamma: int | None, *, needs_gamma: bool
-) -> tuple[str, str, int | None, Mapping[str, Mask] | None]:
+def _judged_choice(
+    run: Run, draft: str | None, rule: str | None, gamma: int | None, *, needs_gamma: bool
+) -> tuple[ReportInputs, str, str, int | None, Mapping[str, Mask] | None]:
     """Draft, rule and gamma (None if no threshold needs one): as named, else as the decision fixes them, else as the
-    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does. And the
-    documents that did not choose, see `tested_rows`.
+    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does. Before them
+    what the pools are read by, behind them the documents that did not choose, see `tested_rows`.
     """
     require_drafts(run)
-    question, drafts, tested = inputs.question, list(run.manifest.drafts), None
+    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
+    run, question, tested = inputs.run, inputs.question, None
+    drafts = list(run.manifest.drafts)
     draft = draft or (question.draft if question.draft != "auto" else None)
     gamma = gamma or (question.gamma if isinstance(question.gamma, int) else None)
     if draft is None and len(drafts) == 1:
         draft = drafts[0]
     _require_one_of("draft", draft, drafts, run)
-    if draft is None or (gamma is None and needs_gamma):
-        asked = ReportInputs.of(run, "engine", run.manifest.profile.deciding(draft, rule))
-        evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding)))
-        chosen = judge_traffic(evidence, asked.costs, asked.question, run.gammas)
+    inputs = answered_p_min(ReportInputs.of(run, "engine", run.manifest.profile.deciding(draft, rule)))
+    if draft is None or (needs_gamma and (gamma is None or inputs.question.chose_p_min)):
+        evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
+        chosen = judge_traffic(evidence, inputs.costs, inputs.question, run.gammas)
         if chosen.draft is None or chosen.gamma is None:
             what, names = ("draft", drafts) if draft is None else (f"gamma of {draft}", list(map(str, run.gammas)))
             hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
             raise OptionInvalid(f"no {what} is known to be the best for {run.path}: {chosen.reason}", hint)
         draft, gamma = chosen.draft, gamma or chosen.gamma
-        tested = tested_rows(evidence, asked.costs, asked.question, run.gammas)
+        tested = tested_rows(evidence, inputs.costs, inputs.question, run.gammas)
     lengths = run.manifest.drafts[draft].lengths(run.gammas) if needs_gamma else run.gammas
     _require_one_of("gamma", gamma, lengths, run)
-    return draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
+    return inputs, draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
 
 
 def _require_one_of(what: str, asked: object, known: Collection[object], run: Run) -> None:
@@ -431,7 +434,7 @@ def _pools_of_rule(inputs: ReportInputs, draft: str, rule: str) -> dict[str, Doc
     """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
     pools = by_domain([(each.domain, each.pool) for each in draft_pools(inputs, [rule], [draft]) if each.pool.defined])
     if not pools:
-        hint = "name a rule that applies to this text: strict if it is greedy, one_hot or lossless if it is sampled"
+        hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
         raise OptionInvalid(f"{rule} has no rounds on the text of {inputs.run.path}", hint)
     return pools
 

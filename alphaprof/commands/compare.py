@@ -161,7 +161,8 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
         texts.sort(key=lambda pair: -abs(pair[1].difference.value))
         yield from (_difference_line(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
     else:
-        yield "no rule has rounds on this text: the table compares alpha"
+        why = "the two have no gamma in common" if comparison.gamma is None else "no rule has rounds on this text"
+        yield f"{why}: the table compares alpha"
     if comparison.agreement:
         yield comparison.agreement
     elif len(texts) > 1:
@@ -284,7 +285,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         notes=tuple(_unlike_the_engine(first, second) if confirms else _of_heads(first, second)),
         agreement=_agreement(differences, confidence) if confirms else "",
         gamma=deciding_gamma(first.run, gammas),
-        overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired else (),
+        overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired and gammas else (),
         differences=differences,
     )
 

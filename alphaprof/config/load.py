@@ -15,7 +15,6 @@ from pydantic_core import ErrorDetails
 from alphaprof.config.options import DRAFTS, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Options, Whole
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
-from alphaprof.log.training import CURVE
 from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
@@ -265,6 +264,8 @@ class HeadsOptions(Options):
 
 def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
     """The list in a file, or in curve.yaml of a folder, with absolute paths, and where it lies. Raises `ProfileInvalid`."""
+    from alphaprof.log.training import CURVE  # imports Parquet
+
     file = path / CURVE if path.is_dir() else path
     tree = read_tree(file, LIST)
     try:

@@ -187,7 +187,7 @@ NOTES: Mapping[str, NoteKind] = {
     "token_by_token": NoteKind(
         "lossless rounds of {heads} verify token by token: where an engine verifies by block, a round emits at least as "
         "many tokens on average",
-        "take tokens per round as at least these there, or import the engine's metrics",
+        "name the rule block in rules and profile again: --reuse-continuations keeps the text",
     ),
     "chain": NoteKind(
         "rounds of {heads} draft a chain; where an engine drafts a tree, a tree accepts more",

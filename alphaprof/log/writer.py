@@ -92,7 +92,7 @@ class Beginning:
 
 
 def require_new(storage: Storage, hint: str = "add --resume to finish it, or choose another --out") -> None:
-    """Raise `RunExists` rather than overwrite anything, and `DiskFull` if it cannot be made.
+    """Raise `RunExists` if a run is there, and `DiskFull` if the directory cannot be made.
 
     `hint`: what to do if it holds a run already.
     """

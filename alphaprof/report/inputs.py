@@ -105,12 +105,12 @@ class DraftTotalsReader:
 
     def __init__(self, inputs: ReportInputs, draft: str, asked: Sequence[str]) -> None:
         self.draft, self._facts = draft, inputs.run.manifest.drafts[draft]
-        self._inquiry, self._asked, self._totals = inputs, asked, DraftTotals(inputs.run, draft)
+        self._inputs, self._asked, self._totals = inputs, asked, DraftTotals(inputs.run, draft)
         self._shared: list[dict[str, Array]] = []
 
     def pools(self, name: str) -> Iterator[DraftPool]:
         """Yields the pools of one rule, by its id, one for each domain and kind of text."""
-        inputs, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
+        inputs, (rule,), shared = self._inputs, rules_of([name]), tuple(self._shared)
         gammas = inputs.run.gammas
 
         def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
@@ -130,7 +130,7 @@ class DraftTotalsReader:
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
         """The totals of all rules that are asked for; None where they lie in files."""
-        inputs, run = self._inquiry, self._inquiry.run
+        inputs, run = self._inputs, self._inputs.run
         request = inputs.request([rule.id for rule in rules_of(self._asked)])
         if request.stored and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
             return None

@@ -142,9 +142,9 @@ def judge(
 ) -> tuple[Pair | None, Decision]:
     """Return the chosen draft and gamma, and the verdict on them. `result.py` calls it for one domain, `traffic.py` for all.
 
-    By intervals of a fixed number of documents, or by bets where
-    they came in random order. What is `auto` is chosen by some documents and tested on the others, so that the winner is
-    not judged by the luck that made it win.
+    Tests with bounds for a fixed number of documents, or by betting (`stats/sequential.py`) if documents came in random
+    order. What is `auto` is chosen by some documents and tested on the others, so that the winner is not judged by the luck
+    that made it win.
     """
     options = question.options(candidates, gammas)
     if not options:

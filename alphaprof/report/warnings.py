@@ -13,6 +13,7 @@ from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.sections.certificates import Certificate, Certificates
 from alphaprof.report.verdict import SLOW_BASELINE
+from alphaprof.rules import parse_rule
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
@@ -30,11 +31,11 @@ def report_warnings(
     traffic: Traffic,
     certificates: Certificates | None,
     cost: Cost | None,
-    costs: str,
+    source: str,
     more: Sequence[dict[str, str]] = (),
 ) -> tuple[Note, ...]:
-    """The notes of a report. `costs`: where step times were to come from; `more`: notes that sections found."""
-    own = costs in TIMED  # else the run's own timing is nobody's business
+    """The notes of a report. `source`: where step times were to come from; `more`: notes that sections found."""
+    own = source in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
         *_file_notes(facts, run),
@@ -44,7 +45,7 @@ def report_warnings(
         *_contradiction_notes(results, certificates.certificates if certificates else ()),
         *_head_notes(results, run.manifest),
         *more,
-        *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, costs)),
+        *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, source)),
     )
     return tuple(Note(**each) for each in found)
 
@@ -132,7 +133,8 @@ def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
     heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
     if heads:
         yield note("chain", heads=", ".join(heads))
-    if any(result.draft in heads and result.estimator == "expected" for result in results):
+    drawn = (result for result in results if result.draft in heads and result.estimator == "expected")
+    if any(not parse_rule(result.rule).rule.blocks for result in drawn):
         yield note("token_by_token", heads=", ".join(heads))
 
 

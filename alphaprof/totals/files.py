@@ -30,8 +30,8 @@ POSITIONS = 2**17  # that are counted at once, in arrays of a MiB each; more of 
 
 @contextlib.contextmanager
 def _threads() -> Iterator[Executor]:
-    """Yield one thread more than there are cores: one of them usually waits for the interpreter. What has not
-    begun when an error ends the block is left.
+    """Yield an executor of one thread more than there are cores: one usually waits for the interpreter. An error that ends
+    the block cancels what has not begun.
     """
     threads = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
     try:

@@ -37,8 +37,8 @@ def facts_of(run: Run, name: str, hybrid: Hybrid) -> DraftFacts:
     drafts = run.manifest.drafts
     if hybrid.first not in drafts or hybrid.then not in drafts or "max_ngram" not in drafts[hybrid.first].settings:
         raise OptionInvalid(
-            f"hybrids.{name} is made of {hybrid.first} and {hybrid.then}, and {run.path} has not both",
-            f"first is a draft of kind prompt_lookup, then another one; the run has {', '.join(drafts)}",
+            f"hybrids.{name} needs a prompt_lookup draft {hybrid.first} and another draft {hybrid.then} in {run.path}",
+            f"name two of the run's drafts: {', '.join(drafts)}",
         )
     first, then = drafts[hybrid.first], drafts[hybrid.then]
     identity = f"hybrid {first.fingerprint} {hybrid.min_match} {then.fingerprint}"

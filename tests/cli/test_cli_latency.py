@@ -90,6 +90,7 @@ NOTHING_TO_TIME: tuple[tuple[list[str], str, str], ...] = (
     (["latency"], "none", "there is nothing to time"),
     (["latency", "--set", "costs.accelerator=h200"], "roofline", "there is nothing to time"),
     (["profile", "--until-decided", "--out", "run"], "none", "--until-decided stops when the verdict is sure"),
+    (["profile", "--until-decided", "--out", "run", "--set", "decision.p_min=0.4"], "measured", "cannot use decision.p_min"),
 )
 
 

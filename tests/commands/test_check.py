@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from alphaprof.cli.app import app
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.run import Run
+from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio, share_interval
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
@@ -229,3 +230,18 @@ def test_a_draft_that_proposes_nothing_reaches_no_threshold(tmp_path: Path, thre
 def test_alpha_of_a_head_is_that_of_first_drafts(tmp_path: Path) -> None:
     _, found, _ = check(write_run(tmp_path / "run", Recipe(drafts={}, heads={"head": {}})), "--min-alpha", "0.1")
     assert {item["measure"] for item in found["items"]} == {"accept@1"}
+
+
+def test_hybrids_and_a_p_min_that_is_auto_are_checked_as_the_report_judges_them(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPE, lookups=("ngram",), decision={"p_min": "auto", "gamma": 3, "min_speedup": 1.0})
+    judged = write_run(tmp_path / "auto", recipe)
+    report = build_report(judged)
+    code, found, _ = check(judged, "--min-speedup", "0.5")
+    assert (code, found["draft"], found["gamma"]) == (0, report.draft, report.gamma)
+    assert found["items"][0]["documents"] < 30  # the others chose
+    manifest = json.loads((judged.path / "manifest.json").read_text())
+    manifest["config"]["hybrids"] = {"both": {"kind": "hybrid", "first": "ngram", "then": "small", "min_match": 1}}
+    manifest["config"]["decision"] |= {"draft": "both", "p_min": 0}
+    (judged.path / "manifest.json").write_text(json.dumps(manifest))
+    code, found, result = check(judged, "--min-acceptance-length", "1")
+    assert (code, found and found["draft"]) == (0, "both"), result.exception

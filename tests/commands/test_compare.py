@@ -350,3 +350,10 @@ def test_texts_of_one_token_have_no_rounds_to_compare(tmp_path: Path) -> None:
     found = compare(RunDraft(run, "small"), RunDraft(run, "large"), ["strict"])
     assert [each.tokens_per_round == () for each in found.differences] == [False, True]
     assert found.overall[0].domains == ("code",)
+
+
+def test_runs_without_a_common_gamma_are_compared_by_alpha(tmp_path: Path, run: Run) -> None:
+    other = RunDraft(write_run(tmp_path / "other", dataclasses.replace(RECIPE, gammas=(5, 6))), "large")
+    found = compare(RunDraft(run, "small"), other)
+    assert (found.gamma, found.overall) == (None, ())
+    assert "the two have no gamma in common: the table compares alpha" in answer_text(found, "terminal")

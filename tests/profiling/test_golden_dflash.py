@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+import alphaprof
 from alphaprof.commands.export.engines import export
 from alphaprof.config.load import load_profile
 from alphaprof.errors import ModelUnloadable
@@ -22,6 +23,7 @@ from alphaprof.profiling.models import kinds as loaders
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import profile as profiling
+from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
 from tests.loops import each
 from tests.profiling.test_golden_head import rounds
@@ -34,15 +36,20 @@ TEXTS = json.loads((DRAFTER / "rounds.json").read_text())["texts"]
 REQUESTS = json.loads((GOLDEN / "vllm" / "rounds-dflash-stories15m.json").read_text())["requests"]
 
 
-def profiled(folder: Path, target: Path, prompts: list[list[int]], gamma: int, tokens: int = 70, **draft: Any) -> Run:
+def profiled(folder: Path, target: Path, prompts: list[list[int]], *gammas: int, tokens: int = 70, **draft: Any) -> Run:
+    """A run with a drafter for each block; one is called head."""
     folder.mkdir(exist_ok=True)
+    names = ["head"] if len(gammas) == 1 else [f"head{gamma}" for gamma in gammas]
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
     tree = {
         "target": {"model": str(target), "dtype": "float32"},
-        "drafts": {"head": {"kind": "dflash", "model": str(DRAFTER), "block": gamma + 1} | draft},
+        "drafts": {
+            name: {"kind": "dflash", "model": str(DRAFTER), "block": gamma + 1} | draft
+            for name, gamma in zip(names, gammas, strict=True)
+        },
         "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
         "continuation": {"kind": "greedy", "max_new_tokens": tokens},
-        "gammas": [gamma],
+        "gammas": list(gammas),
         "rules": ["strict"],
         "costs": {"source": "none"},
     }
@@ -68,12 +75,21 @@ def test_every_round_is_the_recorded_one(run: Run) -> None:
     assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS]
 
 
-@pytest.mark.slow
-@each("gamma", (1, 3, 5, 10))
-def test_every_round_of_other_blocks_is_the_recorded_one(gamma: int, stories15m: Path, tmp_path: Path) -> None:
+def test_blocks_of_one_run_have_rounds_of_their_own_length_alone(stories15m: Path, tmp_path: Path) -> None:
     """What it proposes depends on how many rows there are."""
-    other = profiled(tmp_path / str(gamma), stories15m, PROMPTS, gamma, check_wiring=False)
-    assert rounds(other, gamma) == [recorded(text, gamma) for text in TEXTS]
+    lengths = (1, 3, 5, 10)
+    other = profiled(tmp_path, stories15m, PROMPTS, *lengths, check_wiring=False)
+    for gamma in lengths:
+        assert rounds(other, gamma, f"head{gamma}") == [recorded(text, gamma) for text in TEXTS]
+    report = build_report(other)
+    assert {result.draft: [item.gamma for item in result.gammas] for result in report.results} == {
+        f"head{gamma}": [gamma] for gamma in lengths
+    }
+    totals = alphaprof.open(other.path).totals()
+    known = totals.groupby("draft", observed=True)[[f"rounds_{gamma}" for gamma in lengths]].count()
+    assert known.to_numpy().tolist() == (np.eye(4, dtype=int)[[0, 3, 1, 2]] * len(TEXTS)).tolist()  # head1, head10, head3
+    best = {answer.draft: answer.gamma for answer in report.drafts}
+    assert best == {f"head{gamma}": gamma for gamma in lengths}
 
 
 def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: Run) -> None:
@@ -127,10 +143,10 @@ def test_every_round_is_that_of_a_real_vllm_but_for_its_norm_on_cpus(
     gamma: int, stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts, size = [request["prompt_ids"] for request in REQUESTS], len(REQUESTS[0]["continuation_ids"])
-    own = profiled(tmp_path / f"own-{gamma}", stories15m, prompts, gamma, size, check_wiring=False)
+    own = profiled(tmp_path / f"own-{gamma}", stories15m, prompts, gamma, tokens=size, check_wiring=False)
     with monkeypatch.context() as patch:
         patch.setattr(DFlash, "context", first_norm_everywhere(DFlash.context))
-        theirs = profiled(tmp_path / f"theirs-{gamma}", stories15m, prompts, gamma, size, check_wiring=False)
+        theirs = profiled(tmp_path / f"theirs-{gamma}", stories15m, prompts, gamma, tokens=size, check_wiring=False)
     assert own.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in REQUESTS]
     expected = [list(vllm_rounds(request, gamma, size)) for request in REQUESTS]
     assert sum(map(len, expected)) > 1500

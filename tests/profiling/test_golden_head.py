@@ -56,9 +56,9 @@ def golden(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: p
     return profiled(tmp_path_factory.mktemp("golden"), stories15m, rows, greedy), texts
 
 
-def rounds(run: Run, gamma: int) -> list[list[list[int]]]:
+def rounds(run: Run, gamma: int, draft: str = "head") -> list[list[list[int]]]:
     """Rounds of each text: where they start, and what they accept of the text."""
-    table, texts = run.positions("head", 0), run.continuations(0, ["continuation_tokens"])
+    table, texts = run.positions(draft, 0), run.continuations(0, ["continuation_tokens"])
     columns = {name: table[name].fill_null(0).to_numpy().astype(np.int64) for name in ("accepted_run", "proposed")}
     length = texts["continuation_tokens"].to_numpy().astype(np.int64)
     stop = np.cumsum(length)

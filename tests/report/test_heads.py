@@ -14,7 +14,7 @@ from alphaprof.log.manifest import Trial
 from alphaprof.log.run import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.report.build import Report
-from tests.reporting import as_json, as_markdown, as_terminal, only, reported
+from tests.reporting import as_json, as_markdown, as_terminal, codes, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 TRIALS = (
@@ -142,3 +142,23 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         for item in (each for each in report.results if each.verdict):
             assert item.reason.startswith("the target in bfloat16 stands in") != decided
             assert "compare RUN IMPORT" not in item.reason
+
+
+def test_a_block_has_rounds_of_its_own_length_alone(tmp_path: Path) -> None:
+    block = {"settings": {"block": 4}}
+    report = reported(tmp_path / "block", dataclasses.replace(RECIPE, heads={"flash": block}, decision={"weights": None}))
+    for result in report.results:
+        assert [item.gamma for item in result.gammas] in ([], [3] if result.draft == "flash" else [1, 2, 3, 4])
+    assert next(answer.gamma for answer in report.drafts if answer.draft == "flash") == 3
+    fixed = {"draft": "flash", "gamma": 2}
+    report = reported(tmp_path / "fixed", dataclasses.replace(RECIPE, heads={"flash": block}, decision=fixed))
+    assert (report.verdict, report.gamma) == ("UNDECIDED", None)
+    assert "no draft has rounds of 2 speculative tokens" in report.traffic.reason
+
+
+def test_rounds_by_block_are_not_said_to_be_token_by_token(tmp_path: Path) -> None:
+    drawn = {"code": dataclasses.replace(RECIPE.domains["chat"], documents=12)}
+    for rule, said in (("lossless", True), ("block", False)):
+        recipe = dataclasses.replace(RECIPE, domains=drawn, rules=(rule,), decision={"rule": rule})
+        report = reported(tmp_path / rule, recipe)
+        assert ("token_by_token" in codes(report)) == said

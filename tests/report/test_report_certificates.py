@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from alphaprof.config.load import changed_question
 from alphaprof.log.run import Run
 from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
@@ -525,3 +526,11 @@ def test_what_is_certain_is_the_least_that_a_draft_within_epsilon_reaches(tmp_pa
     else:
         assert reached.tokens_per_round == least.tokens_per_round
     assert certificate(found, "code").contradicted == 0
+
+
+def test_a_hybrid_beside_certificates_is_no_draft_of_the_log(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(certificates=True, lookups=("ngram",)))
+    hybrid = changed_question(run.manifest.config, ["hybrids.both={first: ngram, then: small, min_match: 1}"])
+    report = build_report(run, config=hybrid)
+    assert {draft.draft for item in report.predictability for draft in item.free} == {"ngram"}
+    assert "both" in {result.draft for result in report.results}

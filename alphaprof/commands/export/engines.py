@@ -165,7 +165,7 @@ def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None)
     inputs = answered_p_min(ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, inputs.deciding):
         if bound.rule.lossy or not bound.rule.timed:
-            hint = "export strict, one_hot or lossless; alphaprof validate --rule measures lossy rules, trees replays trees"
+            hint = "export strict, one_hot, lossless or block; validate --rule measures lossy rules, trees replays trees"
             raise OptionInvalid(f"{bound.id} has no rounds with chains of drafts, and {to} describes those", hint)
     return inputs
 

@@ -198,12 +198,12 @@ class _Object:
 
     def __init__(self, storage: ObjectStorage, name: str, size: int) -> None:
         self.closed = False
-        self._place, self._name, self._size, self._at = storage, name, size, 0
+        self._storage, self._name, self._size, self._at = storage, name, size, 0
 
     def read(self, size: int) -> bytes:
         """The next bytes, as many as there are."""
         start, self._at = self._at, min(self._at + size, self._size)
-        return self._place.range_of(self._name, start, self._at) if start < self._at else b""
+        return self._storage.range_of(self._name, start, self._at) if start < self._at else b""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a position, which is returned."""

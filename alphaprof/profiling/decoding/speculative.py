@@ -100,7 +100,7 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     elif policy not in rule.rule.policies:
         problem = f"belongs to {' or '.join(rule.rule.policies)} text, and this is {policy}"
     if problem:
-        hint = "choose strict on greedy text, lossless or one_hot on sampled text, or a lossy rule on either"
+        hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule on either"
         raise RuleNotDecodable(f"the rule {rule.id} {problem}", hint)
 
 

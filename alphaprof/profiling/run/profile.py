@@ -115,12 +115,17 @@ def profile(
 
 
 def require_verdict(options: ProfileOptions) -> None:
-    """Raise `ProfileInvalid` if no verdict can end a run."""
+    """Raise `ProfileInvalid` if no verdict can end a run that stops once it is decided."""
     if isinstance(options.costs, NoCosts):
         raise ProfileInvalid(
             "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is no "
             "verdict",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
+        )
+    if options.decision.p_min:
+        raise ProfileInvalid(
+            "--until-decided cannot use decision.p_min: the log gives what such a round drafts within bounds only",
+            "profile without --until-decided, or leave p_min out and ask alphaprof report --set decision.p_min=auto later",
         )
 
 

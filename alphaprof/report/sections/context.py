@@ -85,7 +85,7 @@ def context_axes(inputs: ReportInputs, part: LogPart, gamma: int | None) -> tupl
 def context_notes(axes: Sequence[ContextAxis], draft: str | None) -> Iterator[dict[str, str]]:
     """Yield a note if acceptance of the verdict's `draft` decays: what was measured says nothing of longer texts."""
     for axis in axes:
-        if axis.draft == draft and axis.drift is not None and axis.drift.low > 0:
+        if axis.draft == draft and axis.drift is not None and axis.decays:
             yield note("decay", draft=draft, share=axis.drift.value, low=axis.drift.low, high=axis.drift.high)
 
 

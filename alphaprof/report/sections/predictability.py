@@ -198,7 +198,8 @@ def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Ite
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
         same = (result.domain, result.continuation, result.sampling, result.own) == mine
-        if not same or result.verdict is None or manifest.drafts[result.draft].has_steps:
+        facts = manifest.drafts.get(result.draft)  # a hybrid is not a draft of the log
+        if not same or result.verdict is None or facts is None or facts.has_steps:
             continue
         tokens = {item.gamma: item.tokens_per_round for item in result.gammas if item.tokens_per_round is not None}
         gamma = max(tokens, key=lambda gamma: tokens[gamma].value, default=None)
