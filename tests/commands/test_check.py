@@ -13,8 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from alphaprof.cli.app import app
+from alphaprof.config.load import changed_question
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.run import Run
+from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio, share_interval
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
@@ -239,9 +241,8 @@ def test_hybrids_and_a_p_min_that_is_auto_are_checked_as_the_report_judges_them(
     code, found, _ = check(judged, "--min-speedup", "0.5")
     assert (code, found["draft"], found["gamma"]) == (0, report.draft, report.gamma)
     assert found["items"][0]["documents"] < 30  # the others chose
-    manifest = json.loads((judged.path / "manifest.json").read_text())
-    manifest["config"]["hybrids"] = {"both": {"kind": "hybrid", "first": "ngram", "then": "small", "min_match": 1}}
-    manifest["config"]["decision"] |= {"draft": "both", "p_min": 0}
-    (judged.path / "manifest.json").write_text(json.dumps(manifest))
+    config = changed_question(judged.manifest.config, ["hybrids.both={first: ngram, then: small, min_match: 1}"])
+    config["decision"] |= {"draft": "both", "p_min": 0}
+    RunWriter(judged.path, judged.manifest).write_manifest(dataclasses.replace(judged.manifest, config=config))
     code, found, result = check(judged, "--min-acceptance-length", "1")
     assert (code, found and found["draft"]) == (0, "both"), result.exception
