@@ -350,7 +350,6 @@ def _check_thresholds(
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     inputs, draft, rule, gamma, tested = _judged_choice(run, draft, rule, gamma, needs_gamma=needs_gamma)
-    run = inputs.run  # with its hybrids
     pools = _pools_of_rule(inputs, draft, rule)
     timing = inputs.costs.timing(inputs.question.concurrency) if inputs.costs else UNTIMED
     times = timing.times.get(draft)
@@ -366,7 +365,7 @@ def _check_thresholds(
         if missing and measure in thresholds:
             hint = "use --min-acceptance-length, or check --baseline: tokens per round against another run"
             raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
-    by_depth, parts = run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds]]()
+    by_depth, parts = inputs.run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds]]()
     for measure, named in thresholds.items():
         at, first = (None, by_depth) if measure == "alpha" else (gamma, False)
         name: Measure = "accept@1" if first else measure
