@@ -97,8 +97,15 @@ def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: 
     assert facts.reading["target states"] == "after 2, 3, 5 layers"
     assert facts.reading["block"].startswith("8 rows")
     own, *others = facts.trials
-    assert len(others) == 2
-    assert all(trial.acceptance < own.acceptance for trial in others)
+    assert {trial.changed for trial in others} == {
+        "states of the target one layer later",
+        "states of the target one layer earlier",
+        "mask token 2",
+        "7 rows, of which each proposes the token behind it",
+    }
+    # Ids 0 and 2 have all but the same embedding in this target.
+    assert all(trial.ahead < 0 or (trial.changed, trial.ahead) == ("mask token 2", 0) for trial in others)
+    assert own.ahead == 0
     config = json.loads(export(RunDraft(run, "head"), "vllm-config", gamma=7).text)
     assert (config["method"], config["num_speculative_tokens"]) == ("dflash", 7)
     words = export(RunDraft(run, "head"), "sglang-args", gamma=7).text
@@ -162,40 +169,38 @@ def vllm_rounds(request: dict[str, Any], gamma: int, size: int) -> Iterator[list
         at += accepted + 1
 
 
-def causal_block(rows: Callable[..., Any]) -> Callable[..., Any]:
+def causal_block(block: Callable[..., Any]) -> Callable[..., Any]:
     """Rows that read no later row: by drafting each of them with a block that ends there."""
 
     def changed(self: Any, *arguments: Any) -> Any:
-        drafts = self.drafts
-        found = []
-        for count in range(drafts + 1):
-            self.drafts = count
-            found.append(rows(self, *arguments)[count])
-        self.drafts = drafts
+        total, found = self.rows, []
+        for self.rows in range(2, total + 1):
+            found.append(block(self, *arguments)[-1])
         return found
 
     return changed
 
 
 MUTATIONS: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
-    "causal inside the block": lambda head, patch: patch.setattr(DFlash, "rows", causal_block(DFlash.rows)),
+    "causal inside the block": lambda head, patch: patch.setattr(DFlash, "block", causal_block(DFlash.block)),
     "another mask token": lambda head, patch: setattr(head, "mask", 300),
     "states one layer later": lambda head, patch: setattr(head, "layers", tuple(n + 1 for n in head.layers)),
     "states in another order": lambda head, patch: setattr(head, "layers", head.layers[::-1]),
-    "a row more": lambda head, patch: setattr(head, "drafts", head.drafts + 1),
+    "each row proposes the token behind it": lambda head, patch: setattr(head, "anchored", 1),
+    "a row more": lambda head, patch: setattr(head, "rows", head.rows + 1),
     "no norm of the states": lambda head, patch: setattr(head, "hidden_norm", torch.nn.Identity()),
-    "places shifted": lambda head, patch: patch.setattr(DFlash, "rows", moved(DFlash.rows)),
+    "places shifted": lambda head, patch: patch.setattr(DFlash, "block", moved(DFlash.block)),
     "stale context": lambda head, patch: patch.setattr(DFlash, "context", stale(DFlash.context)),
-    "the anchor is a mask row": lambda head, patch: patch.setattr(DFlash, "rows", without_anchor(DFlash.rows)),
+    "the anchor is a mask row": lambda head, patch: patch.setattr(DFlash, "block", without_anchor(DFlash.block)),
 }
 
 
-def moved(rows: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, places, *rest: rows(self, anchors, places + 1, *rest)
+def moved(block: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, anchors, places, *rest: block(self, anchors, places + 1, *rest)
 
 
-def without_anchor(rows: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, *rest: rows(self, torch.full_like(anchors, self.mask), *rest)
+def without_anchor(block: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, anchors, *rest: block(self, torch.full_like(anchors, self.mask), *rest)
 
 
 def stale(context: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,40 +228,44 @@ def test_a_drafter_that_computes_otherwise_has_other_rounds(
 def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnloadable, match="drafts 7 tokens in a block of 8 rows"):
         profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, block=None)
-    with pytest.raises(ModelUnloadable, match="no DFlashDraftModel"):
+    with pytest.raises(ModelUnloadable, match="not a DFlashDraftModel"):
         profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
 
 
-WORDS = {
-    "architectures": "DSparkDraftModel",
-    "dflash_config": "causal, which is not measured",
-    "sample_from_anchor": "sample_from_anchor",
-    "sliding_window": "sliding_window",
+RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words of the refusal
+    "DSparkDraftModel": {"architectures": ["DSparkDraftModel"]},
+    "DFlash2DraftModel": {"architectures": ["DFlash2DraftModel"]},
+    "causal, which is not measured": {"dflash_config": {"causal": True}},
+    "sliding_window": {"sliding_window": 64},
+    "after 2, 3, 5 of 8 layers, and the target has 6": {"num_target_layers": 8},
 }
 
 
-@each(
-    "changes",
-    (
-        {"architectures": ["DSparkDraftModel"]},
-        {"dflash_config": {"causal": True}},
-        {"sample_from_anchor": True},
-        {"sliding_window": 64},
-    ),
-)
-def test_its_relatives_are_refused_by_name_with_what_can_be_done(
-    changes: dict[str, Any], stories15m: Path, tmp_path: Path
-) -> None:
+def changed(folder: Path, changes: dict[str, Any]) -> str:
+    """The drafter in a new folder, with another config.json."""
     config = json.loads((DRAFTER / "config.json").read_text())
-    words = WORDS[next(iter(changes))]
     config |= {key: config[key] | value if isinstance(value, dict) else value for key, value in changes.items()}
-    folder = tmp_path / next(iter(changes))
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(DRAFTER / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@each("words", RELATIVES)
+def test_its_relatives_are_refused_by_name_with_what_can_be_done(words: str, stories15m: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnloadable, match=words) as refused:
-        profiled(folder / "out", stories15m, PROMPTS[:1], 7, model=str(folder))
-    assert "import" in str(refused.value.hint)
+        profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=changed(tmp_path / words[:9], RELATIVES[words]))
+    assert "import" in str(refused.value.hint) or "target" in str(refused.value.hint)
+
+
+def test_rows_that_propose_the_token_behind_them_are_one_less(run: Run, stories15m: Path, tmp_path: Path) -> None:
+    model = changed(tmp_path / "anchored", {"sample_from_anchor": True})
+    other = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=model, block=7)
+    own, *others = other.manifest.drafts["head"].trials
+    assert own.acceptance == next(each for each in run.manifest.drafts["head"].trials if "7 rows" in each.changed).acceptance
+    (files,) = (trial for trial in others if trial.changed == "8 rows, of which each proposes its own")
+    assert files.ahead > 0.1
+    assert rounds(other, 7) != rounds(run, 7)
 
 
 def test_a_mask_token_beyond_the_vocabulary_is_refused(stories15m: Path, tmp_path: Path) -> None:

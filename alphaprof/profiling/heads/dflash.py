@@ -1,30 +1,42 @@
 """DFlash drafters: a block of mask rows that read each other and the target's states, all tokens of a round in one pass.
 
-A round's block is its anchor, the last token that was emitted, and a mask row for each token to draft. Its rows read, not
-causally, each other and keys that are made of the target's states before the anchor: what a row proposes depends on how many
-there are, and on nothing that was drafted. Engines run 1 + γ rows. Sources: z-lab/dflash (dflash.py), vLLM 0.32
-(models/qwen3_dflash.py).
+A round's block is its anchor, the last token that was emitted, and mask rows. Its rows read, not causally, each other and
+keys that are made of the target's states before the anchor: what a row proposes depends on how many there are, and on
+nothing that was drafted. Engines run 1 + γ rows, of which each mask row proposes the token in its own place; or γ rows, of
+which each proposes the token behind it (sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0
+(models/dflash), vLLM 0.32 (models/qwen3_dflash.py).
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys, by_round
-from alphaprof.profiling.heads.eagle_files import ENGINE, OTHER_TARGET, layer_config, require_layers, shared_weights
-from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
-from alphaprof.profiling.heads.network import HeadNetwork, head_shape
-from alphaprof.profiling.heads.parallel import require_mask, used_once
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys, SharingHead, by_round
+from alphaprof.profiling.heads.eagle_files import (
+    ENGINE,
+    OTHER_TARGET,
+    SPECULATORS,
+    EagleFormat,
+    described,
+    draft_vocabulary,
+    filled,
+    head_of,
+    layer_config,
+    require_verifier,
+    shared_weights,
+)
+from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
+from alphaprof.profiling.heads.parallel import other_masks, require_mask, used_once
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 
@@ -35,34 +47,37 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 ARCHITECTURE = "DFlashDraftModel"
-OWN = "dflash_config"  # of config.json
+OWN = "dflash_config"  # of config.json, in z-lab's layout
+OF_OWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
+ANCHOR = "sample_from_anchor"
+BLOCK = 16  # rows, if files do not say
 
 
-class DFlash(HeadNetwork):
-    """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `drafts`: rows of a block beside the anchor;
-    `target`: the target's embedding and LM head [ids, hidden], by name.
+class DFlash(SharingHead):
+    """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `rows`: of a block; `anchored`: 1 if each row
+    proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token in its own place.
     """
 
     def __init__(
-        self, config: Any, layers: tuple[int, ...], *, mask: int, drafts: int, target: Mapping[str, torch.Tensor]
+        self,
+        config: Any,
+        layers: tuple[int, ...],
+        *,
+        mask: int,
+        rows: int,
+        anchored: int = 0,
+        ids: torch.Tensor | None = None,
+        target: Mapping[str, torch.Tensor],
     ) -> None:
-        super().__init__()
-        self.config, self.layers, self.mask, self.drafts, self.most = config, layers, mask, drafts, drafts
-        self.vocabulary = len(target[LM_HEAD])
-        self.register_buffer("ids", None)
-        self._target = target  # in a mapping they are no parameters of this module
+        super().__init__(config, ids, target)
+        self.layers, self.mask, self.rows, self.anchored = layers, mask, rows, anchored
+        self.most = rows - 1 + anchored
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(layers) * hidden, hidden, bias=False)
         self.hidden_norm, self.norm = (LlamaRMSNorm(hidden, eps) for _ in range(2))
         self.blocks = nn.ModuleList(HeadLayer(config, hidden, True) for _ in range(config.num_hidden_layers))
-        with torch.device("cpu"):
-            self.rotary = LlamaRotaryEmbedding(config)
-
-    def with_layers(self, layers: tuple[int, ...]) -> DFlash:
-        """The same tensors on other states of the target."""
-        twin = copy.copy(self)
-        twin.layers = layers
-        return twin
+        count = config.vocab_size if ids is None else len(ids)
+        self.lm_head = nn.Linear(hidden, count, bias=False) if LM_HEAD not in target else None
 
     def context(self, features: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of every layer [batch, groups, n, size] of target states [batch, n, features] from a place on."""
@@ -71,15 +86,14 @@ class DFlash(HeadNetwork):
         rotation, blocks = self.rotary(states, places[None]), list[Any](self.blocks)
         return [block.self_attn.projected(states, rotation)[1:] for block in blocks]
 
-    def rows(
+    def block(
         self, anchors: torch.Tensor, places: torch.Tensor, known: list[tuple[torch.Tensor, torch.Tensor]], first: int
     ) -> list[torch.Tensor]:
-        """States [batch, n, hidden] of each row of the blocks with `anchors` [batch, n] at `places` [n], in the order of the
-        bases from `first` on; `known`: what `context` gives of all tokens.
+        """States [batch, n, hidden] of each depth of the blocks with `anchors` [batch, n] at `places` [n], in the order of
+        the bases from `first` on; `known`: what `context` gives of all tokens.
         """
-        weight = self._target[EMBEDDING]
-        tokens = [anchors, *[torch.full_like(anchors, self.mask)] * self.drafts]
-        states = [functional.embedding(each.to(weight.device), weight).to(self.norm.weight) for each in tokens]
+        tokens = [anchors, *[torch.full_like(anchors, self.mask)] * (self.rows - 1)]
+        states = [self.embedded(each, self.norm.weight) for each in tokens]
         rotations = [self.rotary(states[0], (places + row)[None]) for row in range(len(states))]
         block: Any
         for block, (keys, values) in zip(self.blocks, known, strict=True):
@@ -89,23 +103,22 @@ class DFlash(HeadNetwork):
             for row, (query, _, _) in enumerate(parts):
                 after = states[row] + block.self_attn.added(by_round(query, keys, values, own, first))
                 states[row] = after + block.mlp(block.post_attention_layernorm(after))
-        return [self.norm(each) for each in states]
+        return [self.norm(each) for each in states[1 - self.anchored :]]
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """See `HeadNetwork`."""
         length = ids.shape[1]
         anchors = functional.pad(ids, (0, 1))[:, first + 1 : length + 1]
         places = torch.arange(first + 1, length + 1, device=ids.device)
-        yield from self.rows(anchors, places, self.context(features, 0), first)[1 : depths + 1]
+        yield from self.block(anchors, places, self.context(features, 0), first)[:depths]
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [n, logits] by the target's LM head."""
-        weight = self._target[LM_HEAD]
-        return functional.linear(states.to(weight), weight).to(states)
+        """See `HeadNetwork`."""
+        return self.head(states)
 
     def shape(self) -> ModelShape | None:
         """See `HeadNetwork`."""
-        return used_once(head_shape(self, self.config, self._target[LM_HEAD]))
+        return used_once(super().shape())
 
     def cache(self, first: torch.Tensor | None = None) -> DFlashCache:
         """An empty cache."""
@@ -127,101 +140,132 @@ class DFlashCache:
         known = [keys.put(self._bases, *each) for keys, each in zip(self._keys, made, strict=True)]
         self._bases += tokens.shape[1]
         place = torch.tensor([self._bases], device=tokens.device)
-        self._states = self._network.rows(tokens[:, -1:], place, known, self._bases - 1)
-        return self._states[1][:, 0]
+        self._states = self._network.block(tokens[:, -1:], place, known, self._bases - 1)
+        return self._states[0][:, 0]
 
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
         """See `HeadCache`."""
-        return self._states[depth][:, 0]
+        return self._states[depth - 1][:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashFormat(EagleFormat):
+    """What the files of a DFlash drafter say. `passed`: the target's states, by layers passed; `rows`: of a block."""
+
+    passed: tuple[int, ...]
+    mask: int
+    rows: int
+    anchored: int
+
+    def stored_name(self, name: str) -> str:
+        """What its files call a tensor of `DFlash`."""
+        return name.replace("blocks.", "layers.")
 
 
 def load_dflash(
     name: str, draft: DFlashDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """A loader of `load_draft`."""
-    files = files_of(name, draft.own_model)
-    config, own = _config(files), files.config[OWN]
-    require_layers(target, files.refused)
-    theirs, ours = target.network.config.get_text_config(), (config.hidden_size, config.vocab_size)
-    if ours != (theirs.hidden_size, target.vocabulary):
-        problem = "it is for states of {} numbers and {} ids".format(*ours)
-        raise files.refused(
-            f"{problem}, and {target.reference} has {theirs.hidden_size} and {target.vocabulary}", OTHER_TARGET
-        )
-    block = _block_of(name, draft, files, options.gammas)
-    layers = tuple(layer + 1 for layer in own["target_layer_ids"])  # outputs of layers, counted from 0
-    if max(layers) > theirs.num_hidden_layers:
-        raise files.refused(f"it reads states after {max(layers)} layers of {theirs.num_hidden_layers}", OTHER_TARGET)
-    network = _network(files, config, layers, block - 1, target, DTYPES[draft.dtype or target.dtype_name])
+    head = head_of(name, draft, target, dflash_format)
+    require_verifier(head.files, target, tokenizer)
+    _require_states(head, target)
+    rows = draft.block or head.rows
+    drafts = rows - 1 + head.anchored
+    if drafts not in options.gammas:
+        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and gammas is {list(options.gammas)}"
+        raise ModelUnloadable(problem, f"add {drafts} to gammas, or set block of this draft for one that gammas has")
+    network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
+    proposes = "proposes the token behind it" if head.anchored else "but the anchor's proposes the token in its place"
     reading = {
-        "layout": "z-lab",
-        "target states": f"after {', '.join(map(str, layers))} layers",
-        "mask token": str(network.mask),
-        "block": f"{block} rows, the anchor among them",
+        "layout": head.layout,
+        "target states": f"after {', '.join(map(str, head.passed))} layers",
+        "mask token": str(head.mask),
+        "block": f"{rows} rows, of which each {proposes}",
     }
-    moved = {words: tuple(layer + off for layer in layers) for words, off in (("later", 1), ("earlier", -1))}
     return HeadDraft.of(
         name,
         draft,
-        [block - 1],
+        [drafts],
         target,
         network,
         method="dflash",
-        algorithm="DFLASH",
-        block=block,
-        context=config.max_position_embeddings - 1,  # the anchor is a row of its own
+        algorithm=None if head.anchored else "DFLASH",
+        context=head.context,
+        block=drafts + 1,
         in_one_step=True,
-        reading=reading,
-        engines=("vLLM", "SGLang"),
-        alternatives=[
-            Alternative(
-                f"states of the target one layer {words}",
-                f"set target_layer_ids: {[layer - 1 for layer in other]} in its config.json",
-                network.with_layers(other),
-            )
-            for words, other in moved.items()
-            if min(other) >= 1 and max(other) <= theirs.num_hidden_layers
-        ],
+        reading=reading | described(head, network),
+        engines=("vLLM",) if head.anchored else ("vLLM", "SGLang"),
+        alternatives=list(_alternatives(head, network, target)),
     )
 
 
-def _block_of(name: str, draft: DFlashDraft, files: HeadFiles, gammas: Sequence[int]) -> int:
-    """The rows of a block. Raises `ModelUnloadable` if `gammas` lack what it drafts."""
-    block: int = draft.block or files.config[OWN].get("block_size") or files.config.get("block_size") or 16
-    if block - 1 not in gammas:
-        problem = f"draft {name} drafts {block - 1} tokens in a block of {block} rows, and gammas is {list(gammas)}"
-        raise ModelUnloadable(problem, f"add {block - 1} to gammas, or set block of this draft to one of them plus one")
-    return block
+def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterator[Alternative]:
+    """Yield the readings that are likely mistakes: states one layer off, another mask token, the other rows."""
+    off_by, key = (1, "aux_hidden_state_layer_ids") if head.layout == SPECULATORS else (0, "target_layer_ids")
+    for words, step in (("later", 1), ("earlier", -1)):
+        layers = tuple(layer + step for layer in head.passed)
+        if min(layers) >= 1 and max(layers) <= target.network.config.get_text_config().num_hidden_layers:
+            setting = f"set {key}: {[layer - 1 + off_by for layer in layers]} in its config.json"
+            yield Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers))
+    yield from other_masks(network, target, "mask_token_id", min(2, network.most))
+    rows, anchored = network.rows + 2 * head.anchored - 1, 1 - head.anchored  # as many drafts
+    words = f"{rows} rows, of which each proposes {'the token behind it' if anchored else 'its own'}"
+    setting = f"set {ANCHOR}: {'true' if anchored else 'false'} in its config.json"
+    yield Alternative(words, setting, network.changed(rows=rows, anchored=anchored))
 
 
-def _config(files: HeadFiles) -> Any:
-    """The shape of its layers. Raises `ModelUnloadable` for what is not a DFlash drafter of z-lab's layout."""
-    architectures = files.config.get("architectures") or [""]
-    own = files.config.get(OWN)
-    if ARCHITECTURE not in architectures or not isinstance(own, dict):
-        raise files.refused(f"it is a {shown(architectures[0])}, and no {ARCHITECTURE} with {OWN}", ENGINE)
-    known = {"mask_token_id", "target_layer_ids", "block_size"}
-    if odd := sorted(set(own) - known):
+def dflash_format(files: HeadFiles) -> DFlashFormat:
+    """What the files of a DFlash drafter in z-lab's layout, or that of speculators, say. Raises `ModelUnloadable`."""
+    config = files.config
+    written = config.get("speculators_model_type")
+    architecture = written or (config.get("architectures") or [""])[0]
+    shape, own = (config.get("transformer_layer_config"), config) if written else (config, config.get(OWN))
+    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(own, dict)):
+        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {OWN}", ENGINE)
+    if not written and (odd := sorted(set(own) - OF_OWN)):
         raise files.refused(f"{OWN} has {', '.join(odd)}, which is not measured", ENGINE)
-    if files.config.get("sample_from_anchor") or files.config.get("sliding_window") is not None:
-        raise files.refused("its config.json has sample_from_anchor or sliding_window, which is not measured", ENGINE)
-    ids, mask = own.get("target_layer_ids"), own.get("mask_token_id")
-    if not (isinstance(ids, list) and ids and all(type(each) is int and each >= 0 for each in ids) and type(mask) is int):
-        raise files.refused(f"{OWN} in its config.json lacks target_layer_ids or mask_token_id", COMPLETE)
-    require_mask(files, mask, files.config.get("vocab_size"))
-    return layer_config(files, files.config, qwen3=True)
+    if shape.get("sliding_window") is not None:
+        raise files.refused("its config.json has sliding_window, which is not measured", ENGINE)
+    files.require_flags(config | own, [ANCHOR])
+    layers, mask = own.get("aux_hidden_state_layer_ids" if written else "target_layer_ids"), own.get("mask_token_id")
+    if not (isinstance(layers, list) and layers and all(type(each) is int for each in layers) and type(mask) is int):
+        raise files.refused("its config.json lacks the ids of the target's layers, or mask_token_id", COMPLETE)
+    require_mask(files, mask, shape.get("vocab_size"))
+    of_transformers = layer_config(files, shape, qwen3=True)
+    total = of_transformers.vocab_size
+    ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or total, total)
+    return DFlashFormat(
+        files,
+        SPECULATORS if written else "z-lab",
+        of_transformers,
+        config,
+        of_transformers.max_position_embeddings - 1,  # the anchor is a row of its own
+        ids,
+        order,
+        passed=tuple(layer + (0 if written else 1) for layer in layers),  # of z-lab, outputs of layers from 0
+        mask=mask,
+        rows=own.get("block_size") or config.get("block_size") or BLOCK,
+        anchored=int(bool(own.get(ANCHOR, config.get(ANCHOR)))),
+    )
 
 
-def _network(
-    files: HeadFiles, config: Any, layers: tuple[int, ...], drafts: int, target: Model, dtype: torch.dtype
-) -> DFlash:
+def _require_states(head: DFlashFormat, target: Model) -> None:
+    """Raise `ModelUnloadable` for states that the target does not have, and for one with another number of layers."""
+    count = target.network.config.get_text_config().num_hidden_layers
+    named = head.settings.get("num_target_layers") or count
+    if min(head.passed) < 1 or max(head.passed) > count or named != count:
+        problem = f"it reads states after {', '.join(map(str, head.passed))} of {named} layers, and the target has {count}"
+        raise head.files.refused(problem, OTHER_TARGET)
+
+
+def _network(head: DFlashFormat, rows: int, target: Model, dtype: torch.dtype) -> DFlash:
     """The drafter on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other shapes,
     quantised or not finite.
     """
-    shared = shared_weights(files, config.hidden_size, target, {EMBEDDING, LM_HEAD})
+    missing = {EMBEDDING, LM_HEAD} - head.files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
+    shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
     with torch.device("meta"):
-        network = DFlash(config, layers, mask=files.config[OWN]["mask_token_id"], drafts=drafts, target=shared)
-    names = {key: key.replace("blocks.", "layers.") for key in network.state_dict()}
-    files.require({names[key]: tuple(weight.shape) for key, weight in network.state_dict().items()})
-    network.load_state_dict({key: files.loaded(stored, dtype) for key, stored in names.items()}, assign=True)
-    return network.to(target.device).eval().requires_grad_(False)
+        network = DFlash(
+            head.layers, head.passed, mask=head.mask, rows=rows, anchored=head.anchored, ids=head.ids, target=shared
+        )
+    return filled(network, head, set(), target, dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,21 +90,18 @@ class HeadLayer(nn.Module):
         return after
 
 
-class EagleHead(HeadNetwork):
-    """What EAGLE heads share: all depths in one pass, and a cache. `config`: of transformers, with the shape of the layers;
-    `ids`: see `HeadNetwork`; `target`: the target's weights [ids, hidden] by name that the head has none of its own for.
-    A subclass says what enters the layers and what becomes of their output. `ahead`: 1 if the first token of a text is a row
-    of its own, before that of base 0, which base i then reads with the tokens up to i + 1; else 0.
+class SharingHead(HeadNetwork):
+    """A head with an embedding and an LM head of its own, or the target's. `config`: of transformers, with the shape of its
+    layers; `ids`: see `HeadNetwork`; `target`: weights [ids, hidden] of the target, by name, that the head has none of its
+    own for. A subclass makes `lm_head`.
     """
 
-    ahead = 0
     entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
-    blocks: nn.ModuleList
     lm_head: nn.Linear | None
 
-    def __init__(self, config: Any, reading: Reading, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, config: Any, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self.config, self.reading, self.layers = config, reading, reading.layers
+        self.config = config
         self.vocabulary: int = config.vocab_size
         self.register_buffer("ids", ids)
         self._target = target  # in a mapping they are no parameters of this module
@@ -114,11 +110,44 @@ class EagleHead(HeadNetwork):
         with torch.device("cpu"):
             self.rotary = LlamaRotaryEmbedding(config)
 
+    def embedded(self, tokens: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Embeddings [..., hidden] of tokens [...], with the device and dtype of `like`."""
+        if self.embed_tokens is not None:
+            own: torch.Tensor = self.embed_tokens(tokens)
+            return own
+        weight = self._target[EMBEDDING]
+        return functional.embedding(tokens.to(weight.device), weight).to(like)
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
+        if self.lm_head is not None:
+            own: torch.Tensor = self.lm_head(rows)
+            return own
+        weight = self._target[LM_HEAD]
+        return functional.linear(rows.to(weight), weight).to(rows)
+
+    def shape(self) -> ModelShape | None:
+        """See `HeadNetwork`."""
+        logits = self._target[LM_HEAD] if self.lm_head is None else self.lm_head.weight
+        return head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
+
+
+class EagleHead(SharingHead):
+    """What EAGLE heads share: all depths in one pass, and a cache. A subclass says what enters the layers and what becomes
+    of their output. `ahead`: 1 if the first token of a text is a row of its own, before that of base 0, which base i then
+    reads with the tokens up to i + 1; else 0.
+    """
+
+    ahead = 0
+    blocks: nn.ModuleList
+
+    def __init__(self, config: Any, reading: Reading, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(config, ids, target)
+        self.reading, self.layers = reading, reading.layers
+
     def with_reading(self, reading: Reading) -> Self:
         """The same tensors, read in another way."""
-        twin = copy.copy(self)
-        twin.reading, twin.layers = reading, reading.layers
-        return twin
+        return self.changed(reading=reading, layers=reading.layers)
 
     @abstractmethod
     def entry(self, features: torch.Tensor) -> torch.Tensor:
@@ -134,22 +163,9 @@ class EagleHead(HeadNetwork):
         """
         return tokens, states
 
-    def head(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
-        if self.lm_head is not None:
-            own: torch.Tensor = self.lm_head(rows)
-            return own
-        weight = self._target[LM_HEAD]
-        return functional.linear(rows.to(weight), weight).to(rows)
-
     def step(self, tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
         """States [batch, n, hidden] at a depth, of tokens [batch, n], the states before and positions [n]."""
-        if self.embed_tokens is not None:
-            embedded = self.embed_tokens(tokens)
-        else:
-            weight = self._target[EMBEDDING]
-            embedded = functional.embedding(tokens.to(weight.device), weight).to(states)
-        return self.passed(embedded, states, self.rotary(states, places[None]), attend)
+        return self.passed(self.embedded(tokens, states), states, self.rotary(states, places[None]), attend)
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """See `HeadNetwork`. Keys of the verified tokens are computed once, at depth 1, for all bases."""
@@ -173,11 +189,6 @@ class EagleHead(HeadNetwork):
             read = self.deeper(tokens[:, first + depth : length + depth], states)
             states = self.step(*read, places[begin:] + depth - 1, attend_round)
             yield states
-
-    def shape(self) -> ModelShape | None:
-        """See `HeadNetwork`."""
-        logits = self._target[LM_HEAD] if self.lm_head is None else self.lm_head.weight
-        return head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
 
     def cache(self, first: torch.Tensor | None = None) -> EagleCache:
         """An empty cache."""

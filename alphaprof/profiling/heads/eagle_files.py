@@ -26,7 +26,7 @@ from alphaprof.log.manifest import Trained
 from alphaprof.log.notes import note
 from alphaprof.log.training import TRAINING, read_training
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, Reading, SharingHead
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
@@ -78,7 +78,8 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 # Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
 # gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
-Head = TypeVar("Head", bound=EagleHead)
+Head = TypeVar("Head", bound=SharingHead)
+Format = TypeVar("Format", bound="EagleFormat")
 OTHER_TARGET = "give the head that was trained for this target, or the target that it was trained for"
 
 
@@ -143,7 +144,7 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
     layers = layer_config(
         files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
     )
-    ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
+    ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
 
 
@@ -207,7 +208,7 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
     return config
 
 
-def _draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The target's ids of its logits, ascending, and the rows of its LM head in that order: None for all ids."""
     if "d2t" not in files.tensors:
         if count != total:
@@ -456,7 +457,7 @@ def eagle3_network(
             input_norm=reading.norm_before_fc or "input_norm.weight" in files.tensors,
             fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
         )
-    return _filled(network, head, set() if has_fc else {"fc.weight", "fc.bias"}, target, dtype)
+    return filled(network, head, set() if has_fc else {"fc.weight", "fc.bias"}, target, dtype)
 
 
 def load_eagle1(
@@ -468,7 +469,7 @@ def load_eagle1(
     shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
     with torch.device("meta"):
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
-    network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
+    network = filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
     words |= described(head, network)
     return HeadDraft.of(
@@ -476,7 +477,7 @@ def load_eagle1(
     )
 
 
-def described(head: EagleFormat, network: EagleHead) -> dict[str, str]:
+def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:
     """What of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
     layers = head.layers
     heads = f"{layers.num_attention_heads} heads of {layers.head_dim}, {layers.num_key_value_heads} of them with keys"
@@ -489,7 +490,7 @@ def described(head: EagleFormat, network: EagleHead) -> dict[str, str]:
     }
 
 
-def _filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dtype: torch.dtype) -> Head:
+def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dtype: torch.dtype) -> Head:
     """A network on the meta device, with the tensors of its files, on the target's device. `unread`: tensors that may be
     there and are not read.
     """
@@ -527,7 +528,7 @@ def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]
         raise refused(problem, "heads are measured on targets that are plain decoders")
 
 
-def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], EagleFormat]) -> EagleFormat:
+def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], Format]) -> Format:
     """What the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or vocabulary."""
     head = read(files_of(name, draft.own_model))
     require_layers(target, head.files.refused)

@@ -7,9 +7,10 @@ token x_(b+k), and what fixes a round is that these are the text's own tokens as
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -45,6 +46,12 @@ class HeadNetwork(nn.Module, ABC):
     config: Any = None
     ids: torch.Tensor | None
     vocabulary: int
+
+    def changed(self, **attributes: Any) -> Self:
+        """Return the same tensors with other attributes."""
+        twin = copy.copy(self)
+        vars(twin).update(attributes)
+        return twin
 
     @property
     def device(self) -> torch.device:

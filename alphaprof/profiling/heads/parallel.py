@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Self
+from typing import Any
 
 import torch
 
@@ -24,12 +23,6 @@ class MaskRows(EagleHead):
 
     mask: int
     drafts: int
-
-    def with_mask(self, mask: int) -> Self:
-        """The same tensors with another mask token."""
-        twin = copy.copy(self)
-        twin.mask = mask
-        return twin
 
     def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `EagleHead`: mask rows, whatever was drafted."""
@@ -91,9 +84,11 @@ def require_mask(files: HeadFiles, mask: int, vocabulary: object) -> None:
         raise files.refused(f"its mask token is {mask}, of a vocabulary of {shown(vocabulary)}", COMPLETE)
 
 
-def other_masks(network: MaskRows, target: Model, key: str) -> Iterator[Alternative]:
-    """Yield the readings with another mask token: id 0, and the target's first EOS. `key`: of config.json."""
+def other_masks(network: Any, target: Model, key: str, depth: int = 2) -> Iterator[Alternative]:
+    """Yield the readings with another `mask` token: id 0, and the target's first EOS. `key`: of config.json; `depth`: of the
+    first mask row.
+    """
     for token in dict.fromkeys((0, *target.eos[:1])):
         if token != network.mask:
             setting = f"set {key}: {token} in its config.json"
-            yield Alternative(f"mask token {token}", setting, network.with_mask(token), 2)
+            yield Alternative(f"mask token {token}", setting, network.changed(mask=token), depth)
