@@ -17,33 +17,18 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 class DraftPass(Protocol):
     """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
-    how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids`
-    [logits]: the target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...).
+    how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids` [logits]: the
+    target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...);
+    `ranks_by_depth`: whether the ranks of tokens are wanted at every depth; `reads`: the hidden states of the target that it
+    needs, as `teacher_forced.recorded` names them.
     """
 
-    @property
-    def vocabulary(self) -> int:
-        """The number of ids, padding included."""
-
-    @property
-    def by_depth(self) -> bool:
-        """Whether proposals depend on how many drafts of the round came before."""
-
-    @property
-    def depths(self) -> int:
-        """How many depths `logits` knows; 1 where all depths have the same logits."""
-
-    @property
-    def ids(self) -> torch.Tensor | None:
-        """The target's ids of its logits."""
-
-    @property
-    def ranks_by_depth(self) -> bool:
-        """Whether the ranks of tokens are wanted at every depth."""
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The hidden states of the target that it needs, as `teacher_forced.recorded` names them."""
+    vocabulary: int
+    by_depth: bool
+    depths: int
+    ids: torch.Tensor | None
+    ranks_by_depth: bool
+    reads: tuple[int, ...]
 
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int

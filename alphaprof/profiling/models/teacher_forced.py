@@ -123,22 +123,13 @@ class TeacherForced:
     ids: torch.Tensor | None = None
 
     def __init__(self, model: Model, target: TeacherForced | None = None) -> None:
-        self.model = model
+        self.model, self.vocabulary = model, model.vocabulary
         self._clone = _with_decoder(model.network, _PassThrough())
         self.chunked = _reproduces(model, self._hidden, self._from_hidden)
         self.rest: Rest | None = None
         if target is not None and target.chunked and self.chunked:
             self.rest = _rest(target.model, model)
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of logits."""
-        return self.model.vocabulary
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The numbers of layers of the target after which it needs the hidden states."""
-        return () if self.rest is None else (self.rest.count,)
+        self.reads: tuple[int, ...] = () if self.rest is None else (self.rest.count,)
 
     @torch.inference_mode()
     def rows(

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import os
 import platform
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,7 +35,6 @@ from alphaprof.log.manifest import (
 )
 from alphaprof.log.notes import note
 from alphaprof.log.run import Run
-from alphaprof.log.split import unit_of
 from alphaprof.log.storage import Storage, address_of, storage_of
 from alphaprof.log.writer import FREE, RunWriter, alive, joined
 from alphaprof.profiling.engine.client import TRIED, vllm_version
@@ -64,10 +62,9 @@ from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
     Corpus,
-    Document,
     InRandomOrder,
+    Reused,
     Staged,
-    document_of,
     documents_of,
     policy,
     prompt_table,
@@ -200,7 +197,7 @@ def _begun(
     manifest = dataclasses.replace(_manifest(loaded), reused=texts, sequential=order)
     require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
-        loaded.documents.require_same_target(manifest)
+        _require_same_target(loaded.documents.run, manifest)
     run = RunWriter(storage, manifest)
     plan = Plan(**vars(loaded), run=run)
     trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
@@ -495,6 +492,14 @@ def _require_same_models(before: Manifest, mine: Manifest, worker: Worker) -> No
         raise RunMismatch(f"models are not those that the run began with ({', '.join(odd)} differ)", hint)
 
 
+def _require_same_target(earlier: Run, mine: Manifest) -> None:
+    """Raise `RunMismatch` unless a run whose continuations are reused was made with this target, dtype and tokenizer."""
+    before = earlier.manifest
+    if _differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
+        hint = "profile without --reuse-continuations: another target writes other text"
+        raise RunMismatch(f"{earlier.path} was made with another target, dtype or tokenizer", hint)
+
+
 def _differing(old: ModelFacts, new: ModelFacts) -> list[str]:
     """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
     elsewhere = ("reference", "shape", "special", "trials", "trained")  # tokenizers are compared by themselves
@@ -577,54 +582,6 @@ def conclude(
             enough, _ = first_settled(run, settled, asked, progress)
         progress.say("adding up totals")
         run.finish(join_totals, enough)
-
-
-# Documents of an earlier run with their continuations.
-
-
-class Reused:
-    """Stands in for a `Corpus`: the same documents in the same order, each with the continuation that the run stored.
-
-    `units`: of these independent units alone (`log.split.unit_of`); None: all documents.
-    """
-
-    def __init__(self, run: Run, units: frozenset[str] | None = None) -> None:
-        self.run, self.units = run, units
-        self.skipped = Counter(run.manifest.skipped)
-        self.truncated = Counter(run.manifest.truncated)
-
-    @classmethod
-    def open(cls, path: Path, options: ProfileOptions, units: frozenset[str] | None = None) -> Reused:
-        """The documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` if `options` ask for other
-        data or continuations than the run holds.
-        """
-        run = Run.open(path)
-        run.require_complete()
-        order = run.manifest.sequential
-        if order is not None and run.manifest.documents < order["available"]:
-            raise RunMismatch(
-                f"{path} stopped early because the verdict was sure: how many documents it has depends on its results",
-                "reuse continuations of a run that measured all of its documents",
-            )
-        before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))
-        if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
-            hint = "reuse continuations with the data and continuation of the run that made them"
-            raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
-        return cls(run, units)
-
-    def require_same_target(self, mine: Manifest) -> None:
-        """Raise `RunMismatch` unless the run was made with this target, dtype and tokenizer."""
-        before = self.run.manifest
-        if _differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
-            hint = "profile without --reuse-continuations: another target writes other text"
-            raise RunMismatch(f"{self.run.path} was made with another target, dtype or tokenizer", hint)
-
-    def __iter__(self) -> Iterator[Document]:
-        """The documents, in order."""
-        for shard in self.run.shards:
-            for row in self.run.continuations(shard.index).to_pylist():
-                if self.units is None or unit_of(row["cluster"], row["prompt_hash"]) in self.units:
-                    yield document_of(row, row["continuation_ids"], row["finish"] == "length")
 
 
 # Runs of other commands: documents without step times, and step times without documents.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from threading import Thread
@@ -31,7 +31,7 @@ from alphaprof.profiling.texts.continuations import (
     scoring_batches,
     thinking,
 )
-from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.texts.corpus import Document, DocumentSource
 from alphaprof.totals.files import shard_totals
 
 if TYPE_CHECKING:
@@ -43,21 +43,6 @@ if TYPE_CHECKING:
 Advance = Callable[[float, int], None]
 Work = Callable[[], None]
 WAITING = 1  # pieces that may wait while one is written: what is measured must fit into memory
-
-
-class DocumentSource(Protocol):
-    """Documents in order, and how many were left out or cut, by reason: a `Corpus`, or what stands in for one."""
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Documents that were left out."""
-
-    @property
-    def truncated(self) -> Mapping[str, int]:
-        """Documents that were cut."""
-
-    def __iter__(self) -> Iterator[Document]:
-        """The documents."""
 
 
 class Progress(Protocol):

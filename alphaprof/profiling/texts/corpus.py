@@ -23,10 +23,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.errors import VALUE, AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid, cut, shown
+from alphaprof.config.load import validate
+from alphaprof.errors import (
+    VALUE,
+    AlphaprofError,
+    ColumnMissing,
+    DataEmpty,
+    DataUnreadable,
+    ProfileInvalid,
+    RunMismatch,
+    cut,
+    shown,
+)
 from alphaprof.log.manifest import RandomOrder, left_out_remedy
 from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
+from alphaprof.log.split import unit_of
 from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import FORMATS, first_line, is_local, opened, require_data, row_count
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
@@ -581,3 +593,42 @@ class Staged:
         """The documents, in order."""
         for index in range(len(self.run.manifest.staged)):
             yield from documents_of(self.run.prompts(index))
+
+
+class Reused(Staged):
+    """Stands in for a `Corpus`: the documents of a run in their order, each with the continuation that the run stored.
+    `units`: of these independent units alone (`log.split.unit_of`); None: all documents.
+    """
+
+    def __init__(self, run: Run, units: frozenset[str] | None) -> None:
+        super().__init__(run)
+        self.units = units
+
+    @classmethod
+    def open(cls, path: Path, options: ProfileOptions, units: frozenset[str] | None) -> Reused:
+        """The documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` if `options` ask for other
+        data or continuations than the run holds.
+        """
+        run = Run.open(path)
+        run.require_complete()
+        order = run.manifest.sequential
+        if order is not None and run.manifest.documents < order["available"]:
+            raise RunMismatch(
+                f"{path} stopped early because the verdict was sure: how many documents it has depends on its results",
+                "reuse continuations of a run that measured all of its documents",
+            )
+        before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))
+        if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
+            hint = "reuse continuations with the data and continuation of the run that made them"
+            raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
+        return cls(run, units)
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, in order."""
+        for shard in self.run.shards:
+            for row in self.run.continuations(shard.index).to_pylist():
+                if self.units is None or unit_of(row["cluster"], row["prompt_hash"]) in self.units:
+                    yield document_of(row, row["continuation_ids"], row["finish"] == "length")
+
+
+DocumentSource = Corpus | InRandomOrder | Staged
