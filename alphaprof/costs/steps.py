@@ -19,20 +19,18 @@ from alphaprof.costs.timing import autocorrelation, step_times
 from alphaprof.stats.estimate import Array
 
 TARGET = "target"
-STEPS = ("prefill", "decode", "verify", "draft", "draft_first", "lookup", "bookkeeping")
 
 
 @dataclass(frozen=True)
 class StepRow:
     """One kind of step: time in ms with the relative standard error of its median (0: not known).
 
-    `model`: target, or the draft's name; `step`: one of `STEPS`, of which a draft has `draft_first` where its first step of
-    a round is one of its own; `tokens`: new tokens per sequence (prefill: the prompt's, lookup and bookkeeping, which happen
-    once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
-    times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
-    `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the
-    steps had no processor; `shared_error`: a relative standard error that it has in common with all steps that have one,
-    such as all computed ones.
+    `model`: target, or the draft's name; `step`: prefill, decode, verify, draft, draft_first (of a draft whose first
+    step of a round is one of its own), lookup or bookkeeping; `tokens`: new tokens per sequence (prefill: the prompt's,
+    lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: times
+    in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
+    `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the steps
+    had no processor; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share.
     """
 
     model: str

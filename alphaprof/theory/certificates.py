@@ -26,7 +26,6 @@ from scipy.special import rel_entr, xlog1py
 
 from alphaprof.rules import BoundRule
 from alphaprof.stats.estimate import Array
-from alphaprof.totals.replay import Ints, run_lengths
 
 Divergence = Literal["kl", "tv"]
 CHUNK = 8192  # positions at a time: temporaries that stay in cache
@@ -203,7 +202,7 @@ def strict_thresholds(largest: Array, second: Array) -> Array:
 
 
 def beta_bound(kl: Array) -> Array:
-    """The least beta at a KL divergence of either direction; sharp.
+    """The least beta at a KL divergence of either direction; sharp. It is convex: the bound at a mean of KL bounds a mean.
 
     The curve of Fedotov, Harremoes and Topsoe, s > 0: tv = (s/2)(1 - (coth s - 1/s)^2) and
     KL = log(s / sinh s) + s coth s - (s / sinh s)^2. Near 0, with h = KL/2, tv^2 = h - 2/9 h^2 - 8/405 h^3; far out,
@@ -212,7 +211,11 @@ def beta_bound(kl: Array) -> Array:
     kl = np.maximum(0.0, np.asarray(kl, dtype=np.float64))  # below 0 it can only be by rounding
     half = np.minimum(kl, SMALL) / 2
     target = np.clip(kl, SMALL, LARGE)
-    s = _crossing(lambda s: _curve(s)[1], target, np.zeros_like(target), np.full_like(target, LONGEST))
+    low, s = np.zeros_like(target), np.full_like(target, LONGEST)
+    for _ in range(60):
+        middle = (low + s) / 2
+        over = _curve(middle)[1] > target
+        low, s = np.where(over, low, middle), np.where(over, middle, s)
     near = 1 - np.sqrt(half * (1 - half * (2 / 9 + half * 8 / 405)))
     return np.where(kl < SMALL, near, np.where(kl > LARGE, np.exp(-kl), 1 - _curve(s)[0]))
 
@@ -223,37 +226,10 @@ def _curve(s: Array) -> tuple[Array, Array]:
     return s / 2 * (1 - (slope - 1 / s) ** 2), np.log(ratio) + s * slope - ratio**2
 
 
-def _crossing(rising: Callable[[Array], Array], target: Array, low: Array, high: Array) -> Array:
-    """Where a function that rises from `low` to `high` exceeds its target, from above; `high` where it does not."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        over = rising(middle) > target
-        low, high = np.where(over, low, middle), np.where(over, middle, high)
-    return high
-
-
-def mean_beta_bound(kl: Array) -> float:
-    """The least mean beta at the mean of `kl` over positions: beta_bound is convex (Jensen). Sharp where only that mean is
-    known; the mean of `beta_bound` over positions is better.
-    """
-    return float(beta_bound(np.mean(kl, keepdims=True))[0])
-
-
 def budget(thresholds: Array, mean: float) -> float:
     """The largest share of positions at which drafts with a `mean` divergence can be rejected: a rejection costs at least
     the position's threshold (exact or a lower bound), so the cheapest ones come first. Sharp for exact thresholds.
-
-    Raises `ValueError` without positions, and for positions without a threshold.
     """
-    if not len(thresholds) or np.isnan(thresholds).any():
-        raise ValueError("a budget needs positions, and a threshold for each")
     spent = np.cumsum(np.sort(thresholds[np.isfinite(thresholds)]), dtype=np.float64)  # float32 sums would drift
     affordable = mean * len(thresholds) * (1 + 1e-9)  # sums may be off by rounding
     return int(np.searchsorted(spent, affordable, side="right")) / len(thresholds)
-
-
-def certified_runs(thresholds: Array, epsilon: float, start: Ints, stop: Ints) -> Ints:
-    """For each position the number of drafts from it on that are certainly accepted, if every divergence is at most
-    `epsilon`; [positions]. Documents as in `run_lengths`.
-    """
-    return run_lengths(thresholds > epsilon, start, stop)

@@ -19,6 +19,7 @@ from alphaprof.rules import BoundRule
 from alphaprof.stats import sequential
 from alphaprof.theory import certificates, trees
 from alphaprof.theory.certificates import ACCEPTED, Target, certify
+from alphaprof.totals.replay import run_lengths
 from tests.loops import each
 from tests.reference import DIVERGENCES, MultiDraft, threshold
 
@@ -87,7 +88,7 @@ def of_many_positions() -> Iterator[str]:
     share = certificates.budget(values, 0.03)
     yield f"0.02 + 0.05 ≤ {0.03 * 5:.2f} < 0.02 + 0.05 + 0.10, so at most {share} of the positions"
     values = np.array([0.6, 0.5, 0.02, 0.4, 0.3, 0.01, 0.5, 0.6])
-    runs = certificates.certified_runs(values, 0.1, ONE, np.array([8]))
+    runs = run_lengths(values > 0.1, ONE, np.array([8]))
     yield f"D\\* = {', '.join(map(str, values))} at eight positions and ε = 0.1: runs {', '.join(map(str, runs))}."
     rounds = certain_runs(values, np.array([8]), 0.1, 3).rounds
     assert (rounds.rounds.tolist(), rounds.tokens.tolist()) == ([3], [7])
@@ -103,7 +104,7 @@ def of_lossless() -> Iterator[str]:
         yield f"| {name} | {numbers(values)} |"
     two = np.array([0.02, 0.5])
     first, second = certificates.beta_bound(two)
-    mean = f"{(first + second) / 2:.4f} on average; their mean alone gives {certificates.mean_beta_bound(two):.4f}"
+    mean = f"{(first + second) / 2:.4f} on average; their mean alone gives {certificates.beta_bound(two.mean()):.4f}"
     yield f"KLs of 0.02 and 0.5 give {first:.4f} and {second:.4f}, {mean}"
     by_kl, by_tv = brentq(lambda y: kl(np.array([0.2, 0.8]), np.array([y, 1 - y])) - 0.05, 0.2, 0.9), 0.2 + 0.05
     yield f"p(R) = 0.2; a KL of 0.05 allows {by_kl:.4f}, a TV of 0.05 allows {by_tv:.4f}"

@@ -30,8 +30,6 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DESCRIPTIONS = (CONFIG, GENERATION, INDEX)
 PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
-# The log numbers positions in 32 bits; published models have at most some ten million.
-POSITIONS = 2**31 - 1
 # Floating dtypes as safetensors and GGUF name them.
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 CONVERSION = (

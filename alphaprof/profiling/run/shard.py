@@ -10,6 +10,7 @@ from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import OutOfMemory
@@ -21,9 +22,9 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import (
     Continuation,
-    Fed,
     continuation_table,
     digest,
+    fed,
     generate,
     generation_batches,
     given,
@@ -33,6 +34,7 @@ from alphaprof.profiling.texts.continuations import (
 )
 from alphaprof.profiling.texts.corpus import Document, DocumentSource
 from alphaprof.totals.files import shard_totals
+from alphaprof.totals.replay import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,14 +90,14 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
     began = time.monotonic()
     continuations, read, halved = _continuations(plan, documents, advance)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
-    fed = Fed()
+    scored_tokens = np.zeros(2, dtype=np.int64)
     for batch in scoring_batches(continuations, plan.options.batch_tokens):
         parts, times = halving(lambda items: [(items, plan.scorer.score(items))], batch, _name)
         for items, columns in parts:
             for draft, arrays in columns.items():
                 scored[draft] |= by_document(items, arrays)
         halved += times
-        fed += Fed.of([item.tokens - 1 for item in batch])
+        scored_tokens += fed([item.tokens - 1 for item in batch])
         advance(0.5 * len(batch), sum(len(item.ids) for item in batch))
     facts = Shard(
         index,
@@ -103,10 +105,10 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
         positions=sum(len(item.ids) for item in continuations),
         digest=digest(documents),
         halved_batches=halved,
-        scored_tokens=fed.tokens,
-        scored_padding=fed.padding,
-        prompt_tokens=read.tokens,
-        prompt_padding=read.padding,
+        scored_tokens=int(scored_tokens[0]),
+        scored_padding=int(scored_tokens[1]),
+        prompt_tokens=int(read[0]),
+        prompt_padding=int(read[1]),
     )
     markers, phases = plan.options.thinking, None
     if markers is not None:
@@ -125,11 +127,11 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
     return write
 
 
-def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Fed, int]:
-    """Return continuations in document order, the prompts that were read for them, and how many batches were halved."""
+def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Ints, int]:
+    """Return continuations in document order, the prompts that were `fed` for them, and how many batches were halved."""
     texts = given(documents, plan.target.eos)
     advance(0.5 * len(texts), 0)
-    read, halved, mine = Fed(), 0, documents
+    read, halved, mine = np.zeros(2, dtype=np.int64), 0, documents
     if plan.writer is not None:
         theirs = [document for document in documents if plan.writer.writes(document)]
         texts += plan.writer.write(theirs, lambda: advance(0.5, 0))
@@ -138,7 +140,7 @@ def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) 
         generated, times = halving(lambda items: generate(plan.target, items, plan.scorer.width), batch, _name)
         texts += generated
         halved += times
-        read += Fed.of([len(document.prompt) for document in batch])
+        read += fed([len(document.prompt) for document in batch])
         advance(0.5 * len(batch), 0)
     return sorted(texts, key=lambda item: item.document.document), read, halved
 

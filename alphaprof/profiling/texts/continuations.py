@@ -55,25 +55,9 @@ def batches(lengths: Sequence[int], budget: int, padding: float = 1.0) -> Iterat
         yield batch
 
 
-@dataclass(frozen=True)
-class Fed:
-    """Tokens of texts that went through a model in padded batches, and the padding that went with them."""
-
-    tokens: int = 0
-    padding: int = 0
-
-    @classmethod
-    def of(cls, lengths: Sequence[int]) -> Fed:
-        """One batch of texts, each padded to the longest."""
-        return cls(sum(lengths), len(lengths) * max(lengths) - sum(lengths))
-
-    @property
-    def size(self) -> int:
-        """Tokens and padding together."""
-        return self.tokens + self.padding
-
-    def __add__(self, other: Fed) -> Fed:
-        return Fed(self.tokens + other.tokens, self.padding + other.padding)
+def fed(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """How many tokens texts of one batch have that goes through a model, and the padding to the longest of them, [2]."""
+    return np.array([sum(lengths), len(lengths) * max(lengths) - sum(lengths)])
 
 
 def halving(

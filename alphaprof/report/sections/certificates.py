@@ -11,7 +11,7 @@ import numpy as np
 from alphaprof.log.run import Run
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.stats.estimate import Interval
-from alphaprof.theory.certificates import beta_bound, budget, mean_beta_bound
+from alphaprof.theory.certificates import beta_bound, budget
 from alphaprof.totals.count import READ, Shape
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, shards
@@ -218,7 +218,7 @@ def _lossless_bounds(text: TextGroup, draft: str, tally: LosslessTally, confiden
     if beta is None or sharp is None:
         return None
     facts = _about_text(text, draft, tally.positions, tally.divergence)
-    return LosslessBounds(beta=beta, sharp=sharp, from_mean=mean_beta_bound(np.array([facts["mean_divergence"]])), **facts)
+    return LosslessBounds(beta=beta, sharp=sharp, from_mean=float(beta_bound(facts["mean_divergence"])), **facts)
 
 
 def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:

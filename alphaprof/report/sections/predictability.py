@@ -15,11 +15,11 @@ from alphaprof.report.model import Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
-from alphaprof.theory.certificates import certified_runs, strict_thresholds
+from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import Shape
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, shards
-from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay
+from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
 Array = np.ndarray[Any, Any]
 TARGET = ("target_top_prob", "target_second_prob", "target_margin", "target_entropy")
@@ -132,7 +132,7 @@ def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) 
     stop = np.cumsum(lengths).astype(np.int64)
     shape = Shape(np.arange(len(stop)), stop - lengths, stop, lengths, np.array([]), np.array([]))
     certain = thresholds > epsilon
-    run = certified_runs(thresholds, epsilon, shape.start, shape.stop)
+    run = run_lengths(certain, shape.start, shape.stop)
     nowhere = np.zeros(len(run), dtype=bool)
     trace = Trace(run, np.full(len(run), gamma), shape.start, shape.stop, lengths, nowhere)
     return CertainRuns(epsilon, shape.sums(certain), shape.sums(run), replay(trace, gamma))

@@ -140,9 +140,9 @@ def test_a_head_is_scored_as_the_trainer_computes_it(head: Path, case: Case, tar
     for shard in run.shards:
         for number, rows in run.positions("head", shard.index).to_pandas().groupby("document"):
             batch = features.batch([list(texts).index(tested[int(number)].prompt.tobytes())])
-            for depth, (drafted, logits) in enumerate(logits_by_depth(draft.network, batch, 3), 1):
+            for depth, (row, at, logits) in enumerate(logits_by_depth(draft.network, batch, 3), 1):
                 top = draft.network.ids[logits.argmax(-1)]
-                right = int((top == batch.whole[drafted.row, drafted.at]).sum())
+                right = int((top == batch.whole[row, at]).sum())
                 logged = rows["draft_top"] == rows["token"] if depth == 1 else rows[f"agrees_{depth}"]
                 assert right == logged.fillna(False).sum()
 
@@ -159,7 +159,7 @@ def test_the_files_hold_what_was_trained(case: Case, tmp_path: Path, monkeypatch
     batch = trainer.stop.batch([0, 1])
     with torch.no_grad():
         pairs = zip(logits_by_depth(trainer.network, batch, 3), logits_by_depth(draft.network, batch, 3), strict=True)
-        for (_, ours), (_, theirs) in pairs:
+        for (*_, ours), (*_, theirs) in pairs:
             assert torch.equal(ours, theirs)
 
 
