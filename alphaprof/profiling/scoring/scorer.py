@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import DEPTHS, DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
@@ -103,16 +104,13 @@ class Layout:
     @classmethod
     def of(cls, batch: Sequence[Continuation]) -> Layout:
         """The layout of a batch of continuations."""
-        ids = torch.zeros((len(batch), max(item.tokens for item in batch) - 1), dtype=torch.long)
-        rows, columns, tokens = [], [], []
-        for index, item in enumerate(batch):
-            text = torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64))
-            first = len(item.document.prompt) - 1
-            ids[index, : len(text) - 1] = text[:-1]
-            rows.append(torch.full((len(item.ids),), index))
-            columns.append(torch.arange(first, first + len(item.ids)))
-            tokens.append(text[first + 1 :])
-        return cls(ids, torch.cat(rows), torch.cat(columns), torch.cat(tokens))
+        texts = [torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64)) for item in batch]
+        prompts = [len(item.document.prompt) for item in batch]
+        row = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(item.ids) for item in batch]))
+        column = [torch.arange(prompt - 1, len(text) - 1) for prompt, text in zip(prompts, texts, strict=True)]
+        token = [text[prompt:] for prompt, text in zip(prompts, texts, strict=True)]
+        ids = pad_sequence([text[:-1] for text in texts], batch_first=True)
+        return cls(ids, row, torch.cat(column), torch.cat(token))
 
 
 def scored_width(widths: Sequence[int], tokens: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList
 
 from alphaprof.errors import OutOfMemory
@@ -129,11 +130,9 @@ def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> li
     """
     width = max(len(document.prompt) for document in documents)
     pad = target.eos[0] if target.eos else 0
-    ids = torch.full((len(documents), width), pad)
-    mask = torch.zeros((len(documents), width), dtype=torch.long)
-    for row, document in enumerate(documents):
-        ids[row, width - len(document.prompt) :] = torch.from_numpy(document.prompt.astype(np.int64))
-        mask[row, width - len(document.prompt) :] = 1
+    prompts = [torch.from_numpy(document.prompt.astype(np.int64)) for document in documents]
+    ids = pad_sequence(prompts, batch_first=True, padding_value=pad, padding_side="left")
+    mask = pad_sequence([*map(torch.ones_like, prompts)], batch_first=True, padding_side="left")
     settings, limit = documents[0].processing, documents[0].max_new_tokens
     samplers = LogitsProcessorList()
     if settings is not None:

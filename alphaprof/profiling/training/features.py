@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from alphaprof.log.split import RunText
 from alphaprof.log.storage import writing
@@ -92,14 +93,9 @@ class Features:
         texts = [self.texts[index].tokens for index in chosen]
         sizes = np.array([len(text) for text in texts])
         device, length = self._target.device, int(sizes.max()) - 1
-        whole = torch.zeros((len(texts), length + 1), dtype=torch.long)
-        for row, text in enumerate(texts):
-            whole[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
-        states = torch.zeros((len(texts), length, self.width), dtype=self._held.dtype)
-        for row, index in enumerate(chosen):
-            start, end = self._place[index]
-            states[row, : end - start] = self._held[start:end]
-        states = states.to(device)
+        whole = _padded(texts)
+        held = [self._held[slice(*self._place[index])] for index in chosen]
+        states = pad_sequence(held, batch_first=True).to(device)
         ids = whole[:, :-1].clone()
         ids[torch.arange(length) >= torch.from_numpy(sizes)[:, None] - 1] = 0  # as in a pass over given texts
         read, last = states[..., : -self._hidden], states[..., -self._hidden :]
@@ -109,15 +105,16 @@ class Features:
     @torch.no_grad()
     def _computed(self, chosen: Sequence[int]) -> list[torch.Tensor]:
         """States [length, width] of texts that are run together."""
-        texts = [self.texts[index].tokens[:-1].astype(np.int64) for index in chosen]
-        ids = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = torch.from_numpy(text)
+        ids = _padded([self.texts[index].tokens[:-1] for index in chosen])
         base = self._target.network.base_model
         with recorded(base, (*self._layers, FINAL)) as states:
             base(input_ids=ids.to(self._target.device), use_cache=False)
         parts = [states[count].to(self._target.device) for count in (*self._layers, FINAL)]
         return list(torch.cat(parts, -1))
+
+
+def _padded(texts: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+    return pad_sequence([torch.from_numpy(text.astype(np.int64)) for text in texts], batch_first=True)
 
 
 class TargetLaw:
