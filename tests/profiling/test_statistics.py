@@ -23,6 +23,7 @@ from alphaprof.profiling.scoring.statistics import (
     columns,
     distribution,
     processed_logits,
+    rank_of,
     softmax,
     target_columns,
     top_probs,
@@ -96,10 +97,10 @@ def test_every_column_equals_float64_within_1e5(dtype: torch.dtype, vocabulary: 
 def test_ties_go_to_the_lower_id(logits: np.ndarray, index: int) -> None:
     found = distribution(torch.from_numpy(logits))
     ids = torch.tensor([index])
-    assert int(found.rank_of(ids)) == reference.rank(logits[0], index)
-    assert int(found.rank_of(found.top)) == 1
+    assert int(rank_of(found.scaled, ids)) == reference.rank(logits[0], index)
+    assert int(rank_of(found.scaled, found.top)) == 1
     order = sorted(range(9), key=lambda place: (-logits[0, place], place))
-    assert [int(found.rank_of(torch.tensor([place]))) for place in order] == list(range(1, 10))
+    assert [int(rank_of(found.scaled, torch.tensor([place]))) for place in order] == list(range(1, 10))
 
 
 def test_ids_beyond_the_draft_have_probability_zero_and_the_last_rank() -> None:

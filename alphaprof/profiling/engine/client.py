@@ -71,7 +71,7 @@ class VllmEngine:
         self.facts: Mapping[str, Any] = {}
 
     def start(self) -> Mapping[str, Any]:
-        """Start the process and load the model: `vllm`, `device`, `context` and `vocabulary`. Raises `EngineFailed`."""
+        """Start the process and load the model: its `context` and `vocabulary`. Raises `EngineFailed`."""
         folder = Path(tempfile.mkdtemp(prefix="alphaprof-vllm-"))
         told, self._log = folder / "drafts", folder / "log.txt"
         told.write_bytes(b"\0")

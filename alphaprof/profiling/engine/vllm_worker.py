@@ -81,17 +81,8 @@ class SteppedEngine:
 
     def facts(self) -> dict[str, Any]:
         """Return what the engine is."""
-        import torch
-        import vllm
-
         config = self.engine.vllm_config.model_config
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        return {
-            "vllm": vllm.__version__,
-            "device": device,
-            "context": config.max_model_len,
-            "vocabulary": config.get_vocab_size(),
-        }
+        return {"context": config.max_model_len, "vocabulary": config.get_vocab_size()}
 
     def add(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> str:
         """Hand a request to the engine; its name."""

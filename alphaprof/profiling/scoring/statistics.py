@@ -52,10 +52,6 @@ class Distribution:
         chosen = self.weights.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0] / self.total
         return torch.where(ids < width, chosen, 0.0)
 
-    def rank_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ranks [n] of one id a row before truncation: 1 + number of larger + number of equal with a lower id."""
-        return rank_of(self.scaled, ids)
-
 
 def rank_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Ranks [n] of one id a row of logits [n, V]: 1 + number of larger + number of equal with a lower id."""
@@ -187,7 +183,7 @@ def top_probs(given: ProcessedLogits, known: Columns, most: int) -> torch.Tensor
 def proposal_columns(target: Distribution, proposal: torch.Tensor) -> Columns:
     """Columns of a draft that has no distribution, each [n]; what stands where it proposes nothing (-1) means nothing."""
     known = proposal.clamp(min=0)
-    return {"target_prob_of_draft_top": target.prob_of(known), "target_rank_of_draft_top": target.rank_of(known)}
+    return {"target_prob_of_draft_top": target.prob_of(known), "target_rank_of_draft_top": rank_of(target.scaled, known)}
 
 
 def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
@@ -199,8 +195,8 @@ def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor
         "draft_entropy": draft.entropy,
         "draft_token_prob": draft.prob_of(token),
         "target_prob_of_draft_top": target.prob_of(draft.top),
-        "target_rank_of_draft_top": target.rank_of(draft.top),
-        "draft_rank_of_token": draft.rank_of(token),
+        "target_rank_of_draft_top": rank_of(target.scaled, draft.top),
+        "draft_rank_of_token": rank_of(draft.scaled, token),
         **divergences(target, draft),
     }
 
