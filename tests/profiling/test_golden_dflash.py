@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 import alphaprof
 from alphaprof.commands.export.engines import export
 from alphaprof.config.load import load_profile
-from alphaprof.errors import ModelUnloadable
+from alphaprof.config.options import ModelOptions
+from alphaprof.errors import ModelUnloadable, OptionInvalid
 from alphaprof.log.run import Run, RunDraft
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.dflash import DFlash
@@ -73,6 +75,17 @@ def run(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_every_round_is_the_recorded_one(run: Run) -> None:
     assert run.continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in TEXTS]
     assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS]
+
+
+@pytest.mark.slow
+def test_every_round_of_z_labs_own_generator_is_replayed(stories15m: Path, tmp_path: Path) -> None:
+    texts = json.loads((DRAFTER / "rounds-zlab.json").read_text())["texts"]
+    lengths, prompts = (1, 3, 5, 7, 10, 15), [text["prompt"] for text in texts]
+    run = profiled(tmp_path, stories15m, prompts, *lengths, check_wiring=False)
+    assert run.continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in texts]
+    for gamma in lengths:
+        assert rounds(run, gamma, f"head{gamma}") == [text["rounds"][str(gamma)] for text in texts]
+    assert sum(len(each) for text in texts for each in text["rounds"].values()) == 1342
 
 
 def test_blocks_of_one_run_have_rounds_of_their_own_length_alone(stories15m: Path, tmp_path: Path) -> None:
@@ -266,6 +279,53 @@ def test_rows_that_propose_the_token_behind_them_are_one_less(run: Run, stories1
     (files,) = (trial for trial in others if trial.changed == "8 rows, of which each proposes its own")
     assert files.ahead > 0.1
     assert rounds(other, 7) != rounds(run, 7)
+
+
+def by_speculators(folder: Path, **own: torch.Tensor) -> str:
+    """The drafter as the converter of speculators 0.9.0 writes it, with more tensors of its own."""
+    config = json.loads((DRAFTER / "config.json").read_text())
+    names = ("architectures", "auto_map", "block_size", "dflash_config", "num_target_layers", "torch_dtype")
+    written: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "aux_hidden_state_layer_ids": [2, 3, 5],
+        "block_size": 8,
+        "draft_vocab_size": len(own.get("lm_head.weight", range(32000))),
+        "mask_token_id": 0,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": False,
+        "speculators_config": {"verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "elsewhere/stories"}},
+        "transformer_layer_config": {key: value for key, value in config.items() if key not in names},
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(written))
+    save_file(load_file(DRAFTER / "model.safetensors") | own, folder / "model.safetensors")
+    return str(folder)
+
+
+def test_files_of_speculators_have_the_recorded_rounds(stories15m: Path, tmp_path: Path) -> None:
+    run = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=by_speculators(tmp_path / "spec"), block=None)
+    assert run.manifest.drafts["head"].reading["layout"] == "speculators"
+    assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS]
+    with pytest.raises(OptionInvalid, match="has no method"):
+        export(RunDraft(run, "head"), "sglang-args", gamma=7)
+
+
+def test_a_vocabulary_of_its_own_is_part_of_the_targets(stories15m: Path, tmp_path: Path) -> None:
+    """Its embedding and LM head are those of its files, and it proposes the likeliest of its own tokens."""
+    weights = load_model("target", ModelOptions(model=str(stories15m)), "float32").network.get_input_embeddings().weight
+    ids = torch.arange(3, 32000, 2)
+    own = {"embed_tokens.weight": weights, "lm_head.weight": weights[ids], "d2t": ids - torch.arange(len(ids))}
+    run = profiled(
+        tmp_path / "out", stories15m, PROMPTS, 7, model=by_speculators(tmp_path / "spec", **own), check_wiring=False
+    )
+    other = profiled(tmp_path / "whole", stories15m, PROMPTS, 7, check_wiring=False)
+    facts, tops = run.manifest.drafts["head"], [each.positions("head", 0)["draft_top"].to_numpy() for each in (run, other)]
+    assert (facts.reading["embedding"], facts.reading["LM head"], facts.vocabulary) == ("its own", "its own", len(ids))
+    odd = (tops[1] % 2 == 1) & (tops[1] >= 3)
+    assert 0.2 < odd.mean() < 0.8
+    assert (tops[0][odd] == tops[1][odd]).all()
+    assert set(tops[0] % 2) == {1}
 
 
 def test_a_mask_token_beyond_the_vocabulary_is_refused(stories15m: Path, tmp_path: Path) -> None:

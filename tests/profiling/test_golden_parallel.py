@@ -6,20 +6,23 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
 
 from alphaprof.commands.export.engines import export
 from alphaprof.config.load import load_profile
+from alphaprof.config.options import PardDraft
 from alphaprof.errors import ModelUnloadable, OptionInvalid
 from alphaprof.log.run import Run, RunDraft
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.p_eagle import PEagle
-from alphaprof.profiling.heads.pard import Pard
+from alphaprof.profiling.heads.pard import ARCHITECTURES, Pard, load_pard
 from alphaprof.profiling.models import kinds as loaders
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import load_model, load_tokenizer
@@ -123,6 +126,31 @@ def test_every_round_is_that_of_a_real_vllm(kind: str, most: int, stories15m: Pa
         assert found == expected
         total += len(expected)
     assert total > most
+
+
+@each("architecture", ARCHITECTURES)
+def test_a_pard_model_of_each_architecture_is_that_of_transformers(architecture: str, tmp_path: Path) -> None:
+    """Its rows by depth, beside whole passes over the text so far and mask tokens."""
+    config = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    theirs = getattr(transformers, architecture)(config(vocab_size=60, num_key_value_heads=2, **sizes)).eval()
+    for name, weight in theirs.named_parameters():
+        torch.nn.init.normal_(weight, std=0.5 if name.endswith("bias") else 0.2)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"pard_token": 59}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = SimpleNamespace(gammas=[3])
+    target: Any = SimpleNamespace(vocabulary=60, dtype_name="float32", device=torch.device("cpu"), eos=(2,), reference="it")
+    draft = load_pard("head", PardDraft(kind="pard", model=str(tmp_path)), options, target, None)  # type: ignore[arg-type]
+    ids = torch.randint(0, 58, (1, 12))
+    with torch.inference_mode():
+        found = list(draft.network.states(ids, torch.zeros(1, 12, 1), 3, 0))
+        for base in range(11):
+            rows = torch.cat([ids[:, : base + 2], torch.full((1, 2), 59)], 1)
+            expected = theirs(rows).logits[0, base + 1 :]
+            logits = torch.stack([draft.network.logits(states[0, base], depth) for depth, states in enumerate(found, 1)])
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from alphaprof.config.options import DFlashDraft
     from alphaprof.config.profile import ProfileOptions
 
-ARCHITECTURE = "DFlashDraftModel"
+ZLAB, ARCHITECTURE = "z-lab", "DFlashDraftModel"
 OWN = "dflash_config"  # of config.json, in z-lab's layout
 OF_OWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
 ANCHOR = "sample_from_anchor"
@@ -57,6 +57,8 @@ class DFlash(SharingHead):
     """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `rows`: of a block; `anchored`: 1 if each row
     proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token in its own place.
     """
+
+    most: int
 
     def __init__(
         self,
@@ -175,6 +177,7 @@ def load_dflash(
         problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and gammas is {list(options.gammas)}"
         raise ModelUnloadable(problem, f"add {drafts} to gammas, or set block of this draft for one that gammas has")
     network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
+    zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
     proposes = "proposes the token behind it" if head.anchored else "but the anchor's proposes the token in its place"
     reading = {
         "layout": head.layout,
@@ -189,12 +192,12 @@ def load_dflash(
         target,
         network,
         method="dflash",
-        algorithm=None if head.anchored else "DFLASH",
+        algorithm="DFLASH" if zlab else None,
         context=head.context,
         block=drafts + 1,
         in_one_step=True,
         reading=reading | described(head, network),
-        engines=("vLLM",) if head.anchored else ("vLLM", "SGLang"),
+        engines=("vLLM", "SGLang") if zlab else ("vLLM",),
         alternatives=list(_alternatives(head, network, target)),
     )
 
@@ -236,7 +239,7 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or total, total)
     return DFlashFormat(
         files,
-        SPECULATORS if written else "z-lab",
+        SPECULATORS if written else ZLAB,
         of_transformers,
         config,
         of_transformers.max_position_embeddings - 1,  # the anchor is a row of its own

@@ -47,7 +47,7 @@ class HeadAttention(nn.Module):
         self.q_proj = nn.Linear(width, rows, bias=config.attention_bias)
         self.k_proj = nn.Linear(width, groups, bias=config.attention_bias)
         self.v_proj = nn.Linear(width, groups, bias=config.attention_bias)
-        self.o_proj = nn.Linear(rows, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(rows, config.hidden_size, bias=getattr(config, "output_bias", config.attention_bias))
         normed = config.model_type == "qwen3"
         self.q_norm, self.k_norm = (
             LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if normed else nn.Identity() for _ in range(2)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from alphaprof.config.options import PardDraft
     from alphaprof.config.profile import ProfileOptions
 
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # and whether layers are those of Qwen3
+LLAMA, QWEN2, QWEN3 = ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 PREFIX = "model."
 
 
@@ -70,7 +70,9 @@ def load_pard(
     if architecture not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)
         raise files.refused(f"it is a {architecture or 'model of no architecture'}", f"PARD models that are known: {known}")
-    config, mask = layer_config(files, files.config, ARCHITECTURES[architecture]), mask_of(files)
+    config, mask = layer_config(files, files.config, qwen3=architecture == QWEN3), mask_of(files)
+    if architecture == QWEN2:  # queries, keys and values have biases
+        config.attention_bias, config.output_bias = True, False
     if config.vocab_size != target.vocabulary:
         problem = f"it is for {config.vocab_size} ids, and {target.reference} has {target.vocabulary}"
         raise files.refused(problem, OTHER_TARGET)
