@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Write what has its one declaration elsewhere: docs/columns.md (the log), docs/profile.md (the profile file), the tables of
-docs/rules.md (acceptance rules), and the JSON Schemas in alphaprof/render/schemas/ (make_schemas.py).
+docs/rules.md (acceptance rules) and docs/report.md (JSON fields), and the JSON Schemas in alphaprof/render/schemas/
+(make_schemas.py).
 
 python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
 
 from __future__ import annotations
 
+import re
 import runpy
 import types
 import typing
@@ -177,11 +179,32 @@ def not_modelled_table() -> str:
     return "\n".join([*rows, *(f"| `{name}` | {about} |" for name, about in rules.NOT_MODELLED.items())])
 
 
+FIELDS = re.compile(
+    r"(<!-- fields of (\w+)(?:: ([\w ]+))?, written by scripts/make_reference.py -->\n).*?(<!-- end -->)", re.DOTALL
+)
+
+
+def report_page(definitions: dict[str, Any]) -> str:
+    """The page about reports: its own text, with the tables of JSON fields between the marks written anew. A mark names a
+    class of the report's schema, and the fields to list (default: all).
+    """
+    text = (DOCS / "report.md").read_text(encoding="utf-8")
+    return FIELDS.sub(lambda found: f"{found[1]}{fields_table(definitions[found[2]], found[3])}\n{found[4]}", text)
+
+
+def fields_table(kind: dict[str, Any], names: str | None) -> str:
+    """Fields of one class as a Markdown table; `names`: those to list, with spaces between."""
+    fields = kind["properties"]
+    meanings = {name: fields[name]["description"].replace("|", "\\|") for name in (names.split() if names else fields)}
+    return "\n".join(["| field | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in meanings.items())])
+
+
 def pages() -> Iterable[tuple[Path, str]]:
     """All pages with their paths."""
-    schemas = runpy.run_path(str(Path(__file__).with_name("make_schemas.py")))["pages"]()
+    made = runpy.run_path(str(Path(__file__).with_name("make_schemas.py")))
+    report = report_page(made["schema_of"](made["Report"])["$defs"])
     written = (("columns.md", columns_page()), ("profile.md", profile_page()), ("rules.md", rules_page()))
-    return (*((DOCS / name, text) for name, text in written), *schemas)
+    return (*((DOCS / name, text) for name, text in (*written, ("report.md", report))), *made["pages"]())
 
 
 if __name__ == "__main__":
