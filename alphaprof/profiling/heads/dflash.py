@@ -18,10 +18,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys, SharingHead, by_round
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys, SharingHead, attention, by_round
 from alphaprof.profiling.heads.eagle_files import (
     ENGINE,
     OTHER_TARGET,
@@ -36,7 +35,7 @@ from alphaprof.profiling.heads.eagle_files import (
     shared_weights,
 )
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
-from alphaprof.profiling.heads.parallel import other_masks, require_mask, used_once
+from alphaprof.profiling.heads.parallel import OnePass, OnePassCache, other_masks, require_mask
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 
@@ -53,7 +52,7 @@ ANCHOR = "sample_from_anchor"
 BLOCK = 16  # rows, if files do not say
 
 
-class DFlash(SharingHead):
+class DFlash(OnePass, SharingHead):
     """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `rows`: of a block; `anchored`: 1 if each row
     proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token in its own place.
     """
@@ -107,6 +106,22 @@ class DFlash(SharingHead):
                 states[row] = after + block.mlp(block.post_attention_layernorm(after))
         return [self.norm(each) for each in states[1 - self.anchored :]]
 
+    def alone(self, anchor: torch.Tensor, place: int, known: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """States [batch, depths, hidden] of one block each with its `anchor` [batch, 1] at a place, in one step."""
+
+        def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys, values = (torch.cat(pair, 2) for pair in zip(known[index], (key, value), strict=True))
+            return attention(query, keys, values)
+
+        masks = anchor.new_full((len(anchor), self.rows - 1), self.mask)
+        states = self.embedded(torch.cat([anchor, masks], 1), self.norm.weight)
+        rotation = self.rotary(states, torch.arange(place, place + self.rows, device=anchor.device)[None])
+        block: Any
+        for index, block in enumerate(self.blocks):
+            states = block(block.input_layernorm(states), states, rotation, index, attend)
+        drafted: torch.Tensor = self.norm(states)[:, 1 - self.anchored :]
+        return drafted
+
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """See `HeadNetwork`."""
         length = ids.shape[1]
@@ -118,16 +133,12 @@ class DFlash(SharingHead):
         """See `HeadNetwork`."""
         return self.head(states)
 
-    def shape(self) -> ModelShape | None:
-        """See `HeadNetwork`."""
-        return used_once(super().shape())
-
     def cache(self, first: torch.Tensor | None = None) -> DFlashCache:
         """An empty cache."""
         return DFlashCache(self)
 
 
-class DFlashCache:
+class DFlashCache(OnePassCache):
     """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states."""
 
     def __init__(self, network: DFlash) -> None:
@@ -141,13 +152,8 @@ class DFlashCache:
         made = self._network.context(features, self._bases)
         known = [keys.put(self._bases, *each) for keys, each in zip(self._keys, made, strict=True)]
         self._bases += tokens.shape[1]
-        place = torch.tensor([self._bases], device=tokens.device)
-        self._states = self._network.block(tokens[:, -1:], place, known, self._bases - 1)
-        return self._states[0][:, 0]
-
-    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """See `HeadCache`."""
-        return self._states[depth - 1][:, 0]
+        self.drafted = self._network.alone(tokens[:, -1:], self._bases, known)
+        return self.drafted[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True)

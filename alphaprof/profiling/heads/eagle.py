@@ -346,9 +346,13 @@ def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
     mask = None
     if 1 < rows < tokens:
         mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(tokens - rows)
-    return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=1 < rows == tokens, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    return attention(query, key, value, attn_mask=mask, is_causal=1 < rows == tokens)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **mask: Any) -> torch.Tensor:
+    """Attention as `causal`, of every row over all keys unless a mask says otherwise."""
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, enable_gqa=grouped, **mask)
 
 
 def by_round(

@@ -74,6 +74,12 @@ class HeadNetwork(nn.Module, ABC):
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Logits [n, logits] of states [n, hidden] at a depth."""
 
+    def at_once(self, cache: Any) -> torch.Tensor | None:
+        """Return the states [batch, depths, hidden] of all depths of a round that `cache.extend` has begun, if one pass
+        computes them; their logits are those of depth 1. None: each depth is a step of its own.
+        """
+        return None
+
     @abstractmethod
     def shape(self) -> ModelShape | None:
         """What decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""

@@ -13,12 +13,36 @@ from alphaprof.errors import shown
 from alphaprof.profiling.heads.draft import Alternative
 from alphaprof.profiling.heads.eagle import EagleCache, EagleHead
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
+from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.load import Model
 
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # in the order in which vLLM looks
 
 
-class MaskRows(EagleHead):
+class OnePass(HeadNetwork):
+    """A head that drafts all tokens of a round in its first step."""
+
+    def at_once(self, cache: OnePassCache) -> torch.Tensor:
+        """See `HeadNetwork`."""
+        return cache.drafted
+
+    def shape(self) -> ModelShape | None:
+        """See `HeadNetwork`."""
+        shape = super().shape()  # type: ignore[safe-super]
+        return None if shape is None else replace(shape, first_parameters=shape.parameters)
+
+
+class OnePassCache:
+    """Such a head at work: `drafted` [batch, depths, hidden], the states of the round that began last."""
+
+    drafted: torch.Tensor
+
+    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `HeadCache`."""
+        return self.drafted[:, depth - 1]
+
+
+class MaskRows(OnePass, EagleHead):
     """A head whose depths beyond the first are mask rows. `mask`: their token; `drafts`: how many tokens a round drafts."""
 
     mask: int
@@ -28,16 +52,12 @@ class MaskRows(EagleHead):
         """See `EagleHead`: mask rows, whatever was drafted."""
         return torch.full_like(tokens, self.mask), states
 
-    def shape(self) -> ModelShape | None:
-        """See `HeadNetwork`."""
-        return used_once(super().shape())
-
     def cache(self, first: torch.Tensor | None = None) -> MaskCache:
         """An empty cache."""
         return MaskCache(self, first if self.ahead else None)
 
 
-class MaskCache(EagleCache):
+class MaskCache(OnePassCache, EagleCache):
     """Mask rows at work: they run behind the verified rows, and the next round writes over their keys."""
 
     _head: MaskRows
@@ -54,18 +74,9 @@ class MaskCache(EagleCache):
         entered, more = self._head.entry(features), self._head.drafts - 1
         masks = self._head.deeper(tokens[:, :1].expand(-1, more), entered[:, :1].expand(-1, more, -1))
         rows = torch.cat([tokens, masks[0]], 1), torch.cat([entered, masks[1]], 1)
-        self._states = self._step(*rows, self._bases)[:, tokens.shape[1] - 1 :]
+        self.drafted = self._step(*rows, self._bases)[:, tokens.shape[1] - 1 :]
         self._bases += tokens.shape[1]
-        return self._states[:, 0]
-
-    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """See `HeadCache`."""
-        return self._states[:, depth - 1]
-
-
-def used_once(shape: ModelShape | None) -> ModelShape | None:
-    """The shape of a head that runs in the first step of a round alone."""
-    return None if shape is None else replace(shape, first_parameters=shape.parameters)
+        return self.drafted[:, 0]
 
 
 def mask_of(files: HeadFiles) -> int:

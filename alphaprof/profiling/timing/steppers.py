@@ -281,22 +281,32 @@ class HeadStepper:
         return seconds(self.network.device, lambda: self._extended(cache, tokens))
 
     def later(self) -> float:
-        """Seconds of the second step of a round, whose first ran over one token."""
+        """Seconds of the second step of a round, whose first ran over one token; of one pass, of the choice of a token."""
         cache = self._copy()
         state, token = self._extended(cache, 1)
+        if self.network.at_once(cache) is not None:
+            logits = self.network.logits(state, 1)
+            return seconds(self.network.device, lambda: self._ids(logits))
         return seconds(self.network.device, lambda: self._chosen(cache.deepen(token, state, 2), 2))
 
     def _copy(self) -> HeadCache:
         return copy.deepcopy(self._filled, {id(self.network): self.network})
 
     def _extended(self, cache: HeadCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states and ids that the first step drafts."""
+        """The states and ids that the first step drafts; of one pass it computes the logits of all depths."""
         state = cache.extend(self._tokens[:, self.context : self.context + tokens], self._next[:, :tokens])
+        if (every := self.network.at_once(cache)) is not None:
+            logits = self.network.logits(every.flatten(0, 1), 1)
+            return state, self._ids(logits.view(*every.shape[:2], -1)[:, 0])
         return state, self._chosen(state, 1)
 
     def _chosen(self, state: torch.Tensor, depth: int) -> torch.Tensor:
         """The target's ids [batch] that states [batch, hidden] draft."""
-        index = self.network.logits(state, depth).argmax(1)
+        return self._ids(self.network.logits(state, depth))
+
+    def _ids(self, logits: torch.Tensor) -> torch.Tensor:
+        """The target's ids [batch] that logits [batch, logits] draft."""
+        index = logits.argmax(1)
         ids = index if self.network.ids is None else self.network.ids[index]
         if ids.device.type == "cpu":
             ids.tolist()
