@@ -163,7 +163,8 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_t
     architectures = [given] if isinstance(given, str) else given
     kind = str(files.config.get("speculators_model_type") or architectures[0])
     if PARALLEL.search(f"{kind} {architectures}"):
-        raise files.refused(f"{kind} drafts a block of tokens in parallel, which is not measured here", ENGINE)
+        hint = f"use kind: dflash if it is DFlash; else {ENGINE}"
+        raise files.refused(f"{kind} drafts a block of tokens in parallel, so it is not an EAGLE head", hint)
     if (MASK_STATE in files.tensors) != (known is P_EAGLE_KINDS):
         names = ("P-EAGLE", "p_eagle") if MASK_STATE in files.tensors else ("another head", "eagle3")
         raise files.refused(f"its tensors are those of {names[0]}", f"use kind: {names[1]}")
