@@ -377,11 +377,6 @@ class CurveHeads:
         """The first head of the largest size."""
         return self.sizes[-1][0]
 
-    @property
-    def why_not_nested(self) -> str:
-        """Why sizes do not lie in each other, so that more than their size tells them apart; empty where they do."""
-        return next(_not_nested(self.sizes), "")
-
 
 def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     """The heads of a list, under the decision of its run.
@@ -451,12 +446,8 @@ def _size_key(head: CurveHead) -> tuple[str, str]:
 
 def _curve_head(entry: HeadBeside, side: RunDraft, record: TrainingRecord | None, totals: DocumentTotals) -> CurveHead:
     depths = side.run.manifest.drafts[side.draft].depths or max(side.run.gammas)
-    if record is None:
-        if not isinstance(entry, HeadEntry):
-            return CurveHead(side.draft, None, totals, depths, 0, None, None)
-        return CurveHead(side.draft, None, totals, depths, entry.units or 0, entry.tokens, entry.order)
-    size = record.size
-    return CurveHead(side.draft, record, totals, depths, size.units, size.tokens, size.order)
+    size = record.size if record else entry if isinstance(entry, HeadEntry) else HeadEntry(draft=side.draft)
+    return CurveHead(side.draft, record, totals, depths, size.units or 0, size.tokens, size.order)
 
 
 def _why_not_testable(head: CurveHead, run: Run, documents: pa.Table, test: Array) -> Iterator[str]:
@@ -512,10 +503,6 @@ class TestTraffic:
             return [(np.concatenate(list(self.rows.values())), 1.0)]
         return [(self.rows[domain], weight) for domain, weight in self.weights.items() if weight > 0]
 
-    def alone(self, domain: str) -> TestTraffic:
-        """One domain as a traffic of its own."""
-        return TestTraffic({domain: self.rows[domain]}, None, self.cluster)
-
 
 @dataclass(frozen=True)
 class CurveInputs:
@@ -532,16 +519,6 @@ class CurveInputs:
     gamma: int
     gamma_from: Literal["decision", "stop", "test"]
 
-    @property
-    def confidence(self) -> float:
-        """Of every interval."""
-        return self.decision.confidence
-
-    @property
-    def min_speedup(self) -> float:
-        """The speedup that serving a head is worth."""
-        return self.decision.min_speedup
-
 
 def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveReport:
     """The answer about the heads of a list; `changes` to the decision and the costs of its run as in a report. Raises
@@ -557,11 +534,13 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
         _point(inputs, name, [head], heads.sizes[-1], known=head.units > 0) for name, head in heads.beside.items()
     )
     outlook, tested = outlook_of(inputs, points), heads.part == TEST
+    outlook["instead"] = (*_measured_ways(inputs, beside), *outlook["instead"])
+    outlook["notes"] += tuple(_caveats(inputs))
     return CurveReport(
         alphaprof=__version__,
         run=str(run.path),
-        confidence=inputs.confidence,
-        min_speedup=inputs.min_speedup,
+        confidence=inputs.decision.confidence,
+        min_speedup=inputs.decision.min_speedup,
         concurrency=inputs.decision.concurrency,
         gamma=inputs.gamma,
         gamma_from=inputs.gamma_from,
@@ -571,8 +550,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
         points=points,
         beside=beside,
         costs=costs_of(heads),
-        **vars(outlook)
-        | {"instead": (*_measured_ways(inputs, beside), *outlook.instead), "notes": (*outlook.notes, *_caveats(inputs))},
+        **outlook,
     )
 
 
@@ -660,8 +638,8 @@ def _point(
         accepted=_accepted(inputs, heads, traffic),
         spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
         domains=tuple(
-            CurveDomain(domain=domain, **_reached_on(inputs, heads, before, traffic.alone(domain)))
-            for domain in traffic.rows
+            CurveDomain(domain, **_reached_on(inputs, heads, before, TestTraffic({domain: rows}, None, traffic.cluster)))
+            for domain, rows in traffic.rows.items()
         ),
         **_reached_on(inputs, heads, before, traffic),
     )
@@ -672,7 +650,7 @@ def _reached_on(
 ) -> dict[str, Any]:
     """What heads of one size reach on a traffic, all of it or one domain."""
     counts = [_mean_rounds(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
-    free, times, confidence = free_draft(inputs.gamma), inputs.times, inputs.confidence
+    free, times, confidence = free_draft(inputs.gamma), inputs.times, inputs.decision.confidence
     return {
         "alpha": _alpha(heads, traffic),
         "tokens_per_round": tokens_interval(_traffic_speedup(traffic, counts, free), inputs.gamma, confidence),
@@ -713,7 +691,8 @@ def _timing(inputs: CurveInputs) -> float:
     rows = inputs.traffic.rows.values()
     counts = [_mean_rounds(inputs.heads.sizes[-1], each, inputs.gamma) for each in rows]
     found = _traffic_speedup(inputs.traffic, counts, inputs.times)
-    return quantile((1 + inputs.confidence) / 2, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
+    at = (1 + inputs.decision.confidence) / 2
+    return quantile(at, found.timing_freedom) * found.timing_error if found.timing_error else 0.0
 
 
 def _traffic_speedup(traffic: TestTraffic, counts: Sequence[RoundCounts], times: StepTimes) -> Any:
@@ -732,7 +711,7 @@ def _paired_difference(
         return None
     one, two = ([spent_and_base(part, free) for part in side] for side in counts)
     units = [present(part.cluster) for part in counts[1]]
-    return weighted_inverse_difference(one, two, units, weights, inputs.confidence, inputs.gamma)[2]
+    return weighted_inverse_difference(one, two, units, weights, inputs.decision.confidence, inputs.gamma)[2]
 
 
 def _miss_rates(inputs: CurveInputs, of: Callable[[CurveInputs, CurveHead], Measured]) -> BySize:
@@ -807,22 +786,8 @@ def _caveats(inputs: CurveInputs) -> Iterator[str]:
         yield f"texts are split {split_words(record)}"
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What is said about more data, by the names of the report's fields."""
-
-    floor: float | None
-    outcome: str
-    verdict: str
-    instead: tuple[str, ...]
-    backtest: CurveBacktest | None
-    reason: str
-    forecast: tuple[ForecastRow, ...]
-    notes: tuple[str, ...]
-
-
-def outlook_of(inputs: CurveInputs, points: Sequence[CurvePoint]) -> Outlook:
-    """Forecast tokens per round and alpha, if the measured sizes allow it."""
+def outlook_of(inputs: CurveInputs, points: Sequence[CurvePoint]) -> dict[str, Any]:
+    """What is said about more data, by fields of the report: a forecast, if the measured sizes allow it."""
     heads, parts, gamma = inputs.heads, inputs.traffic.parts, inputs.gamma
     rounds, firsts = _miss_rates(inputs, _measured_rounds), _miss_rates(inputs, _measured_firsts)
     floor = _vocabulary_floor(heads, parts)
@@ -832,22 +797,24 @@ def outlook_of(inputs: CurveInputs, points: Sequence[CurvePoint]) -> Outlook:
         share = max(floor or 0.0, uncertainty(heads, parts))
         curve = LearningCurve.of(rounds, min(tokens_floor(share, gamma), rounds[-1][1][0].miss))
         tested, reason = _backtested(curve, points, inputs)
-    last, least = points[-1], inputs.min_speedup
+    last, least = points[-1], inputs.decision.min_speedup
     others = tuple(_other_ways(last, floor, least))
+    found = {"floor": floor, "backtest": tested, "reason": reason, "notes": notes}
     if reason:
         instead = () if last.speedup is not None and last.speedup.low >= least else others
         verdict = _verdict_as_measured(last.speedup, least, reason)
-        return Outlook(floor, f"NO FORECAST: {reason}", verdict, instead, tested, reason, (), notes)
+        return found | {"outcome": f"NO FORECAST: {reason}", "verdict": verdict, "instead": instead, "forecast": ()}
     curve_of_firsts = LearningCurve.of(firsts, min(share, firsts[-1][1][0].miss))
     speed = _speedups_at_cost(last, _timing(inputs))
     rows = tuple(_forecast_rows(curve, curve_of_firsts, inputs, speed))
     outcome, verdict = _verdict_ahead(rows, curve, inputs, speed)
-    return Outlook(floor, outcome, verdict, () if rows[0].reached == "every" else others, tested, "", rows, notes)
+    instead = () if rows[0].reached == "every" else others
+    return found | {"outcome": outcome, "verdict": verdict, "instead": instead, "forecast": rows}
 
 
 def _backtested(curve: LearningCurve, points: Sequence[CurvePoint], inputs: CurveInputs) -> tuple[CurveBacktest, str]:
     """Return how the smaller sizes predicted the largest, and why that rules out a forecast (empty if it does not)."""
-    found, reason = backtest(curve, inputs.confidence), ""
+    found, reason = backtest(curve, inputs.decision.confidence), ""
     predicted = as_tokens(found.predicted, inputs.gamma)
     now = as_tokens(Scenarios(0.0, found.measured, found.measured, found.measured), inputs.gamma).value
     if not found.inside:
@@ -865,8 +832,8 @@ def _why_none(heads: CurveHeads, measured: BySize) -> str:
     if len(measured) < FEWEST_SIZES:
         sizes = "there is one size only" if len(measured) == 1 else f"there are {len(measured)} sizes"
         return f"{sizes}, and a forecast that can be tested takes {FEWEST_SIZES}"
-    if heads.why_not_nested:
-        return f"sizes are not nested: {heads.why_not_nested}"
+    if torn := next(_not_nested(heads.sizes), ""):  # more than their size tells them apart
+        return f"sizes are not nested: {torn}"
     if max(len(same) for _, same in measured) < 2:
         return "no size has two heads, so that nothing says how much training itself varies"
     try:
@@ -927,7 +894,7 @@ def _forecast_rows(
     curve: LearningCurve, firsts: LearningCurve, inputs: CurveInputs, speed: Speedups | None
 ) -> Iterator[ForecastRow]:
     """Yield what the measured largest size and its multiples would reach."""
-    least, confidence = inputs.min_speedup, inputs.confidence
+    least, confidence = inputs.decision.min_speedup, inputs.decision.confidence
     for factor in (1, *FACTORS):
         size = factor * float(curve.sizes[-1])
         tokens, first = as_tokens(scenarios(curve, size, confidence), inputs.gamma), scenarios(firsts, size, confidence)
@@ -948,7 +915,7 @@ def _verdict_ahead(
     speed: Speedups | None,
 ) -> tuple[str, str]:
     """Return the outcome of a forecast in a few words, and the verdict."""
-    largest, goal = curve.sizes[-1], f"{inputs.min_speedup:g}x"
+    largest, goal = curve.sizes[-1], f"{inputs.decision.min_speedup:g}x"
     most = f"{FACTORS[-1]} times the data"
     if speed is None:
         band = rows[-1].tokens_per_round
@@ -975,9 +942,9 @@ def _first_size_at(curve: LearningCurve, inputs: CurveInputs, speed: Speedups, *
     """Return from how many units on the least speedup is reached in some or all scenarios."""
 
     def reaches(band: Scenarios) -> bool:
-        return _reached_in(speed(as_tokens(band, inputs.gamma)), inputs.min_speedup) in enough
+        return _reached_in(speed(as_tokens(band, inputs.gamma)), inputs.decision.min_speedup) in enough
 
-    return first_size(curve, reaches, inputs.confidence)
+    return first_size(curve, reaches, inputs.decision.confidence)
 
 
 def _verdict_as_measured(speed: Interval | None, least: float, reason: str) -> str:
