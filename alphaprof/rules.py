@@ -55,8 +55,8 @@ class Rule:
     `logged`: both need whole distributions, so that only a log that was written with the rule has them. `drawn`: drafts are
     drawn from q, so that a draft equal to the target is always accepted, and what happened to the token that was emitted
     is a probability where q is not a point mass. `blocks`: the drafts of a round are verified together. `at_most_top`: it
-    keeps at most the target's top probability; `by_token`: it depends on the rank of x_t in q; `measure`: what its threshold
-    is compared with. `used_by`: who decodes like this.
+    keeps at most the target's top probability; `by_token`: it depends on the rank of x_t in q; `measure` computes beta_t and
+    a_t from p, q and x_t while scoring, for rules that need whole distributions. `used_by`: who decodes like this.
     """
 
     about: str

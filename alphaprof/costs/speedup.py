@@ -40,9 +40,9 @@ LARGEST = 600.0  # of a logarithm that is turned into a number
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one kind of step in ms. `rounds`: its times in interleaved rounds, where it was measured so; round i of
-    all steps is one unit, `autocorrelation` that of the rounds, and `waiting` the share of their time in which the steps had
-    no processor. Without rounds `relative_error`, a standard error of its own, counts.
+    """The time of one kind of step in ms. `rounds`: its times in each timing round, which runs all steps in turn (nothing to
+    do with rounds of drafting) and is one unit of their sampling; `autocorrelation`: that of the rounds; `waiting`: the
+    share of their time in which the steps had no processor. Without rounds `relative_error`, a standard error, counts.
     """
 
     ms: float

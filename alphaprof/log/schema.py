@@ -341,8 +341,8 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column(
             "emitted",
             count,
-            "Sum over the proposals of what happened to the emitted tokens (a_t): equal to `accepted` on average over texts "
-            "that the rule's own decoding would emit; null: a lossy rule.",
+            "Sum of a_t over the proposals: equal to `accepted` on average over texts that the rule's own decoding would "
+            "emit; null: a lossy rule.",
             "positions",
             0,
             nullable=True,

@@ -1,4 +1,4 @@
-"""How a run comes to be, in any number of processes, and without locks. Decision 029 says why.
+"""How a run comes to be, in any number of processes, and without locks (docs/decisions/029 says why).
 
 1. `joined`: `profile.json`, the first file, names the profile. Processes with the same one share the run.
 2. `RunWriter.stage`, `write_latency`, `begin`: prompts and step times are written, then the manifest that names them, by

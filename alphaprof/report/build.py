@@ -133,8 +133,8 @@ def build_report(
 def _judged_pools(
     inputs: ReportInputs, shown: Sequence[str], part: LogPart
 ) -> tuple[list[ResultOnText], list[DraftPool], Traffic, Parts]:
-    """The result of every pool, the pools that the verdicts concern, and the answers for the traffic and its parts. Other
-    threads work them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
+    """Return the result of every pool, the pools that verdicts rest on, and the answers for the traffic and its parts.
+    Results are computed in threads while the next pool is read; the pools of verdicts are read first.
     """
     question, costs, gammas = inputs.question, inputs.costs, inputs.run.gammas
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}

@@ -76,11 +76,9 @@ def find_route(
     if missing := next((draft for draft in candidates if draft not in timing.times), None):
         return f"there are no step times for {missing}"
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
-    if parts is None:
-        return "the documents that would choose pools are not there"
     options = question.options(candidates, gammas)
-    if not options:
-        return "no draft has rounds of the decision's gamma"
+    if parts is None or not options:
+        return f"the {'documents' if options else 'rounds'} that would choose pools are not there"
     halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
     choosing, testing = (_Half(candidates, times, mix, rows, options[0]) for times, rows in halves_of_times)
     single, assigned = _assigned(*choosing.relative_times([None, *options]), [None, *options], question.min_route_gain)
@@ -93,17 +91,17 @@ def find_route(
         return "some domain has no tokens to test pools on"
     more = Interval(faster.value - 1, faster.low - 1, faster.high - 1)
 
-    def pool(used: Configuration, domains: Sequence[str]) -> ServerPool:
+    def served(used: Configuration, domains: Sequence[str]) -> ServerPool:
         draft, gamma = used or (None, None)
         return ServerPool(draft, gamma, tuple(domains), sum(weights[domain] for domain in domains))
 
-    pools = [
-        pool(used, [domain for domain, each in zip(mix.domains, assigned, strict=True) if each == used])
+    servers = [
+        served(used, [domain for domain, each in zip(mix.domains, assigned, strict=True) if each == used])
         for used in dict.fromkeys(assigned)
     ]
-    pools.sort(key=lambda each: -each.share)
+    servers.sort(key=lambda each: -each.share)
     why_not = _why_not(gain.tells and whole.tells, more.low, speedup.low, question)
-    return Route(tuple(pools), speedup, more, pool(single, mix.domains), gain.documents, why_not)
+    return Route(tuple(servers), speedup, more, served(single, mix.domains), gain.documents, why_not)
 
 
 def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> str:

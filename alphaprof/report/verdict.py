@@ -167,7 +167,9 @@ def judge(
         speedup = pooled_speedup(candidates, best, times, mix, testing) if best else None
         decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
     elif best is not None:
-        decision = _decided(candidates, best, times[best[0]], mix, question, order, 0 if only else order.choosing)
+        decision = _decide_in_random_order(
+            candidates, best, times[best[0]], mix, question, order, 0 if only else order.choosing
+        )
     elif order.choosing:
         decision = no_decision(
             f"the first {order.choosing} documents choose draft and gamma, and the choice is not known yet"
@@ -210,7 +212,7 @@ def _fastest(
     return max(known, key=lambda option: known[option], default=None)
 
 
-def _decided(
+def _decide_in_random_order(
     candidates: Pools, pair: Pair, times: StepTimes, mix: Mix, question: Question, order: Order, after: int
 ) -> Decision:
     """The verdict on one draft and gamma by bets over the documents after the first `after`, in the order they came in.

@@ -71,9 +71,9 @@ def ratio(totals: Array, counts: Array, strata: Array | None = None, sizes: Arra
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
     errors, freedom = _influences(totals, counts, strata, sizes)
-    alike = float(counts.sum()) ** 2 / float(np.square(counts, dtype=np.float64).sum())  # documents of one length, as sure
+    effective = float(counts.sum()) ** 2 / float(np.square(counts, dtype=np.float64).sum())  # Kish's number of documents
     squares = errors * errors
-    third = float((squares * errors).sum()) * alike / max(alike - 2, 0.5)
+    third = float((squares * errors).sum()) * effective / max(effective - 2, 0.5)
     return Ratio(value, math.sqrt(float(squares.sum())), documents, freedom, third)
 
 

@@ -15,7 +15,16 @@ from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, ratio, rules_of
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.hybrid import BY_LOOKUP
-from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths, runs_by_depth, steps
+from alphaprof.totals.replay import (
+    Flavour,
+    Rounds,
+    Trace,
+    expected_replays,
+    listed_rounds,
+    replays,
+    run_lengths,
+    runs_by_depth,
+)
 
 Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
 SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what a `Shape` is made from
@@ -125,7 +134,7 @@ def _traced(
     models: tuple[ModelFacts, DraftFacts],
     request: TotalsRequest,
 ) -> tuple[Trace, tuple[Array, Array] | None]:
-    """What rounds are replayed from, and the chances that they are expected by; None: they are facts."""
+    """Return the trace, and a_t and beta_t if rounds are expectations; None if the log determines the rounds."""
     draft = models[1]
     chances = tested_chances(rule, columns, chances)
     if depth_columns(rule, draft):
@@ -158,8 +167,8 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
 
 
 def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Whether the log of a draft holds what rounds of a rule are made of. A head's proposals depend on the depth: of rules
-    that draw several tokens it holds no depths, and ranks by depth where they were asked for alone.
+    """Return whether the log of a draft holds what rounds of a rule are made of. A head's log has nothing by depth for rules
+    that need whole distributions, and ranks by depth only with `ranks_by_depth`.
     """
     if not draft.by_depth:
         return True
@@ -349,7 +358,7 @@ def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined:
     """Draft steps of a hybrid's documents, and rounds that run any; `stepped` [positions]: those that begin there do."""
     columns, places = {}, np.flatnonzero(defined)
     for gamma in request.gammas:
-        found = steps(trace, gamma, request.flavour)
+        found = listed_rounds(trace, gamma, request.flavour)
         run = np.where(stepped[found.at], found.drafted, 0)
         for name, counted in (("steps", run), ("started", run > 0)):
             columns[f"{name}_{gamma}"] = np.full(len(defined), np.nan)

@@ -160,7 +160,7 @@ def runs_by_depth(agrees: Array, proposed: Array, start: Ints, stop: Ints) -> In
 
 
 @dataclass(frozen=True)
-class Steps:
+class RoundList:
     """Rounds one by one, [rounds]: the document of each, where it starts, and what it drafted, accepted and emitted."""
 
     document: Ints
@@ -170,11 +170,11 @@ class Steps:
     emitted: Ints
 
 
-def steps(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Steps:
+def listed_rounds(trace: Trace, gamma: int, flavour: Flavour = "engine") -> RoundList:
     """The rounds of all documents for one gamma, document by document."""
     from alphaprof.totals.replay_loops import list_rounds
 
-    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _how(trace, flavour)).T)
+    return RoundList(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _how(trace, flavour)).T)
 
 
 def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:

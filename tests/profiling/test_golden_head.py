@@ -18,7 +18,7 @@ from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tokenizer
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, steps
+from alphaprof.totals.replay import Trace, listed_rounds
 from tests.loops import each
 from tests.runs import Silent
 
@@ -63,7 +63,7 @@ def rounds(run: Run, gamma: int, draft: str = "head") -> list[list[list[int]]]:
     length = texts["continuation_tokens"].to_numpy().astype(np.int64)
     stop = np.cumsum(length)
     trace = Trace(columns["accepted_run"], columns["proposed"], stop - length, stop, length, np.zeros(stop[-1], dtype=bool))
-    found = steps(trace, gamma)
+    found = listed_rounds(trace, gamma)
     at = found.at - (stop - length)[found.document]
     pairs = np.stack([at, np.minimum(found.accepted, length[found.document] - at)], 1)
     return [pairs[found.document == number].tolist() for number in range(len(length))]

@@ -28,7 +28,7 @@ from alphaprof.profiling.scoring.scorer import Extras, Scorer, by_document, posi
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, steps
+from alphaprof.totals.replay import Trace, listed_rounds
 from tests import reference
 from tests.conftest import slow
 from tests.profiling.test_scoring import Crossed, PretendedGpu
@@ -245,7 +245,7 @@ def test_real_rounds_are_those_of_replay(ids: list[int] | None, rule: str, layer
             engine = Speculation(target(), draft, parse_rule(rule), gamma, Choice(processing, 7, width=TOKENS))
             decoded = engine.decode(item.document.prompt, size, source_row=item.document.source_row)
             assert decoded.ids.tolist() == item.ids.tolist()
-            replayed = steps(trace, gamma)
+            replayed = listed_rounds(trace, gamma)
             assert decoded.drafted.tolist() == replayed.drafted.tolist()
             assert decoded.accepted.tolist() == replayed.accepted.tolist()
             counted, accepted = counted + len(decoded.drafted), accepted + int(decoded.accepted.sum())

@@ -20,7 +20,7 @@ from alphaprof.profiling.texts.continuations import Continuation, generate, gene
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import proposed_in
-from alphaprof.totals.replay import Trace, replay, run_lengths, steps
+from alphaprof.totals.replay import Trace, listed_rounds, replay, run_lengths
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -109,7 +109,7 @@ def one_document(item: Continuation, columns: dict[str, np.ndarray], run: np.nda
 
 def replayed(trace: Trace, gamma: int) -> list[tuple[int, int]]:
     """Rounds of one document as (drafted, matched), as Hugging Face makes them."""
-    found = steps(trace, gamma, "hf")
+    found = listed_rounds(trace, gamma, "hf")
     return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 

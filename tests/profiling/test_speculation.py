@@ -25,7 +25,7 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, run_lengths, steps
+from alphaprof.totals.replay import Trace, listed_rounds, run_lengths
 from tests.conftest import slow
 from tests.profiling.test_architectures import CONFIGS, OTHERS, SOME, network
 from tests.profiling.test_scoring import PretendedGpu
@@ -133,7 +133,7 @@ def replayed(item: Continuation, columns: dict[str, Any], gamma: int) -> list[tu
     run = columns.get("accepted_run", run_lengths(agrees, start, stop))
     limit, ends = np.array([item.document.max_new_tokens]), np.zeros(size, dtype=bool)
     trace = Trace(run, columns["proposed"].astype(np.int64), start, stop, limit, ends)
-    found = steps(trace, gamma)
+    found = listed_rounds(trace, gamma)
     return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 

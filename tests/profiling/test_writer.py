@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alphaprof.profiling.run.shard import WAITING, Writer
+from alphaprof.profiling.run.shard import WAITING, BackgroundWriter
 
 PATIENCE = 30  # seconds, after which a test fails rather than hangs
 
@@ -23,7 +23,7 @@ def failing() -> None:
 def test_work_is_done_in_order_and_before_the_block_ends() -> None:
     """A hundred pieces, handed over faster than they may be done, are done in the order in which they came."""
     done: list[int] = []
-    with Writer() as writer:
+    with BackgroundWriter() as writer:
         for number in range(100):
             writer.put(lambda number=number: done.append(number))  # type: ignore[misc]
     assert done == list(range(100))
@@ -32,7 +32,7 @@ def test_work_is_done_in_order_and_before_the_block_ends() -> None:
 def test_no_more_than_one_piece_waits_while_one_is_done() -> None:
     """The next `put` waits for the thread: what is measured ahead stays bounded."""
     gate, put = threading.Event(), []
-    with Writer() as writer:
+    with BackgroundWriter() as writer:
 
         def feed() -> None:
             for number in range(6):
@@ -50,17 +50,17 @@ def test_no_more_than_one_piece_waits_while_one_is_done() -> None:
 
 def fed(*work: Any, then: Any) -> None:
     """Hand over pieces of work all at once, and then do something."""
-    with Writer() as writer:
+    with BackgroundWriter() as writer:
         for piece in work:
             writer._queue.put(piece)  # `put` would see the error of an earlier one
         then(writer)
 
 
-def settle(writer: Writer) -> None:
+def settle(writer: BackgroundWriter) -> None:
     writer._queue.join()
 
 
-def interrupt(writer: Writer) -> None:
+def interrupt(writer: BackgroundWriter) -> None:
     raise KeyboardInterrupt
 
 
@@ -70,7 +70,7 @@ def test_an_error_is_raised_by_the_next_call_and_nothing_behind_it_is_done(ask: 
     done: list[int] = []
     reached: list[str] = []
 
-    def then(writer: Writer) -> None:
+    def then(writer: BackgroundWriter) -> None:
         settle(writer)
         if ask != "nothing":
             getattr(writer, ask)(*([lambda: done.append(2)] if ask == "put" else []))

@@ -11,7 +11,7 @@ import pytest
 
 from alphaprof.report.build import build_report
 from alphaprof.report.sections.context import ContextTokens, edges_of
-from alphaprof.totals.replay import Trace, replay, run_lengths, steps
+from alphaprof.totals.replay import Trace, listed_rounds, replay, run_lengths
 from tests.reporting import as_terminal, codes
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
@@ -27,7 +27,7 @@ def tokens_of(chances: list[Array], prompts: list[int], rng: np.random.Generator
     kept = rng.random(stop[-1]) < np.concatenate(chances)
     run = run_lengths(kept, start, stop)
     trace = Trace(run, np.full(len(kept), 256), start, stop, sizes, np.zeros(len(kept), dtype=bool))
-    found = steps(trace, GAMMA)
+    found = listed_rounds(trace, GAMMA)
     row, place = np.repeat(np.arange(len(sizes)), sizes), np.arange(len(kept))
     begun, left = place - start[row], stop[row] - place
     at = begun > 0

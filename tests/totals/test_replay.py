@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.profiling.models.kinds import PromptLookup
-from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replay, run_lengths, steps
+from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, listed_rounds, replay, run_lengths
 from tests.loops import each
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ def corpus(agrees: Array, proposed: Array, lengths: list[int], limit: Array | No
 
 def rounds(one: Trace, gamma: int, flavour: Any = "engine") -> list[tuple[int, int]]:
     """The rounds of one document as (drafted, accepted)."""
-    found = steps(one, gamma, flavour)
+    found = listed_rounds(one, gamma, flavour)
     return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 
@@ -103,8 +103,8 @@ def test_a_flavour_counts_the_tokens_left_in_each_document_of_some() -> None:
     """The second and third of three documents, as where only some have rounds."""
     three = corpus(np.zeros(9), np.full(9, READY), [2, 3, 4], np.array([2, 3, 5]))
     some = dataclasses.replace(three, **{name: getattr(three, name)[1:] for name in ("start", "stop", "limit")})
-    assert steps(some, 4, "llamacpp").drafted.tolist() == [1, 0, 3, 2, 1]
-    assert steps(some, 4, "hf").drafted.tolist() == [2, 1, 0, 4, 3, 2, 1]
+    assert listed_rounds(some, 4, "llamacpp").drafted.tolist() == [1, 0, 3, 2, 1]
+    assert listed_rounds(some, 4, "hf").drafted.tolist() == [2, 1, 0, 4, 3, 2, 1]
 
 
 def test_hf_rounds_by_hand() -> None:
@@ -129,7 +129,7 @@ def test_a_draft_that_ends_in_the_next_document_ends_no_round_of_this_one() -> N
     both = dataclasses.replace(both, draft_ends=np.array([0, 0, 0, 1, 0], dtype=bool))
     alone = [trace(first), trace(second, ends=[1, 0])]
     for gamma in (1, 2, 3, 7):
-        found = steps(both, gamma, "hf")
+        found = listed_rounds(both, gamma, "hf")
         each = [rounds(one, gamma, "hf") for one in alone]
         assert list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True)) == [*each[0], *each[1]]
         counted = replay(both, gamma, "hf").drafted
@@ -447,7 +447,7 @@ def test_rounds_that_stop_when_unsure_equal_the_plain_loop(
     lengths = [len(document) for document in given_documents]
     many = corpus(agrees, np.full(len(agrees), READY), lengths, limit=np.array(lengths))
     many = dataclasses.replace(many, unsure=unsure)
-    found, kept = steps(many, gamma, flavour), agrees * 1.0
+    found, kept = listed_rounds(many, gamma, flavour), agrees * 1.0
     assert_equal(replay(many, gamma, flavour), expected_replays(many, (kept, kept), [gamma], flavour)[gamma])
     ours = iter(zip(found.at, found.drafted, found.accepted, strict=True))
     for start, document in zip(many.start, given_documents, strict=True):
@@ -616,7 +616,7 @@ def looked_up(prompt: list[int], text: list[int], lookup: PromptLookup, before_e
 
 def with_a_proposal(one: Trace, gamma: int) -> tuple[list[int], list[int], list[int]]:
     """Of one document's rounds that drafted something, as vLLM lists them: drafted, accepted, and the tokens left."""
-    found = steps(one, gamma)
+    found = listed_rounds(one, gamma)
     chosen = found.drafted > 0
     return found.drafted[chosen].tolist(), found.accepted[chosen].tolist(), (one.stop[0] - found.at[chosen]).tolist()
 

@@ -56,7 +56,7 @@ from alphaprof.profiling.models.load import (
 from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run.parts import WHOLE, Part, wait_until_begun
-from alphaprof.profiling.run.shard import Loaded, Plan, Progress, Writer, measure_shard
+from alphaprof.profiling.run.shard import BackgroundWriter, Loaded, Plan, Progress, measure_shard
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import digest
@@ -76,7 +76,7 @@ from alphaprof.totals.documents import require_weights
 from alphaprof.totals.files import join_totals
 from alphaprof.version import __version__
 
-# What a run so far says: why no more documents are needed, or None.
+# Why a run so far needs no more documents, or None: `report.build.settled`, which cli/measuring.py passes.
 Settled = Callable[[Run], str | None]
 
 
@@ -93,10 +93,10 @@ def profile(
     """Profile into the directory `out`, or with `resume` go on with the run there, which other processes may be doing too.
     Raises the errors of `errors.py`.
 
-    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: of
-    these independent units alone. `settled`: documents come in random order, until it says of the run so far that no more
-    are needed; such a run is complete then, and without `settled` it goes on to its last document. `part`: which shards
-    this process measures; part 0 begins the run, and the last one finishes it.
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: only
+    these independent units (a cluster, or a document that has none). `settled`: measure in random order, and ask it after
+    each shard; once it returns a reason, stop and mark the run complete. None: measure every document. `part`: which
+    shards this process measures; part 0 begins the run, and the last one finishes it.
     """
     if settled is not None:
         require_verdict(options)
@@ -525,7 +525,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
 
     # `there`: shards that anybody committed; `taken`: by this process; `asked`: shards for which a verdict was asked.
     asked, enough, taken = 0, None, set[int]()
-    with contextlib.closing(plan.writer) if plan.writer else contextlib.nullcontext(), Writer() as writer:
+    with contextlib.closing(plan.writer) if plan.writer else contextlib.nullcontext(), BackgroundWriter() as writer:
         while not run.is_finished():
             if settled is not None:
                 writer.wait()  # what is asked next reads every shard so far

@@ -150,7 +150,7 @@ def _name(item: Document | Continuation) -> str:
     return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
 
 
-class Writer:
+class BackgroundWriter:
     """Does pieces of work in the order in which they come, one at a time, in a thread of its own; a context manager.
 
     Where one fails, those after it are not done, and the next call raises the error. Work that was handed over before the
@@ -163,7 +163,7 @@ class Writer:
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="writer", daemon=True)  # a second Ctrl-C does not wait for it
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> BackgroundWriter:
         """Start the thread."""
         self._thread.start()
         return self

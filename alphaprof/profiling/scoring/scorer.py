@@ -41,7 +41,7 @@ TOP = 64  # target probabilities that thresholds look at: enough for every rule 
 @dataclass(frozen=True)
 class Extras:
     """What a scoring pass measures on request. `certified`: rules whose thresholds are wanted; `logged`: rules that need
-    whole distributions; `drawn`: ids of the others whose drafts are drawn from q.
+    whole distributions; `drawn`: ids of rules that draw drafts from q and need no whole distribution.
     """
 
     certified: tuple[BoundRule, ...] = ()
@@ -318,7 +318,7 @@ class Scorer:
         stop = np.cumsum(lengths)
         place, proposed = np.arange(stop[-1]) - np.repeat(stop - lengths, lengths), columns["proposed"]
         agrees, by_depth = [columns["draft_top"] == columns["token"]], {}
-        drawn = [f"{name}_{rule}" for rule in self.extras.drawn for name in ("accept", "emitted")]
+        drawn = [f"{kind}_{rule}" for rule in self.extras.drawn for kind in ("accept", "emitted")]
         for depth in itertools.takewhile(lambda depth: f"agrees_{depth}" in columns, itertools.count(2)):
             begun = np.maximum(np.arange(len(place)) - depth + 1, 0)
             drafted = (place >= depth - 1) & (proposed[begun] >= depth)
@@ -356,11 +356,12 @@ def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
     return arrays
 
 
-def _require_finite(entropy: np.ndarray[Any, Any], name: str, batch: Sequence[Continuation], layout: Layout) -> None:
-    """Raise `LogitsNotFinite` for the first position whose entropy is NaN (see `statistics.softmax`)."""
-    for bad in np.flatnonzero(~np.isfinite(entropy)):
-        document = batch[int(layout.row[bad])].document
-        position = int(layout.column[bad]) - len(document.prompt) + 1
+def _require_finite(values: np.ndarray[Any, Any], name: str, batch: Sequence[Continuation], layout: Layout) -> None:
+    """Raise `LogitsNotFinite` at the first position whose value is not finite, as of an entropy (`statistics.softmax`)."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        document = batch[int(layout.row[bad[0]])].document
+        position = int(layout.column[bad[0]]) - len(document.prompt) + 1
         raise LogitsNotFinite(
             f"the logits of {name} hold NaN or infinity at document {document.document}, position {position}",
             "check the weights, or use another dtype (float16 overflows in models made for bfloat16)",

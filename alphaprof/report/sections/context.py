@@ -22,7 +22,7 @@ from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart
-from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, steps
+from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
 ALL = Mix(("",), None)
@@ -170,7 +170,7 @@ class ContextTokens:
 
 def _of_each_token(trace: Trace, gamma: int, flavour: Flavour) -> Array:
     """What the round of every token drafted, accepted and emitted, [3, tokens]."""
-    found = steps(trace, gamma, flavour)
+    found = listed_rounds(trace, gamma, flavour)
     return np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
 
 
