@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.validate.measure import DecodableText, decodable_texts
+from alphaprof.commands.validate.measure import collected, decodable_texts
 from alphaprof.commands.validate.measure import validate as validate_here
-from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
+from alphaprof.commands.validate.validation import DecodingTimes, contexts_of
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import EngineFailed, OptionInvalid
 from alphaprof.log.run import Run
 from alphaprof.log.storage import storage_of
 from alphaprof.log.writer import joined
-from alphaprof.profiling.decoding.speculative import chosen_gammas, require_own_text
+from alphaprof.profiling.decoding.speculative import Decoded, chosen_gammas, require_own_text
 from alphaprof.profiling.engine.steps import PLAIN, EngineSteps, Name
 from alphaprof.profiling.engine.texts import prompt_of
 from alphaprof.profiling.run.profile import in_memory, profile_with_models, time_steps_of
@@ -100,7 +101,7 @@ def _decode_in_turn(
     prompts = [prompt_of(text.document, plan.target.eos) for text in texts]
     groups = [[row] for row in range(len(texts))] if concurrency == 1 else [list(range(len(texts)))]
     progress.start("decoding", (repeats + 1) * len(names) * len(texts), "texts")
-    found: dict[tuple[Name, int, int], Answer] = {}
+    found: dict[tuple[Name, int, int], Decoded] = {}
     for name in names:  # warms up
         for _ in engines.engines[name].write(prompts[:concurrency], concurrency):
             progress.advance(len(texts) / min(concurrency, len(texts)))
@@ -108,57 +109,25 @@ def _decode_in_turn(
         turn = (repeat + place) % len(names)
         for name in names[turn:] + names[:turn]:
             for answer in engines.engines[name].write([prompts[row] for row in group], concurrency):
-                found[name, repeat, group[answer["place"]]] = answer
+                found[name, repeat, group[answer["place"]]] = _decoded(answer)
                 progress.advance(1, positions=len(answer["ids"]))
-    plain = _collected(PLAIN, None, range(len(texts)), found, texts, repeats)
-    drafted = [
-        _collected(name, rule, rows, found, texts, repeats)
-        for name, rule in itertools.product(names[1:], dict.fromkeys(rules))
-        if (rows := [row for row, text in enumerate(texts) if decoded_rule(plan.options.decision.rule, text.policy) == rule])
-    ]
-    return DecodingTimes(np.array([text.document.document for text in texts]), plain, tuple(drafted), short, foreign)
+    decodings = []
+    for (draft, gamma), rule in ((PLAIN, None), *itertools.product(names[1:], dict.fromkeys(rules))):
+        of_texts = [decoded_rule(plan.options.decision.rule, text.policy) for text in texts]
+        if rows := [row for row, own in enumerate(of_texts) if rule in (None, own)]:
+            table = [[found[(draft, gamma), repeat, row] for row in rows] for repeat in range(repeats)]
+            decodings.append(collected((draft if rule else None, rule, gamma), rows, table, texts))
+    numbers = np.array([text.document.document for text in texts])
+    return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
 
 
-def _collected(
-    name: Name,
-    rule: str | None,
-    rows: Sequence[int],
-    found: Mapping[tuple[Name, int, int], Answer],
-    texts: Sequence[DecodableText],
-    repeats: int,
-) -> Decodings:
-    """The decodings of some rows of the texts by one engine. What steps with all sequences took per token is the time of
-    each token but the first.
-    """
-    draft, gamma = name
-
-    def seconds(clock: str) -> Array:
-        return np.array([[_seconds(found[name, repeat, row], clock) for row in rows] for repeat in range(repeats)])
-
-    first = [found[name, 0, row] for row in rows]
-    rounds = [rounds_of(answer) for answer in first]
-    return Decodings(
-        draft=draft if gamma else None,
-        rule=rule,
-        gamma=gamma,
-        rows=np.array(rows),
-        wall_s=seconds("wall_ms"),
-        cpu_s=seconds("cpu_ms"),
-        draft_s=None,
-        verify_s=None,
-        tokens=np.array([len(answer["ids"]) - 1 for answer in first]),
-        rounds=np.array([len(drafted) for drafted, _ in rounds]),
-        drafted=np.array([by_depth(drafted, gamma) for drafted, _ in rounds]),
-        accepted=np.array([by_depth(accepted, gamma) for _, accepted in rounds]),
-        same_text=np.array([answer["ids"] == texts[row].ids.tolist() for answer, row in zip(first, rows, strict=True)]),
-    )
-
-
-def _seconds(answer: Answer, clock: str) -> float:
+def _decoded(answer: Answer) -> Decoded:
+    """A text that an engine decoded. Its time is that of steps with all sequences; how it divides is not known."""
     if not answer["emitted"]:
         problem = "a text ended before as many sequences as --concurrency were decoded together"
         raise EngineFailed(problem, "use a lower --concurrency, more --documents, or longer texts")
-    return float(answer[clock] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"])
+    wall, cpu = (answer[clock] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"] for clock in ("wall_ms", "cpu_ms"))
+    return Decoded(np.array(answer["ids"]), *rounds_of(answer), 0.0, wall, cpu, math.nan, math.nan, None)
 
 
 def rounds_of(answer: Answer) -> tuple[Array, Array]:

@@ -102,7 +102,8 @@ def _decode_in_turn(
     decodings = []
     for index, (way, of, regret) in enumerate(zip(ways, rows, regrets, strict=True)):
         table = [[decoded[index, repeat, row] for row in of] for repeat in range(repeats)]
-        decodings.append(_collected(way, of, table, texts, regret))
+        named = (way.draft.name, way.rule.id, way.gamma) if way else (None, None, 0)
+        decodings.append(collected(named, of, table, texts, regret))
     numbers = np.array([text.document.document for text in texts])
     return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
 
@@ -144,23 +145,23 @@ def decodable_texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     return texts, len(own) - len(texts), foreign
 
 
-def _collected(
-    way: DecodingSetup | None,
+def collected(
+    way: tuple[str | None, str | None, int],
     rows: Sequence[int],
     table: list[list[Decoded]],
     texts: Sequence[DecodableText],
-    regret: np.ndarray[Any, Any] | None,
+    regret: np.ndarray[Any, Any] | None = None,
 ) -> Decodings:
-    """The decodings [repeats][documents] of one way (None: plainly), which decoded `rows` of the texts."""
-    gamma = way.gamma if way else 0
+    """The decodings [repeats][documents] of one way (draft, rule and gamma), which decoded `rows` of the texts."""
+    draft, rule, gamma = way
 
     def taken(name: str) -> np.ndarray[Any, Any]:
         return np.array([[getattr(decoded, name) for decoded in row] for row in table])
 
     first = table[0]
     return Decodings(
-        draft=way.draft.name if way else None,
-        rule=way.rule.id if way else None,
+        draft=draft,
+        rule=rule,
         gamma=gamma,
         rows=np.array(rows),
         wall_s=taken("decode_s"),

@@ -321,7 +321,7 @@ class Decodings:
 
     `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` and
     `cpu_s` of everything after the first token, `draft_s` and `verify_s` (wall) the parts of `wall_s` that drafting and
-    verification took (None: not known). Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents];
+    verification took (NaN: not known). Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents];
     `drafted`, `accepted` [documents, gamma] rounds whose first d = 1..gamma tokens were drafted, and accepted. `same_text`
     [documents]: the text is the profiled one. `regret` [documents], of lossy rules and of plain decoding beside them: sum
     over the text of log p(top) - log p(token), p the target's plain softmax, in nats.
@@ -333,8 +333,8 @@ class Decodings:
     rows: Array
     wall_s: Array
     cpu_s: Array
-    draft_s: Array | None
-    verify_s: Array | None
+    draft_s: Array
+    verify_s: Array
     tokens: Array
     rounds: Array
     drafted: Array
@@ -604,7 +604,7 @@ def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
 
 
 def _measured_round(way: Decodings) -> RoundTime | None:
-    if way.draft_s is None or way.verify_s is None:
+    if np.isnan(way.draft_s).any():
         return None
     parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
     return RoundTime(*(_typical(seconds) / float(way.rounds.sum()) for seconds in parts))
