@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 NAME = "alphaprof"
 EXTRAS = ("profile", "gguf", "html", "multi-device", "remote", "cluster")  # for users; test and dev are for a checkout
 

@@ -26,7 +26,7 @@ def built(folder: Path) -> Path:
     """The wheel of a copy of the tree: building leaves files behind."""
     tree = folder / "tree"
     shutil.copytree(ROOT / "alphaprof", tree / "alphaprof", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", *OFFLINE]
     subprocess.run([*pip, "--wheel-dir", folder, tree], check=True)
