@@ -50,6 +50,22 @@ APART = (
 )
 
 
+@command(group, "alphaprof init Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --data traffic.jsonl")
+def init(
+    target: Annotated[str, Argument(metavar="TARGET", help="Hub id, local directory or .gguf file.")],
+    data: Annotated[Path, Option(metavar="FILE", help="Prompts: .jsonl, .csv or .parquet, one per row.")],
+    draft: Annotated[
+        list[str] | None, Option(metavar="MODEL", help="A draft model or head; repeatable. Prompt lookup is always there.")
+    ] = None,
+    out: Annotated[Path, Option(metavar="PROFILE", help="The file to write.")] = Path("profile.yaml"),
+) -> None:
+    """Write a profile file that runs, with comments, from a target, drafts and a file of prompts."""
+    from alphaprof.config.starter import write_profile
+
+    write_profile(target, draft or [], data, out)
+    print(f"{out} is written. Next: alphaprof profile {out} --dry-run")
+
+
 @command(group, "alphaprof profile my.yaml --dry-run", "alphaprof profile my.yaml --out runs/my")
 def profile(
     profile_file: ProfileFile,

@@ -76,6 +76,7 @@ def test_an_option_stands_in_the_panel_of_its_purpose(monkeypatch: pytest.Monkey
 def test_examples_of_help_work(words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     Path("log.jsonl").write_text(json.dumps(sglang.openai() | {"domain": "code"}))
+    Path("traffic.jsonl").write_text(json.dumps({"prompt": "hello"}))
     for example in examples_of(words):
         pages.tried(example)
 

@@ -1,0 +1,86 @@
+"""A profile file from a target, drafts and a data file: valid, with the right kinds and columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from alphaprof.cli.app import app
+from alphaprof.config.load import load_profile
+from alphaprof.config.starter import write_profile
+from alphaprof.errors import AlphaprofError
+from tests.loops import each
+
+TALK = {"messages": [{"role": "user", "content": "hello"}], "conversation_id": "c-1"}
+
+
+def written(folder: Path, row: object = TALK, *drafts: str) -> Any:
+    (folder / "traffic.jsonl").write_text("\n" + json.dumps(row) + "\n")
+    write_profile("Qwen/Qwen3-8B", drafts, folder / "traffic.jsonl", folder / "my.yaml")
+    load_profile(folder / "my.yaml")
+    return yaml.safe_load((folder / "my.yaml").read_text())
+
+
+def test_the_column_of_prompts_and_that_of_clusters_are_found(tmp_path: Path) -> None:
+    (source,) = written(tmp_path)["data"]
+    assert source == {"domain": "traffic", "path": "traffic.jsonl", "messages": "messages", "cluster": "conversation_id"}
+    for name, row, prompt in (("a", {"n": 1, "prompt": "x"}, "{prompt}"), ("b", {"n": 1, "question": "x"}, "{question}")):
+        (tmp_path / name).mkdir()
+        (source,) = written(tmp_path / name, row)["data"]
+        assert (source["prompt"], source["chat"]) == (prompt, True)
+
+
+def test_drafts_are_of_the_kinds_that_their_names_or_files_say(tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["DFlashDraftModel"], "block_size": 12}))
+    found = written(tmp_path, TALK, "a/b-EAGLE3-c", str(folder), "amd/PARD-Llama", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")
+    kinds = {name: draft["kind"] for name, draft in found["drafts"].items()}
+    assert kinds == {
+        **{kind: kind for kind in ("eagle3", "dflash", "pard")},
+        "small": "model",
+        "small5": "model",
+        "ngram": "prompt_lookup",
+    }
+    assert found["drafts"]["dflash"]["model"] == "head"  # as seen from the profile
+    assert found["gammas"] == [1, 2, 3, 4, 5, 6, 7, 8, 11]
+
+
+def test_the_commented_costs_are_valid(tmp_path: Path) -> None:
+    written(tmp_path)
+    text = (tmp_path / "my.yaml").read_text()
+    (tmp_path / "other.yaml").write_text(text.replace("# costs:", "costs:"))
+    assert load_profile(tmp_path / "other.yaml").costs.source == "roofline"
+
+
+def test_tables_are_read_too(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": [1], "prompt": ["x"]})
+    table.to_csv(tmp_path / "t.csv")
+    table.to_parquet(tmp_path / "t.parquet")
+    for name in ("t.csv", "t.parquet"):
+        write_profile("target", [], tmp_path / name, tmp_path / f"{name}.yaml")
+        assert yaml.safe_load((tmp_path / f"{name}.yaml").read_text())["data"][0]["prompt"] == "{prompt}"
+
+
+FAULTS = {"": "it is empty", "[1]": "is not an object", '{"n": 1}': "no column of", "{": "has no first row"}
+
+
+@each("content", FAULTS)
+def test_data_that_tell_nothing_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(content)
+    with pytest.raises(AlphaprofError, match=FAULTS[content]):
+        write_profile("target", [], tmp_path / "data.jsonl", tmp_path / "my.yaml")
+    assert not (tmp_path / "my.yaml").exists()
+
+
+def test_the_command_says_what_is_next_and_keeps_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "traffic.jsonl").write_text(json.dumps(TALK))
+    call = ["init", "target", "--data", str(tmp_path / "traffic.jsonl"), "--out", str(tmp_path / "my.yaml")]
+    assert f"Next: alphaprof profile {tmp_path / 'my.yaml'} --dry-run" in CliRunner().invoke(app, call).stdout
+    assert "exists already" in str(CliRunner().invoke(app, call).exception)
