@@ -321,6 +321,20 @@ def test_messages_pass_through_the_chat_template(tmp_path: Path, suffix: str) ->
     assert second.prompt.tolist() == [USER, *ids("a"), MODEL]
 
 
+def test_columns_may_lie_in_objects_and_contents_in_parts(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    rows = [{"body": {"turns": [{"role": "user", "content": content}], "topic": "x"}} for content in (parts, image)]
+    found = corpus({"path": written(tmp_path / "rows.jsonl", rows), "messages": "body.turns"})
+    assert [each.prompt.tolist() for each in found] == [[USER, *ids("a\nb"), MODEL]]
+    assert sum(found.skipped.values()) == 1
+    assert "content that is not text" in next(iter(found.skipped))
+    path = written(tmp_path / "more.jsonl", rows[:1])
+    assert texts(corpus({"path": path, "prompt": "{body.topic}!"})) == ["x!"]
+    with pytest.raises(ColumnMissing, match="no column"):
+        list(corpus({"path": path, "messages": "body.turn"}))
+
+
 def test_bos_comes_before_a_plain_prompt_and_not_before_a_chat_or_a_response(tmp_path: Path) -> None:
     words = tokenizer()
     words.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -429,7 +429,8 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
             problem = "end with an assistant turn" if is_chat else "holds no chat messages"
             hint = "give a list of {role, content} up to the user's turn; logged answers go into a column (kind: given)"
             raise ColumnMissing(f"{where}: {source.messages} {problem}", hint)
-        if not messages or _blank(messages[-1].get("content")):
+        messages = [{**turn, "content": _joined(turn.get("content"))} for turn in messages]
+        if not messages or _blank(messages[-1]["content"]):
             return NOTHING
     else:
         text = render(str(source.prompt), row, where)
@@ -466,6 +467,17 @@ def render_chat(
 def _streamed(source: SourceOptions) -> bool:
     """Whether it is a dataset on the hub, which may be endless."""
     return not is_local(source.path) and not is_remote(source.path)
+
+
+def _joined(content: Any) -> Any:
+    """Return a turn's content; text parts of OpenAI's format as one text, by lines, as vLLM joins them. Raises `_LeftOut` for
+    parts that are not text.
+    """
+    if not isinstance(content, list):
+        return content
+    if any(not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text") for part in content):
+        raise _LeftOut("with content that is not text")
+    return "\n".join(str(part.get("text") or "") for part in content)
 
 
 def _blank(text: Any) -> bool:
@@ -536,7 +548,12 @@ def _moment(value: Any, where: str, column: str) -> datetime.datetime:
 
 
 def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
-    """A cell of a column that must exist. Raises `_LeftOut` where it holds nothing, unless that is allowed."""
+    """Return the cell of a column that must exist, also `outer.inner` of an object. Raises `_LeftOut` if it holds nothing,
+    unless that is allowed.
+    """
+    outer, dot, inner = column.partition(".")
+    if column not in row and dot and isinstance(row.get(outer), Mapping):
+        return _value(row[outer], inner, where, optional)
     if column not in row:
         near = difflib.get_close_matches(column, list(row), n=1)
         hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(row))}"
