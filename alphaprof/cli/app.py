@@ -71,7 +71,12 @@ def _run_command() -> None:
         sys.exit(1)
     except OSError as error:
         discard_output()
-        raise disk_failure(error) from error
+        if error.errno not in DISK:  # a bug
+            raise
+        raise DiskFull(
+            f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
+            "check the disk and its permissions, free space, or use another folder",
+        ) from error
 
 
 def escape_characters() -> None:
@@ -85,13 +90,3 @@ def discard_output() -> None:
     """Drop what is still in the buffer of the standard output, which cannot be written, so that Python's end is quiet."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def disk_failure(error: OSError) -> DiskFull:
-    """What a disk or its permissions did, in words. Raises `error` where it is something else, which is a bug."""
-    if error.errno not in DISK:
-        raise error
-    return DiskFull(
-        f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
-        "check the disk and its permissions, free space, or use another folder",
-    )

@@ -40,16 +40,12 @@ class ConsoleProgress:
             self._bar.stop()
 
     def say(self, message: str) -> None:
-        """A line about what happens now."""
-        self._print(message)
+        """A line about what happens now; it may name what is in the data: a domain, a file."""
+        self.console.print(Text("\n").join(plain(line) for line in message.split("\n")))
 
     def warn(self, code: str, message: str, remedy: str) -> None:
         """A warning with its remedy."""
-        self._print(f"warning: {message} ({code})\n  {remedy}")
-
-    def _print(self, message: str) -> None:
-        """Messages may name what is in the data: a domain, a file."""
-        self.console.print(Text("\n").join(plain(line) for line in message.split("\n")))
+        self.say(f"warning: {message} ({code})\n  {remedy}")
 
     def start(self, label: str, total: int | None, unit: str) -> None:
         """A new stage."""

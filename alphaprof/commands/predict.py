@@ -35,11 +35,7 @@ class EngineRate:
     gamma: int
 
 
-@dataclass(frozen=True)
-class DepthRates:
-    """Acceptance by depth: the share of rounds that accepted at least 1, 2, ... drafts."""
-
-    rates: tuple[float, ...]
+Acceptance = float | EngineRate | tuple[float, ...]  # alpha, or shares of rounds that accepted at least 1, 2, ... drafts
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class Prediction:
 
 
 def build_prediction(
-    acceptance: float | EngineRate | DepthRates,
+    acceptance: Acceptance,
     burstiness: float,
     cost: RoundCost | ComputedCost,
     gammas: Iterable[int] = GAMMAS,
@@ -138,8 +134,8 @@ def build_prediction(
     _require_between("--burstiness", burstiness, -1, 1)
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
-    rates = acceptance.rates if isinstance(acceptance, DepthRates) else ()
-    alpha = None if isinstance(acceptance, DepthRates) else _alpha_of(acceptance, burstiness)
+    rates = acceptance if isinstance(acceptance, tuple) else ()
+    alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance, burstiness)
     tokens = {gamma: _tokens_of(alpha, rates, gamma, burstiness) for gamma in gammas}
     predictions = tuple(_of_gamma(tokens[gamma], burstiness, gamma, cost, request_share) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
@@ -154,7 +150,7 @@ def acceptance_of(
     length: float | None = None,
     rates: str | None = None,
     at_gamma: int | None = None,
-) -> float | EngineRate | DepthRates:
+) -> Acceptance:
     """What the user says about acceptance, in one of four ways. Raises `OptionInvalid` for none of them or several."""
     given = [value for value in (alpha, rate, length, rates) if value is not None]
     if len(given) == 1:
@@ -170,11 +166,11 @@ def acceptance_of(
     raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
 
 
-def gammas_of(acceptance: float | EngineRate | DepthRates, gamma: int | None) -> tuple[int, ...]:
+def gammas_of(acceptance: Acceptance, gamma: int | None) -> tuple[int, ...]:
     """The gammas to predict for: the given one, else those that rates were given for, else 1 to 8."""
     if gamma is not None:
         return (gamma,)
-    return tuple(range(1, len(acceptance.rates) + 1)) if isinstance(acceptance, DepthRates) else GAMMAS
+    return tuple(range(1, len(acceptance) + 1)) if isinstance(acceptance, tuple) else GAMMAS
 
 
 def cost_asked(
@@ -196,7 +192,7 @@ def cost_asked(
     raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
 
 
-def _depth_rates(text: str) -> DepthRates:
+def _depth_rates(text: str) -> tuple[float, ...]:
     try:
         rates = tuple(map(float, text.split(",")))
     except ValueError:
@@ -207,7 +203,7 @@ def _depth_rates(text: str) -> DepthRates:
         raise OptionInvalid(
             "--rates rise with depth", "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
         )
-    return DepthRates(rates)
+    return rates
 
 
 def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, context: int, gamma: int) -> ComputedCost:

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from alphaprof.errors import HeadRecordUnreadable, cut
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import Manifest
-from alphaprof.log.split import RANDOM, STOP, TEST, TIME, SplitBy
+from alphaprof.log.split import STOP, TEST, TIME
 
 TRAINING = "training.json"  # in the folder of a head
 TESTED = "tested"  # there too: the run that tested it on documents held out
@@ -153,15 +153,10 @@ def learnt(record: TrainingRecord) -> frozenset[str] | None:
     return frozenset(before) | frozenset(record.units.train)
 
 
-def split_of(record: TrainingRecord) -> SplitBy:
-    """How the texts of a head were split: at random, unless its record says by time."""
-    return TIME if record.settings.get("split") == TIME else RANDOM
-
-
 def split_words(record: TrainingRecord) -> str:
     """How the texts of a head were split, and of a split by time from when its parts begin."""
     begins = record.settings.get(BEGINS)
-    if split_of(record) != TIME or not isinstance(begins, dict):
+    if record.settings.get("split") != TIME or not isinstance(begins, dict):
         return "at random: later traffic may be harder than the test part"
     stop, test = (cut(str(begins.get(part, "not known")), 40) for part in (STOP, TEST))
     return f"by time: the test part from {test} on, the stop part from {stop}, and all to train on was asked before both"

@@ -869,6 +869,4 @@ def known_sections(names: Sequence[str]) -> tuple[str, ...]:
 
 def chosen(names: Sequence[str], report: Report) -> list[Section]:
     """Return the sections of these names in the order of the table; of `all` those that are not empty."""
-    if ALL in names:
-        return [section for section in SECTIONS if section.name in names or not section.is_empty(report)]
-    return [section for section in SECTIONS if section.name in names]
+    return [section for section in SECTIONS if section.name in names or (ALL in names and not section.is_empty(report))]

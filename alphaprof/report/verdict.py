@@ -6,6 +6,7 @@ From pools of totals to a verdict, for a domain and for the whole traffic; what 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -380,11 +381,8 @@ def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wa
 
     if not settles(MANY):
         return None
-    low, high = max(speedup.documents, FEWEST), MANY
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if settles(middle) else (middle + 1, high)
-    return low
+    least = max(speedup.documents, FEWEST)
+    return least + bisect_left(range(least, MANY), True, key=settles)
 
 
 def chance_of_settling(speedup: Speedup, documents: int, min_speedup: float, confidence: float) -> float:

@@ -224,7 +224,7 @@ def test_no_draft_within_epsilon_needs_more_rounds_than_are_certain(
     rng = np.random.default_rng(seed)
     divergence = epsilon * rng.random(len(thresholds))
     accepted = (divergence < thresholds) | (rng.random(len(thresholds)) < rng.random())
-    most = certain_runs(thresholds, lengths, epsilon, gamma).rounds
+    most = certain_runs(thresholds, lengths, epsilon, gamma)[2]
     needed = replay(trace_of(accepted, lengths, gamma), gamma)
     assert (needed.rounds <= most.rounds).all()
     np.testing.assert_array_equal(needed.tokens, most.tokens)

@@ -90,7 +90,7 @@ def of_many_positions() -> Iterator[str]:
     values = np.array([0.6, 0.5, 0.02, 0.4, 0.3, 0.01, 0.5, 0.6])
     runs = run_lengths(values > 0.1, ONE, np.array([8]))
     yield f"D\\* = {', '.join(map(str, values))} at eight positions and ε = 0.1: runs {', '.join(map(str, runs))}."
-    rounds = certain_runs(values, np.array([8]), 0.1, 3).rounds
+    rounds = certain_runs(values, np.array([8]), 0.1, 3)[2]
     assert (rounds.rounds.tolist(), rounds.tokens.tolist()) == ([3], [7])
     yield f"three rounds the other 7: at least {7 / 3:.2f} tokens a round. The median of D\\* is {np.median(values)}."
 

@@ -313,8 +313,12 @@ def _served_draft(name: str) -> DraftFacts:
 def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
     """What a reader of the report has to know."""
     yield note("imported")
-    yield from _about_drafting(requests, imported)
-    known_by = imported.prompts_known_by
+    gamma, known_by = imported.gamma, imported.prompts_known_by
+    deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
+    if imported.drafting != CHAIN:
+        yield note("rounds_only", drafting=imported.drafting, gamma=gamma)
+    elif 0 < deepest < gamma:
+        yield note("never_full", deepest=deepest, gamma=gamma)
     if known_by in NO_PROMPT:
         lacking = sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests)
         yield note(
@@ -329,13 +333,3 @@ def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iter
         yield note("plain_steps", rounds=imported.plain_steps, plain=plain, requests=len(requests))
     if idle := imported.without_steps:
         yield note("no_steps", idle=idle, requests=len(requests))
-
-
-def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
-    gamma = imported.gamma
-    if imported.drafting != CHAIN:
-        yield note("rounds_only", drafting=imported.drafting, gamma=gamma)
-        return
-    deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
-    if 0 < deepest < gamma:
-        yield note("never_full", deepest=deepest, gamma=gamma)

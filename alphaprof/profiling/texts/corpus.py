@@ -470,7 +470,7 @@ def _streamed(source: SourceOptions) -> bool:
 
 
 def _joined(content: Any) -> Any:
-    """Return a turn's content; text parts of OpenAI's format as one text, by lines, as vLLM joins them. Raises `_LeftOut` for
+    """Return the content of a turn; text parts of OpenAI's format as one text, by lines, as vLLM does. Raises `_LeftOut` for
     parts that are not text.
     """
     if not isinstance(content, list):

@@ -136,21 +136,13 @@ def _tally(rule: BoundRule, columns: dict[str, Array], shape: Shape) -> Tally:
 
 
 def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> tuple[Array, Array]:
-    """Judge every position by its certificate: which positions have one, and at which of these acceptance is certain; both
-    [positions]. `columns`: READ and `columns_of_certificates`.
-    """
-    judged = judged_positions(rule, columns, shape)
-    return judged, judged & (np.maximum(columns["kl_target_draft"], 0) + SLACK < columns[f"threshold_{rule.id}"])
-
-
-def judged_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> Array:
-    """Where the draft proposes something and has a distribution, [positions]. What a tree accepts is known where the token
-    that was emitted is the target's top one, and all there is to greedy text but for near-ties.
+    """Which positions have a certificate, where a draft proposes from a distribution, and at which acceptance is certain;
+    both [positions]. What a tree accepts is known where the target's top token was emitted, on greedy text.
     """
     judged = (columns["proposed"] > 0) & ~np.isnan(columns["kl_target_draft"])
     if rule.rule.by_token:
         judged &= (columns["token"] == columns["target_top"]) & shape.each(shape.policy == GREEDY)
-    return np.asarray(judged)
+    return judged, judged & (np.maximum(columns["kl_target_draft"], 0) + SLACK < columns[f"threshold_{rule.id}"])
 
 
 def lossless_tally(run: Run, draft: str) -> LosslessTally | None:

@@ -114,28 +114,17 @@ class TargetLog:
         return TargetLog(columns, thresholds, self.lengths[mask])
 
 
-@dataclass(frozen=True)
-class CertainRuns:
-    """What is certain of any draft whose divergences all are at most `epsilon`: sums per document over positions of whether
-    its token is certainly accepted and of the run of such positions from there on, [documents], and rounds that accept
-    nothing else. Accepting more never needs more rounds, so that these are the most there can be.
+def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) -> tuple[Array, Array, Rounds]:
+    """What is certain of any draft whose divergences are at most `epsilon`, from thresholds [positions]: sums over positions
+    of whether it is accepted and of the run from there, [documents], and the rounds (flavour `engine`) of nothing else.
     """
-
-    epsilon: float
-    certain: Array
-    run: Array
-    rounds: Rounds
-
-
-def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) -> CertainRuns:
-    """`CertainRuns` from thresholds [positions] of documents of `lengths`, with `gamma` drafts (flavour `engine`)."""
     stop = np.cumsum(lengths).astype(np.int64)
     shape = Shape(np.arange(len(stop)), stop - lengths, stop, lengths, np.array([]), np.array([]))
     certain = thresholds > epsilon
     run = run_lengths(certain, shape.start, shape.stop)
     nowhere = np.zeros(len(run), dtype=bool)
     trace = Trace(run, np.full(len(run), gamma), shape.start, shape.stop, lengths, nowhere)
-    return CertainRuns(epsilon, shape.sums(certain), shape.sums(run), replay(trace, gamma))
+    return shape.sums(certain), shape.sums(run), replay(trace, gamma)
 
 
 def predictability(part: LogPart, results: Sequence[Result], confidence: float) -> tuple[Predictability, ...]:
@@ -172,25 +161,23 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft,
         top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
         budgets=tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
         runs=tuple(
-            _certain_run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
-            for rule, thresholds in log.thresholds.items()
-            for epsilon in EPSILONS
+            _certain_run(text, rule, log, epsilon, gamma, confidence) for rule in log.thresholds for epsilon in EPSILONS
         ),
         free=free,
     )
 
 
-def _certain_run(text: TextGroup, rule: str, log: TargetLog, certain: CertainRuns, confidence: float) -> CertainRun:
+def _certain_run(text: TextGroup, rule: str, log: TargetLog, epsilon: float, gamma: int, confidence: float) -> CertainRun:
+    *sums, rounds = certain_runs(log.thresholds[rule], log.lengths, epsilon, gamma)
     longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
-    shares, runs = (ratio(*by_cluster(text.cluster, sums, log.lengths)) for sums in (certain.certain, certain.run))
-    mean = mean_interval(runs, confidence)
-    gamma, tokens = certain.rounds.drafted.shape[1], None
+    shares, runs = (ratio(*by_cluster(text.cluster, each, log.lengths)) for each in sums)
+    mean, tokens = mean_interval(runs, confidence), None
     # A lossy rule may accept another token than the text's, and what follows then was not measured.
     if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
-        counted = RoundCounts.of(certain.rounds, text.cluster)
+        counted = RoundCounts.of(rounds, text.cluster)
         tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
     share = share_interval(shares, confidence)
-    return CertainRun(rule, certain.epsilon, share, replace(mean, high=min(longest, mean.high)), gamma, tokens)
+    return CertainRun(rule, epsilon, share, replace(mean, high=min(longest, mean.high)), gamma, tokens)
 
 
 def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
