@@ -477,4 +477,4 @@ def test_runs_are_certified_where_every_threshold_exceeds_the_divergence() -> No
         (0.2, [1 + 0 + 0 + 1, 0 + 2 + 1]),
         (0.0, [4 + 3 + 2 + 1, 3 + 2 + 1]),
     ):
-        assert certain_runs(found, np.array([4, 3]), epsilon, 3).run.tolist() == runs
+        assert certain_runs(found, np.array([4, 3]), epsilon, 3)[1].tolist() == runs
