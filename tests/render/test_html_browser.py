@@ -15,6 +15,7 @@ from tests.synthetic import Domain, Recipe
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+SECTIONS = ("rules", "context", "difficulty", "documents", "run", "legend")  # some of those that are folded at first
 WINDOW = {"width": 1200, "height": 900}
 RECIPE = Recipe(
     domains={"code": Domain(), "chat": Domain(alpha=0.4), HOSTILE["html"]: Domain(), HOSTILE["direction"]: Domain()},
@@ -52,6 +53,10 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}") or dialog.dismiss())
     page.goto(path.as_uri())
+    assert [name for name in SECTIONS if page.locator(f"#{name} > details").evaluate("part => part.open")] == []
+    page.evaluate("() => { location.hash = '#context'; }")
+    page.wait_for_function("document.querySelector('#context > details').open")  # a link unfolds its section
+    page.evaluate("document.querySelectorAll('section > details').forEach((part) => { part.open = true; })")
     scroll_through(page)
     yield page, said
     context.close()

@@ -110,13 +110,13 @@
   let folded = [];
   window.addEventListener("beforeprint", () => {
     waiting.length = 0;
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const part of folded) part.open = true;
     for (const plot of plots) {
       if (!plot.dataset.drawn) draw(plot);
       plot.style.zoom = Math.min(1, SHEET.height / plot.layout.height);
       Plotly.relayout(plot, { width: SHEET.width / plot.style.zoom });
     }
-    folded = [...document.querySelectorAll("details:not([open])")];
-    for (const part of folded) part.open = true;
   });
   window.addEventListener("afterprint", () => {
     for (const plot of plots) {
@@ -125,6 +125,14 @@
     }
     for (const part of folded) part.open = false;
   });
+
+  // A link to a section unfolds it.
+  function unfold() {
+    const part = location.hash && document.querySelector(`${CSS.escape(location.hash).replace("\\#", "#")} > details`);
+    if (part) part.open = true;
+  }
+  window.addEventListener("hashchange", unfold);
+  unfold();
 
   // What is unfolded may be wider than the page.
   for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", reach);

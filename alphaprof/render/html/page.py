@@ -60,6 +60,7 @@ TERMS = {
     "bound": "beta",
     "mean top probability": "budget",
 }
+UNFOLDED = ("verdict", "drafts", "gammas", "notes")  # sections that are open at first
 
 
 def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
@@ -90,6 +91,7 @@ def render_html(report: Report) -> str:
         report=report,
         first_screen=Markup(first_screen_html(report)),  # noqa: S704  it escapes
         style=Style.of(report),
+        unfolded=UNFOLDED,
         judged={item.rule for item in report.results if item.verdict is not None},
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),
