@@ -133,8 +133,8 @@ def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
     heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
     if heads:
         yield note("chain", heads=", ".join(heads))
-    drawn = (result for result in results if result.draft in heads and result.estimator == "expected")
-    if any(not parse_rule(result.rule).rule.blocks for result in drawn):
+    drawn = [parse_rule(each.rule).rule for each in results if each.draft in heads and each.estimator == "expected"]
+    if drawn and not any(rule.blocks for rule in drawn):
         yield note("token_by_token", heads=", ".join(heads))
 
 
