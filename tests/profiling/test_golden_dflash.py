@@ -241,6 +241,8 @@ def test_a_drafter_that_computes_otherwise_has_other_rounds(
 def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnloadable, match="drafts 7 tokens in a block of 8 rows"):
         profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, block=None)
+    with pytest.raises(ModelUnloadable, match="its depths are 9"):
+        profiled(tmp_path / "depths", stories15m, PROMPTS[:1], 7, depths=9)
     with pytest.raises(ModelUnloadable, match="not a DFlashDraftModel"):
         profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
 

@@ -182,6 +182,9 @@ def load_dflash(
     if drafts not in options.gammas:
         problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and gammas is {list(options.gammas)}"
         raise ModelUnloadable(problem, f"add {drafts} to gammas, or set block of this draft for one that gammas has")
+    if draft.depths not in (None, drafts):
+        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and its depths are {draft.depths}"
+        raise ModelUnloadable(problem, "leave depths out: block says how many tokens it drafts")
     network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
     zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
     proposes = "proposes the token behind it" if head.anchored else "but the anchor's proposes the token in its place"
