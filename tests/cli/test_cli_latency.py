@@ -179,3 +179,9 @@ def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Pat
     error = failed(called("latency", profile, *SMALL))
     assert "no step times, so no speedup: target cannot take steps back" in error.message
     assert error.exit_code == 4
+
+
+def test_wrong_data_are_found_before_weights_are_loaded(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alphaprof.profiling.run.profile.load_model", pytest.fail)
+    error = failed(called("profile", profile, "--out", profile.parent / "new", "--set", "data.0.prompt='{nowhere}'"))
+    assert "has no column 'nowhere'" in error.message

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from alphaprof.config.options import ModelDraft
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
@@ -24,7 +25,7 @@ from alphaprof.totals.lookup import Index
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from alphaprof.config.options import DraftOptions, LayerSkipDraft, ModelDraft, PromptLookupDraft
+    from alphaprof.config.options import DraftOptions, LayerSkipDraft, PromptLookupDraft
     from alphaprof.config.profile import ProfileOptions
 
 
@@ -146,6 +147,13 @@ def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTok
     return [load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
 
 
+def check_tokenizers(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `VocabularyMismatch` for a draft model whose tokenizer is not the target's; no weights are loaded."""
+    for name, draft in options.drafts.items():
+        if isinstance(draft, ModelDraft):
+            check_vocabulary(tokenizer, load_tokenizer(draft), name)
+
+
 def load_draft(
     name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> Draft:
@@ -175,7 +183,6 @@ def load_draft_model(
     name: str, draft: ModelDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> DraftModel:
     """A loader of `load_draft`."""
-    check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)
     return DraftModel(**vars(load_model(name, draft, draft.dtype or target.dtype_name, device)))
 

@@ -43,7 +43,7 @@ from alphaprof.profiling.engine.texts import TextWriter
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import with_dtype
-from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
 from alphaprof.profiling.models.load import (
     eos_of,
     is_out_of_memory,
@@ -61,6 +61,7 @@ from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
+    INT32_MAX,
     Corpus,
     InRandomOrder,
     Reused,
@@ -225,16 +226,18 @@ def load(
         options = as_measured(options, reused.run.manifest)
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
+    staged = Staged(run) if run is not None else reused
+    check_tokenizers(options, tokenizer)  # wrong ones, and wrong data, are found before weights are loaded
+    if staged is None:
+        for _ in itertools.islice(Corpus(options, tokenizer, None, INT32_MAX), len(options.data)):
+            pass  # one of every source
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
         options = with_dtype(options, target.choice.chosen)
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
-    staged = Staged(run) if run is not None else reused
     documents = staged or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-    for _ in itertools.islice(documents, len(options.data)):  # one of every source
-        pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     writer = None
