@@ -109,7 +109,7 @@ def test_an_old_log_answers_for_a_hybrid(run: Run) -> None:
     assert build_report(run, config=config).run.drafts == ("close", "ngram", "both", "other")
     with pytest.raises(ProfileInvalid, match="first a draft of kind prompt_lookup"):
         changed_question(run.manifest.config, ["hybrids.odd={first: close, then: ngram}"])
-    with pytest.raises(OptionInvalid, match="has not both"):
+    with pytest.raises(OptionInvalid, match="needs a prompt_lookup draft"):
         with_hybrids(run, {"odd": Hybrid("ngram", "nothing", 1)})
 
 
