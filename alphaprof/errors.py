@@ -6,13 +6,13 @@ bug and keeps its traceback.
 
 from __future__ import annotations
 
-# Characters that a message repeats of what was given: of a value that it quotes, of a word without spaces (a path, a key, a
-# number of 5,000 digits), and of a text that nothing else bounds.
+# Limits in characters for what a message repeats: a quoted value, a word without spaces (a path, a key, a number of 5,000
+# digits), and any other text.
 VALUE, WORD, TEXT = 60, 200, 600
 
 
 def shown(value: object) -> str:
-    """The beginning of a value as Python writes it, for messages; an object or a list by its kind."""
+    """Return the beginning of a value's repr, for messages; "an object" or "a list" for those."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     text = repr(value)
@@ -20,13 +20,13 @@ def shown(value: object) -> str:
 
 
 def cut(text: str, most: int = WORD) -> str:
-    """Cuts the middle out of a text that is longer than `most` characters."""
+    """Return the text, without its middle if it is longer than `most` characters."""
     half = (most - len(" ... ")) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 class AlphaprofError(Exception):
-    """Base of all failures with a remedy: what is wrong, and what to do next, each cut to 600 characters."""
+    """Base of all failures that a user can fix: `message` and `hint` (the next step), each cut to 600 characters."""
 
     exit_code = 1
 
@@ -40,7 +40,7 @@ class AlphaprofError(Exception):
 
 
 class ProfileInvalid(AlphaprofError, exit_code=2):
-    """The profile file, or an option that overrides it, cannot be used as it is written."""
+    """The profile file, or an option that overrides it, is invalid."""
 
 
 class OptionInvalid(AlphaprofError, exit_code=2):
@@ -48,15 +48,15 @@ class OptionInvalid(AlphaprofError, exit_code=2):
 
 
 class CostsUnreadable(AlphaprofError, exit_code=2):
-    """The file of step times that a profile names cannot be used as it is written."""
+    """The file of step times that a profile names is missing or invalid."""
 
 
 class RuleNotDecodable(AlphaprofError, ValueError, exit_code=2):
-    """There is no speculative decoding here by this rule, or not of text that is chosen like this."""
+    """Speculative decoding does not support this rule here, or not for this kind of text."""
 
 
 class ExtraMissing(AlphaprofError, exit_code=2):
-    """A command needs packages that the plain installation leaves out."""
+    """A command needs an optional dependency."""
 
 
 class DataUnreadable(AlphaprofError, exit_code=3):
@@ -64,7 +64,7 @@ class DataUnreadable(AlphaprofError, exit_code=3):
 
 
 class ColumnMissing(AlphaprofError, exit_code=3):
-    """The profile names a column that the data does not have, or that holds something else."""
+    """The profile names a column that the data does not have, or whose values have the wrong type."""
 
 
 class DataEmpty(AlphaprofError, exit_code=3):
@@ -72,7 +72,7 @@ class DataEmpty(AlphaprofError, exit_code=3):
 
 
 class PartsOverlap(AlphaprofError, exit_code=3):
-    """A head would be tested on texts that it was trained on."""
+    """The test set of a head contains texts that it was trained on."""
 
 
 class ModelUnloadable(AlphaprofError, exit_code=4):
@@ -80,7 +80,7 @@ class ModelUnloadable(AlphaprofError, exit_code=4):
 
 
 class VocabularyMismatch(AlphaprofError, exit_code=4):
-    """Target and draft give different meanings to the same token id."""
+    """Target and draft have different vocabularies."""
 
 
 class StepsNotTimed(AlphaprofError, exit_code=4):
@@ -88,7 +88,7 @@ class StepsNotTimed(AlphaprofError, exit_code=4):
 
 
 class EngineFailed(AlphaprofError, exit_code=4):
-    """The vLLM that a profile names cannot be started or reached, or fails."""
+    """The profile's vLLM cannot be started or reached, or fails."""
 
 
 class LogitsNotFinite(AlphaprofError, exit_code=4):
@@ -100,31 +100,31 @@ class OutOfMemory(AlphaprofError, exit_code=5):
 
 
 class DiskFull(AlphaprofError, exit_code=5):
-    """The run directory or an answer cannot be written, or a disk fails while something is read."""
+    """The run directory or an output file cannot be written, or a disk fails during a read."""
 
 
 class RunExists(AlphaprofError, exit_code=6):
-    """The output directory holds something that a new run would overwrite."""
+    """The output directory contains files that a new run would overwrite."""
 
 
 class RunUnreadable(AlphaprofError, exit_code=6):
-    """A directory is not a run, or a run of another version, or is damaged."""
+    """A directory is not a run, was written by another version, or is damaged."""
 
 
 class RunDamaged(RunUnreadable):
-    """A file of a run is missing, or is not what was written; a file that cannot be read now may be whole."""
+    """A file of a run is missing or does not match its checksum. A file that cannot be read now may still be intact."""
 
 
 class HeadRecordUnreadable(AlphaprofError, exit_code=6):
-    """What a trained head says of itself, or of how it did on test documents, is missing, damaged or of another version."""
+    """A trained head's record, or its test results, are missing, damaged or of another version."""
 
 
 class NoPositionLog(AlphaprofError, exit_code=6):
-    """A run was imported from an engine's metrics, and what is asked needs every position."""
+    """The run was imported from an engine's metrics, and the request needs a log of every position."""
 
 
 class WorkerFailed(AlphaprofError, exit_code=6):
-    """One of several processes that share the work of a run has failed, where it has said so with its own exit code."""
+    """A worker process of a run failed; the exit code is the worker's own if it reported one."""
 
     def __init__(self, message: str, hint: str, exit_code: int = 6) -> None:
         super().__init__(message, hint)
@@ -132,20 +132,20 @@ class WorkerFailed(AlphaprofError, exit_code=6):
 
 
 class RunMismatch(AlphaprofError, exit_code=6):
-    """A run cannot be continued or reused, because profile, models or data are not those that made it."""
+    """A run cannot be resumed or reused, because its profile, models or data have changed."""
 
 
 class CheckFailed(AlphaprofError, exit_code=10):
-    """A check found a quantity below its threshold; the check has been printed."""
+    """A check failed: a quantity is below its threshold. The check has been printed."""
 
 
 class CheckUndecided(AlphaprofError, exit_code=11):
-    """A check, or a comparison with the clock, could not tell, and is asked to fail then; it has been printed."""
+    """A check, or a comparison with the clock, is undecided, and the command was asked to fail then; it has been printed."""
 
 
 class NotComparable(AlphaprofError, exit_code=12):
-    """Two runs have too little in common for a difference between them to mean anything."""
+    """Two runs have too little in common to compare."""
 
 
 class OutsideTolerance(AlphaprofError, exit_code=13):
-    """What was predicted is too far from what a clock says; the comparison has been printed."""
+    """A prediction differs too much from the measured time; the comparison has been printed."""

@@ -1,4 +1,4 @@
-"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the log; and their spelling.
+"""Acceptance rules, which say when a drafted token is kept: one small function per rule over columns of the log.
 
 p and q: the target's and the draft's distribution at a position; x_t: the token of the text there; x0: the target's top
 token; d: the drafted token. beta_t: probability that d is kept; a_t: probability that x_t was drafted and kept.
@@ -26,7 +26,7 @@ NOT_MODELLED = {
     "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",
     "ensemble": "with probability min(1, (1-w) + w p/q) (Hugging Face's assistant_ensemble_weight)",
     "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
-    "fly": "a mismatch is forgiven when what follows agrees (vLLM's FLy)",
+    "fly": "a mismatch is accepted if the following tokens agree (vLLM's FLy)",
 }
 DEFAULT_RULES = (
     *("strict", "lossless", "one_hot", "additive_0p1", "multiplicative_0p3", "top_m_3"),
@@ -36,7 +36,7 @@ DEFAULT_RULES = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a rule, from `low` to `high`. `relaxes`: +1 where larger values accept more, -1 where smaller."""
+    """A parameter of a rule, from `low` to `high`. `relaxes`: +1 if larger values accept more, -1 if smaller ones do."""
 
     name: str
     low: float
@@ -94,7 +94,7 @@ def agrees(columns: Columns) -> Values:
 
 
 def strict(columns: Columns) -> Values:
-    """1[d = x_t] on the target's greedy text, 1[d = x0] elsewhere (`greedy` tells them apart)."""
+    """1[d = x_t] on the target's greedy text (column `greedy`), 1[d = x0] elsewhere."""
     reference = np.where(columns["greedy"], columns["token"], columns["target_top"])
     return np.asarray(columns["draft_top"] == reference, dtype=np.float32)
 
@@ -192,7 +192,7 @@ RULES = {
         "TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
     ),
     "block": Rule(
-        "the drafts of a round together, d drawn from q; alpha, of single drafts, is that of lossless",
+        "all drafts of a round verified together, d drawn from q; alpha, of single drafts, equals that of lossless",
         lossless,
         lossless_emitted,
         (SAMPLED,),
@@ -235,7 +235,7 @@ RULES = {
         (Parameter("width", 1, 1e6, +1, whole=True),),
         timed=False,
         by_token=True,
-        used_by="Medusa and EAGLE trees of a fixed shape, as an upper end: theirs are thinner",
+        used_by="Medusa and EAGLE trees of a fixed shape, as an upper bound: theirs have fewer nodes",
     ),
     "multi_draft": Rule(
         "one of `width` tokens drawn from q is kept, tried in turn by recursive rejection sampling",
@@ -265,7 +265,7 @@ class BoundRule:
 
     @property
     def id(self) -> str:
-        """The one name that it has in options, columns and JSON, safe in SQL and pandas: additive_0p1."""
+        """The name in options, columns and JSON, safe in SQL and pandas: additive_0p1."""
         return "_".join([self.name, *(_text(value) for value in self.values)])
 
     @property
@@ -284,7 +284,7 @@ class BoundRule:
         return self._measured(columns, "emitted", self.rule.emitted(columns, **self.arguments))
 
     def _measured(self, columns: Columns, name: str, otherwise: Values) -> Values:
-        """The values that the log was written with, of a rule that needs whole distributions; else `otherwise`."""
+        """Return the logged values if the rule needs whole distributions; else `otherwise`."""
         if self.rule.measure is None:
             return otherwise
         values = columns[f"{name}_{self.id}"]
@@ -292,12 +292,12 @@ class BoundRule:
 
 
 def default_rule(policy: str) -> str:
-    """What engines do by default, on greedy and on sampled text."""
+    """Return the default rule of engines on greedy or sampled text."""
     return "one_hot" if policy == SAMPLED else "strict"
 
 
 def decoded_rule(decision: str, policy: str) -> str:
-    """The rule that text of a policy is decoded by: the decision's where it can be, else what engines do by default."""
+    """Return the rule that decodes text of a policy: the decision's if it can, else the default of engines."""
     if decision != "auto":
         rule = parse_rule(decision).rule
         if rule.chained and not rule.logged and policy in rule.policies:
@@ -306,13 +306,13 @@ def decoded_rule(decision: str, policy: str) -> str:
 
 
 def _text(value: float) -> str:
-    """A value without exponent or point: 0.1 -> 0p1, 10 -> 10."""
+    """Return a value without exponent or point: 0.1 -> 0p1, 10 -> 10."""
     return np.format_float_positional(value, trim="-").replace(".", "p")
 
 
 def parse_rule(specification: object) -> BoundRule:
-    """A rule from `strict`, `additive_0p1`, `additive:0.1`, `typical:0.09,0.3`, `{additive: 0.1}` or
-    `{typical: {epsilon: 0.09, delta: 0.3}}`. Raises `ValueError` with what is known.
+    """Return a rule from `strict`, `additive_0p1`, `additive:0.1`, `typical:0.09,0.3`, `{additive: 0.1}` or
+    `{typical: {epsilon: 0.09, delta: 0.3}}`. Raises `ValueError` with the known rules.
     """
     if isinstance(specification, BoundRule):
         return specification
@@ -320,7 +320,7 @@ def parse_rule(specification: object) -> BoundRule:
         ((name, given),) = specification.items()
         return _bound(str(name), given)
     if not isinstance(specification, str):
-        raise ValueError(f"{shown(specification)} is not a rule; write a name, or {{name: value}}; {_known_rules()}")
+        raise ValueError(f"{shown(specification)} is not a rule: write a name, or {{name: value}}; {_known_rules()}")
     name, colon, given = specification.partition(":")
     if colon:
         return _bound(name.strip(), [_number(part) for part in given.split(",")])
@@ -331,13 +331,13 @@ def parse_rule(specification: object) -> BoundRule:
 
 
 def rules_of(ids: Iterable[str]) -> list[BoundRule]:
-    """Rules from their ids."""
+    """Return rules from their ids."""
     return [parse_rule(name) for name in ids]
 
 
 def _bound(name: str, given: object) -> BoundRule:
     if name in NOT_MODELLED:
-        raise ValueError(f"the rule {name!r} is not modelled; {_known_rules()}")
+        raise ValueError(f"rule {name!r} is not supported; {_known_rules()}")
     if name not in RULES:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), RULES, n=1)
         raise ValueError(f"unknown rule {shown(name)}{f' (did you mean {near[0]}?)' if near else ''}; {_known_rules()}")
@@ -363,7 +363,7 @@ def _checked(rule: str, parameter: Parameter, value: object) -> float:
     if not parameter.low <= number <= parameter.high or (parameter.whole and number != int(number)):
         kind = f"{'a whole' if parameter.whole else 'a'} number from {parameter.low:g} to {parameter.high:g}"
         raise ValueError(f"{rule}: {parameter.name} must be {kind}, not {shown(value)}")
-    return int(number) if parameter.whole else float(number) + 0.0  # no negative zero: additive_-0 is no column name
+    return int(number) if parameter.whole else float(number) + 0.0  # no negative zero: not additive_-0 as a column name
 
 
 def _number(text: str) -> float:
@@ -374,7 +374,7 @@ def _number(text: str) -> float:
 
 
 def spelling(name: str) -> str:
-    """How a rule is written on the command line: typical:epsilon,delta."""
+    """Return how a rule is written on the command line: typical:epsilon,delta."""
     return ":".join([name, ",".join(item.name for item in RULES[name].parameters)]).rstrip(":")
 
 

@@ -390,7 +390,7 @@ def test_what_is_no_rule_is_told_what_is(specification: object) -> None:
     with pytest.raises(ValueError, match=r"known: .*typical:epsilon,delta") as caught:
         parse_rule(specification)
     assert all(name in str(caught.value) for name in RULES)
-    assert ("is not modelled" in str(caught.value)) == (specification in [*NOT_MODELLED])
+    assert ("is not supported" in str(caught.value)) == (specification in [*NOT_MODELLED])
 
 
 @each(

@@ -19,8 +19,8 @@ from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
 WHOLE = "profile"  # where a problem lies that concerns several options
-# What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
-# for text that is nested deeper than Python calls.
+# What PyYAML raises: its own errors, others for values that do not parse as they look (2024-99-99) or as they are tagged,
+# and for text that is nested too deeply for Python.
 BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
@@ -28,18 +28,19 @@ class UniqueKeyLoader(yaml.SafeLoader):
     """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Like the base class, with a check for duplicates, before merge keys (`<<`) add theirs."""
+        """Compose as the base class does, after a check for duplicates, before merge keys (`<<`) add theirs."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.composer.ComposerError(None, None, f"the key {shown(key.value)} occurs twice", key.start_mark)
+                raise yaml.composer.ComposerError(None, None, f"duplicate key {shown(key.value)}", key.start_mark)
             seen.add(key.value)
         return node
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
-    """The validated profile in `path`, with `KEY=VALUE` overrides applied, a limit put on every source and paths resolved.
+    """Return the validated profile in `path`, with `KEY=VALUE` overrides and the limit of each source applied, and with
+    absolute paths.
 
     Raises `ProfileInvalid` for a file that is missing or malformed, and for keys or values that do not exist.
     """
@@ -54,33 +55,36 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
 
 
 def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """A run's profile, as its manifest holds it, with what a report may still change: `decision.KEY=VALUE`, `route.by=none`,
-    and another source of step times, `costs.source=roofline` first. Relative paths start where the command runs.
+    """Return a run's profile from its manifest with the overrides that a report allows: `decision.KEY=VALUE`,
+    `route.by=none`, and another source of step times, `costs.source=roofline` first. Relative paths start at the working
+    directory.
     """
     tree = copy.deepcopy(config)
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "route.", "costs.", "hybrids.")):
-            hint = "the rest was measured; profile again to change it"
-            problem = f"--set {cut(override, VALUE)}: a report can change decision.*, route.*, costs.* and hybrids.* only"
+            hint = "profile again to change it; everything else was measured"
+            problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, route.*, costs.* and hybrids.*"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
     options = validate(tree, SET)
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
-        raise ProfileInvalid("--set costs: step times are measured during a run, and cannot be measured afterwards", hint)
+        raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
     return options.resolved(Path()).model_dump(mode="json")
 
 
 def known_rules(specifications: list[str], option: str = "--rules") -> list[str]:
-    """Ids of rules as an option of a command names them. Raises `ProfileInvalid`."""
+    """Return the ids of the rules that an option of a command names. Raises `ProfileInvalid`."""
     try:
         return list(dict.fromkeys(parse_rule(text).id for text in specifications))
     except ValueError as error:
-        raise ProfileInvalid(f"{option}: {error}", "alphaprof rules lists them; write for example additive:0.2") from None
+        raise ProfileInvalid(
+            f"{option}: {error}", "list them with alphaprof rules; write for example additive:0.2"
+        ) from None
 
 
 def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
-    """A profile, or another YAML file (`what`), as plain data. Raises `ProfileInvalid`."""
+    """Return a profile, or another YAML file (`what`), as plain data. Raises `ProfileInvalid`."""
     name = cut(str(path))
     try:
         text = path.read_text(encoding="utf-8")
@@ -99,7 +103,7 @@ def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
     if not isinstance(tree, dict):
         hint = "start from a file in profiles/: it needs target, drafts and data"
         raise ProfileInvalid(
-            f"{name} holds no {what}", hint if what == WHOLE else "it is a group of options: key: value, ..."
+            f"{name} is not a {what}", hint if what == WHOLE else "write a group of options: key: value, ..."
         )
     return tree
 
@@ -133,24 +137,24 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _source_first(overrides: list[str]) -> list[str]:
-    """Returns the overrides, the source of step times before its options."""
+    """Return the overrides, with the source of step times before its options."""
     return sorted(overrides, key=lambda override: not override.replace(" ", "").startswith("costs.source="))
 
 
 def _element(items: list[Any], key: str, place: str) -> int:
-    """The index of a list element that is named by its index or, for a source, by its domain."""
+    """Return the index of a list element, given its index or, for a source, its domain."""
     domains = [item.get("domain") if isinstance(item, dict) else None for item in items]
     for names in ([str(index) for index in range(len(items))], domains):
         if names.count(key) == 1:
             return names.index(key)
-    hint = f"use an index from 0 to {len(items) - 1}" if items else "the list is empty: set it whole"
+    hint = f"use an index from 0 to {len(items) - 1}" if items else "set the whole list; it is empty"
     if known := cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str)))):
-        hint += f" or a domain that one source has ({known})"
-    raise ProfileInvalid(f"--set {place}: no single element {shown(key)} in a list of {len(items)}", hint)
+        hint += f", or a domain that only one source has ({known})"
+    raise ProfileInvalid(f"--set {place}: {shown(key)} does not name a single element of a list of {len(items)}", hint)
 
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
-    """`ProfileOptions` from plain data; raises `ProfileInvalid` with the first problem and a suggestion."""
+    """Return `ProfileOptions` from plain data. Raises `ProfileInvalid` with the first problem and a suggestion."""
     try:
         return ProfileOptions.model_validate(tree)
     except ValidationError as error:
@@ -158,7 +162,7 @@ def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
 
 
 def _invalid(error: ValidationError, tree: dict[str, Any], origin: str) -> ProfileInvalid:
-    """The failure that names the first problem; an unknown key comes first, since it often explains the others."""
+    """Return the error for the first problem; an unknown key comes first, since it often explains the others."""
     problems: dict[str, ErrorDetails] = {}
     for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
         problems.setdefault(_place(problem, tree) or WHOLE, problem)
@@ -175,8 +179,8 @@ def _invalid(error: ValidationError, tree: dict[str, Any], origin: str) -> Profi
 
 
 def _place(problem: ErrorDetails, tree: Any) -> str:
-    """Where a problem lies, by the keys of the file. Pydantic's location holds tags of unions as well: the kind of a draft,
-    a type. A tag follows its group, so that `model` after a draft of this kind is no key, and a second one is.
+    """Return where a problem is, by the keys of the file. Pydantic's location also holds tags of unions: the kind of a
+    draft, a type. A tag follows its group, so the first `model` after a draft of this kind is a tag, the second one a key.
     """
     keys, node, tagged, location = [], tree, False, problem["loc"]
     for place, part in enumerate(location):
@@ -199,11 +203,11 @@ def _advice(error: ErrorDetails, place: str, origin: str) -> str:
         choices = DRAFTS if place.startswith("drafts") else get_args(get_args(ContinuationOptions)[0])
         return f"add kind: {' or '.join(get_args(each.model_fields['kind'].annotation)[0] for each in choices)}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "it is a group of options: write {key: value, ...}, or one key: value a line, indented"
+        return "write a group of options: {key: value, ...}, or one key: value per line, indented"
     if error["type"] == "string_type" and isinstance(error["input"], bool):
-        return "YAML reads on, off, yes and no as true and false: quote the word"
+        return "quote the word: YAML reads on, off, yes and no as true and false"
     if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
-        return "YAML reads it as a number or a date: quote it"
+        return "quote it: YAML reads it as a number or a date"
     return "correct this value" if origin == SET else "correct the value in the profile, or override it with --set KEY=VALUE"
 
 
@@ -213,33 +217,33 @@ LIST = "list of heads"
 class HeadBeside(Options):
     """A head that was tested by a run, as one of its drafts."""
 
-    draft: str = Field(min_length=1, description="what the run that tested it calls it")
-    run: str | None = Field(None, min_length=1, description="that run, where it is not the run of the list")
+    draft: str = Field(min_length=1, description="name of the draft in the run that tested it")
+    run: str | None = Field(None, min_length=1, description="run that tested it; default: the run of the list")
     head: str | None = Field(
         None, min_length=1, description="folder of its training.json; relative paths start at this file"
     )
 
 
 class HeadEntry(HeadBeside):
-    """A head of the curve. What its training.json says need not be said again."""
+    """A head of the curve. Values that its training.json has may be omitted."""
 
     units: Whole | None = Field(
-        None, ge=1, description="independent units that it was trained on, where it has no training.json"
+        None, ge=1, description="independent units that it was trained on, if it has no training.json"
     )
     tokens: Whole | None = Field(
-        None, ge=1, description="tokens of continuations that it was trained on, where it has no training.json"
+        None, ge=1, description="tokens of continuations that it was trained on, if it has no training.json"
     )
     order: Whole | None = Field(
         None,
         ge=0,
-        description="heads of one order were trained on nested sets of units; none: nothing is known, no forecast",
+        description="heads with the same order were trained on nested sets of units; without it there is no forecast",
     )
 
 
 class HeadsBeside(Options):
-    """Heads that are no point of the curve."""
+    """Heads for comparison that are not points of the curve."""
 
-    published: HeadBeside | None = Field(None, description="the head that one would serve without training")
+    published: HeadBeside | None = Field(None, description="the head that you would serve without training")
     tuned: HeadBeside | None = Field(None, description="the published head, trained further on the same units")
 
 
@@ -251,7 +255,7 @@ class HeadsOptions(Options):
     beside: HeadsBeside = HeadsBeside()
 
     def resolved(self, folder: Path) -> HeadsOptions:
-        """The same with absolute paths; relative ones start at `folder`. A run in an object store stays as it is."""
+        """Return the list with absolute paths; relative ones start at `folder`. A run in an object store stays as it is."""
 
         def place(path: str | None) -> str | None:
             return path if path is None or "://" in path else str(folder / os.path.expanduser(path))
@@ -263,7 +267,7 @@ class HeadsOptions(Options):
 
 
 def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
-    """The list in a file, or in curve.yaml of a folder, with absolute paths, and where it lies. Raises `ProfileInvalid`."""
+    """Return the list in a file, or in a folder's curve.yaml, with absolute paths, and its file. Raises `ProfileInvalid`."""
     from alphaprof.log.training import CURVE  # imports Parquet
 
     file = path / CURVE if path.is_dir() else path
@@ -273,6 +277,6 @@ def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or LIST
-        hint = "docs/curve.md shows a list; it needs run: RUN and heads: [{draft: NAME, head: FOLDER}, ...]"
+        hint = "give run: RUN and heads: [{draft: NAME, head: FOLDER}, ...]; see docs/curve.md"
         raise ProfileInvalid(f"{cut(str(file))}: {cut(where, 60)}: {cut(first['msg'], 100)}", hint) from None
     return options.resolved(file.parent.absolute()), file

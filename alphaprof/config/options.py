@@ -1,4 +1,4 @@
-"""Options of models, drafts, continuations and costs: the parts of a profile file that say what is run, and its times."""
+"""Options of models, drafts, continuations and costs: the parts of a profile file that say what is run and timed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Options(BaseModel):
         return self
 
     def problems(self) -> Iterator[str]:
-        """Yield what contradicts itself in a group whose options are valid by themselves."""
+        """Yield contradictions between options that are valid by themselves."""
         yield from ()
 
 
@@ -69,7 +69,7 @@ class ModelOptions(Options):
     )
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
-    device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
+    device: str = Field("auto", description="auto (CUDA if available, else CPU), cpu, cuda, cuda:1")
     device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
 
 
@@ -78,14 +78,14 @@ class TargetOptions(ModelOptions):
 
     dtype: Literal["auto", Dtype] = Field(
         "auto",
-        description="profile in the dtype that is served: near-ties depend on it; auto: that of the checkpoint, "
-        "or float32 on a device that is not faster in that one",
+        description="use the dtype that you serve, because near-ties depend on it; auto: the checkpoint's dtype, or float32 "
+        "if the device is not faster in the checkpoint's",
     )
 
 
 class DraftOptions(Options):
-    """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`, module:function:
-    what loads such a draft, called as `profiling.models.kinds.load_draft` is.
+    """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`: the
+    module:function that loads such a draft, called like `profiling.models.kinds.load_draft`.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class DraftOptions(Options):
 
     @property
     def own_model(self) -> ModelOptions | None:
-        """The model that the draft is; None: it needs no files but the target's."""
+        """The model that the draft is; None if it needs no files but the target's."""
         return None
 
 
@@ -115,43 +115,43 @@ class LayerSkipDraft(DraftOptions):
 
     loader = "alphaprof.profiling.models.kinds:load_layer_skip"
     kind: Literal["layer_skip"]
-    drop_layers: Indices = Field(description="0-based indices of the target's layers that are left out")
+    drop_layers: Indices = Field(description="0-based indices of the target's layers to leave out")
 
 
 class PromptLookupDraft(DraftOptions):
-    """No model: proposes what followed the last tokens where they occurred before, in the prompt or the text so far."""
+    """No model: proposes what followed an earlier occurrence of the last tokens, in the prompt or the text so far."""
 
     loader = "alphaprof.profiling.models.kinds:load_prompt_lookup"
     kind: Literal["prompt_lookup"]
     max_ngram: Whole = Field(
-        MAX_NGRAM, ge=1, le=64, description="longest run of last tokens that is looked up; then shorter ones are tried"
+        MAX_NGRAM, ge=1, le=64, description="longest n-gram of last tokens to look up; shorter ones are tried next"
     )
 
 
 class HybridOptions(Options):
-    """Two drafts of the run as one, without a pass of its own: prompt lookup where it found enough, else another draft."""
+    """Two drafts of the run as one, without a pass of its own: prompt lookup if it found enough, else another draft."""
 
     first: str = Field(description="name of a prompt_lookup draft")
-    then: str = Field(description="name of the draft that takes over where less was found")
+    then: str = Field(description="name of the draft to use if prompt lookup found too little")
     min_match: Whole = Field(
-        1, ge=1, le=64, description="tokens before a round that prompt lookup must have found; at most its max_ngram"
+        1, ge=1, le=64, description="tokens before a round that prompt lookup must match; at most its max_ngram"
     )
 
 
 class HeadOptions(DraftOptions):
-    """Base of draft heads, which propose from states of the target: other tokens the further a round is."""
+    """Base of draft heads, which propose from states of the target; their proposals depend on the depth in a round."""
 
     depths: Whole | None = Field(
         None,
         ge=1,
         le=GAMMA_LIMIT,
-        description="the most drafts of a round; larger gammas leave this draft out; default: all",
+        description="most drafted tokens per round; this draft is left out of larger gammas; default: no limit",
     )
     ranks_by_depth: bool = Field(
-        False, description="log at every depth the rank that the head gives to each token; trees need it"
+        False, description="log the rank that the head gives to each token, at every depth; needed for trees"
     )
     check_wiring: bool = Field(
-        True, description="measure first, on a few texts, what other readings of its files would get accepted"
+        True, description="first measure, on a few texts, the acceptance rate of other ways to read its files"
     )
 
 
@@ -175,8 +175,8 @@ class Eagle3Draft(HeadFileOptions):
     kind: Literal["eagle3"]
     serve_as: Literal["checkpoint", "vllm", "sglang"] = Field(
         "checkpoint",
-        description="which states of the target the head reads, and where its norms are: as its files mean it, or as this "
-        "engine takes them",
+        description="which states of the target the head reads, and where its norms are: as its files say, or as this "
+        "engine reads them",
     )
 
 
@@ -195,12 +195,12 @@ class PardDraft(HeadFileOptions):
 
 
 class DFlashDraft(HeadFileOptions):
-    """A DFlash drafter, whose rows of a block read each other: what it proposes depends on how many there are."""
+    """A DFlash drafter, whose rows of a block read each other, so that its proposals depend on the size of the block."""
 
     loader = "alphaprof.profiling.heads.dflash:load_dflash"
     kind: Literal["dflash"]
     block: Annotated[Whole, Field(ge=2, le=GAMMA_LIMIT + 1)] | None = Field(
-        None, description="rows of a block, one more than a round drafts, which gammas needs to have; default: the files'"
+        None, description="rows of a block; gammas must contain block - 1, what a round drafts; default: from its files"
     )
 
 
@@ -218,8 +218,8 @@ class MtpDraft(HeadOptions):
     kind: Literal["mtp"]
     reuse: bool | None = Field(
         None,
-        description="true: the first module at every depth; false: a chain, one module a depth; needed where the checkpoint "
-        "holds several modules, as engines differ",
+        description="true: use the first module at every depth; false: use a chain, one module per depth; required if the "
+        "checkpoint has several modules, because engines differ",
     )
 
 
@@ -245,7 +245,7 @@ DRAFTS: list[type[DraftOptions]] = [
 
 
 def named_model(name: str) -> dict[str, str]:
-    """A draft model that is known by its name alone, as a profile has it."""
+    """Return the options of a draft model given by name only, as a profile writes them."""
     return {"kind": "model", "model": name}
 
 
@@ -255,7 +255,7 @@ def _adapter(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
-# The options of one of DRAFTS, by `kind`; what it refuses is refused as in any union.
+# The options of one of DRAFTS, by `kind`, with the errors of an ordinary union.
 AnyDraft = Annotated[
     SerializeAsAny[DraftOptions], PlainValidator(lambda given: _adapter(tuple(DRAFTS)).validate_python(given))
 ]
@@ -265,7 +265,7 @@ class WrittenContinuation(Options):
     """Base of continuations that the target writes for the run."""
 
     engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="who runs the target: transformers here, or the vLLM of the profile's engine"
+        "transformers", description="what runs the target: transformers here, or the vLLM of the profile's engine"
     )
 
 
@@ -273,30 +273,30 @@ class GreedyContinuation(WrittenContinuation):
     """The target's own greedy continuation."""
 
     kind: Literal["greedy"] = "greedy"
-    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="stop after this many tokens if there is no EOS")
 
 
 class Sampling(Options):
-    """How a target draws its tokens. Settings apply in the order of transformers: temperature, top_k, top_p, min_p."""
+    """How a target samples its tokens. Settings apply in the order of transformers: temperature, top_k, top_p, min_p."""
 
     temperature: float | None = Field(
-        None, gt=0, le=100, description="logits are divided by this; default: 1; greedy text is kind: greedy"
+        None, gt=0, le=100, description="logits are divided by this; default: 1; for greedy text use kind: greedy"
     )
-    top_k: Whole | None = Field(None, ge=0, description="number of most probable tokens kept; default: 0, all")
-    top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept; default: 1, all")
+    top_k: Whole | None = Field(None, ge=0, description="number of most probable tokens to keep; default: 0, all")
+    top_p: float | None = Field(None, gt=0, le=1, description="probability mass to keep; default: 1, all")
     min_p: float | None = Field(
-        None, ge=0, le=1, description="smallest share of the top probability that is kept; default: 0, any"
+        None, ge=0, le=1, description="lowest probability to keep, relative to the top token's; default: 0, no limit"
     )
 
 
 class SampledContinuation(Sampling, WrittenContinuation):
-    """Sampled by the target. What is drawn depends on the seed and the document, not on the batch that it was in."""
+    """Sampled by the target. The sample depends on the seed and the document, not on the batch."""
 
     kind: Literal["sampled"]
-    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
-    seed: Whole = Field(0, ge=0, lt=2**63, description="another seed draws another text")
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="stop after this many tokens if there is no EOS")
+    seed: Whole = Field(0, ge=0, lt=2**63, description="random seed of the texts")
     generation_config: bool = Field(
-        False, description="take what is unset here from the model's own generation config, as servers do by default"
+        False, description="take unset values from the model's own generation config, as servers do by default"
     )
 
 
@@ -306,18 +306,18 @@ class GivenContinuation(Sampling):
     kind: Literal["given"]
     column: str = Field(description="column with the response, as text or as a list of token ids")
     on_policy: bool = Field(
-        False, description="states that this target produced the responses: greedily, or sampled with these settings"
+        False, description="declare that this target generated the responses, greedily or with these sampling settings"
     )
     max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
 
     def problems(self) -> Iterator[str]:
-        """Yield settings of a text that is greedy."""
+        """Yield sampling settings of greedy text."""
         if self.temperature is None and (self.top_k or self.top_p or self.min_p):
             yield "top_k, top_p and min_p need temperature (1 changes nothing); without it the text is greedy"
 
 
 class TextContinuation(Options):
-    """A plain corpus: the rendered prompt is cut after some tokens, and the rest is measured. Off-policy for every rule."""
+    """A plain corpus: the rendered prompt is cut after `prompt_tokens`, the rest is measured. Off-policy for every rule."""
 
     kind: Literal["text"]
     prompt_tokens: Whole = Field(32, ge=1, description="tokens before the first position; shorter texts are left out")
@@ -336,51 +336,51 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class MeasuredCosts(Options):
-    """Step times measured here: forward passes of transformers in alphaprof's own loop (measured), or steps of the vLLM of
-    the profile's engine (vllm).
+    """Step times measured here: forward passes of transformers in alphaprof's own loop (measured), or steps of the profile's
+    vLLM (vllm).
     """
 
     source: Literal["measured", "vllm"] = "measured"
     concurrency: BatchSizes = Field(
-        [1], description="sequences in a batch, one number or several: a report says up to which of them a draft pays"
+        [1], description="sequences per batch, one number or several: a report says up to which size a draft pays"
     )
     context: Contexts = Field(
-        [256], description="tokens in the KV cache while a step is timed, one number or several to interpolate between"
+        [256], description="tokens in the KV cache during a timed step, one number or several to interpolate between"
     )
     repeats: Whole = Field(
         100,
         ge=3,
-        description="largest number of timed rounds, each of which runs every step once; fewer than 6 give wide intervals",
+        description="most timed rounds, each of which runs every step once; fewer than 6 give wide intervals",
     )
     budget: float = Field(
         60,
         ge=0,
-        description="seconds after which no step is timed any more; less once the cost of a round is known to 2 %. Where it "
-        "is too short, larger batch sizes and longer contexts have no times",
+        description="seconds after which timing stops; it stops earlier once the cost of a round is known to 2 %. If it is "
+        "too short, larger batch sizes and longer contexts have no times",
     )
     mode: Literal["auto", "eager"] = Field(
         "auto",
-        description="of measured: auto: static cache and CUDA graphs where the device has them; eager: as validate decodes",
+        description="for measured: auto: static cache, and CUDA graphs if the device has them; eager: as validate decodes",
     )
 
 
 class EngineOptions(Options):
-    """The user's vLLM: the python of its own environment, which starts it here, or the address of a server that runs. With
-    both the server writes texts, and the other one times steps.
+    """Your vLLM: the python of its own environment, which starts it here, or the address of a running server. With both,
+    the server writes texts and the other one times steps.
     """
 
-    python: str | None = Field(None, description="python of an environment with vLLM, which starts it on this machine")
+    python: str | None = Field(None, description="python of an environment with vLLM, used to start it on this machine")
     url: str | None = Field(
-        None, pattern="^https?://", description="address of a vLLM server that writes texts; VLLM_API_KEY is its key"
+        None, pattern="^https?://", description="URL of a vLLM server that writes texts; its key is read from VLLM_API_KEY"
     )
-    model: str | None = Field(None, description="the target's name on that server; default: the only one that it serves")
+    model: str | None = Field(None, description="the target's name on that server; default: its only model")
     args: dict[str, Any] = Field({}, description="arguments of vLLM, e.g. {tensor_parallel_size: 2, enforce_eager: true}")
-    concurrency: Whole = Field(64, ge=1, description="sequences that write texts at a time")
+    concurrency: Whole = Field(64, ge=1, description="number of texts written at a time")
 
     def problems(self) -> Iterator[str]:
-        """Yield what names no engine."""
+        """Yield the problem of a group that names no engine."""
         if self.python is None and self.url is None:
-            yield "needs python, which starts vLLM, or url, the address of a server"
+            yield "needs python, to start vLLM, or url, the address of a running server"
 
 
 class TableCosts(Options):
@@ -389,49 +389,45 @@ class TableCosts(Options):
     source: Literal["table"]
     path: str = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
     overhead_ms: Milliseconds | None = Field(
-        None, description="added to every target step: sampling, scheduling; needed where a table leaves them out (vLLM)"
+        None, description="added to every target step: sampling, scheduling; required if the table excludes them (vLLM)"
     )
 
 
 class RooflineCosts(Options):
-    """Step times computed from bytes and FLOPs, for hardware that you do not have."""
+    """Step times computed from bytes and FLOPs, for hardware that you do not have here."""
 
     source: Literal["roofline"]
-    accelerator: str = Field(description="a device, like h100-sxm (docs/costs.md lists them)")
-    tp: Whole = Field(1, ge=1, description="number of devices that share the target (tensor parallelism)")
-    draft_tp: Whole | None = Field(None, ge=1, description="number of devices that share a draft model; default: tp")
+    accelerator: str = Field(description="a device, like h100-sxm (listed in docs/costs.md)")
+    tp: Whole = Field(1, ge=1, description="tensor parallel size of the target")
+    draft_tp: Whole | None = Field(None, ge=1, description="tensor parallel size of a draft model; default: tp")
     concurrency: BatchSizes = Field(
-        [1, 8, 32, 64, 128, 256], description="sequences in a batch: a report says up to which of them a draft pays"
+        [1, 8, 32, 64, 128, 256], description="sequences per batch: a report says up to which size a draft pays"
     )
     memory_efficiency: Share = Field(0.8, description="share of the memory bandwidth that kernels reach")
     compute_efficiency: Share = Field(0.66, description="share of the peak FLOPs that kernels reach")
-    all_reduce_ms: Milliseconds = Field(0.0, description="time of the exchange in one layer, with tensor parallelism")
+    all_reduce_ms: Milliseconds = Field(0.0, description="all-reduce time per layer, with tensor parallelism")
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
-    engine: str = Field("none", description="whose overheads count: sglang-h200, or none (docs/costs.md)")
+    engine: str = Field("none", description="engine whose overheads are added: sglang-h200, or none (docs/costs.md)")
     draft_overhead_ms: Milliseconds | None = Field(
         None,
-        description="added to every draft step, of a head but its first; default of this and the next four: the engine's",
+        description="added to every draft step (of a head: but the first); default of this and the next four: the engine's",
     )
-    layer_overhead_us: Milliseconds | None = Field(None, description="added to a step for each layer, in microseconds")
-    expert_layer_overhead_us: Milliseconds | None = Field(None, description="the same for each layer with experts besides")
+    layer_overhead_us: Milliseconds | None = Field(None, description="added to a step per layer, in microseconds")
+    expert_layer_overhead_us: Milliseconds | None = Field(None, description="added besides per layer with experts")
     round_overhead_ms: Milliseconds | None = Field(None, description="added to every round: scheduling, comparing tokens")
     expert_reuse: Share | None = Field(
-        None, description="k tokens that are verified together touch the experts of k**expert_reuse independent ones"
+        None, description="k tokens verified together use as many experts as k**expert_reuse independent tokens"
     )
-    weight_bytes: float | None = Field(
-        None, gt=0, description="bytes of a parameter of the target; default: those of its dtype"
-    )
+    weight_bytes: float | None = Field(None, gt=0, description="bytes per parameter of the target; default: from its dtype")
     draft_weight_bytes: float | None = Field(
-        None, gt=0, description="bytes of a parameter of draft models; default: those of their dtype"
+        None, gt=0, description="bytes per parameter of draft models; default: from their dtype"
     )
-    kv_bytes: float | None = Field(
-        None, gt=0, description="bytes of an element of the KV cache; default: those of the dtype"
-    )
+    kv_bytes: float | None = Field(None, gt=0, description="bytes per element of the KV cache; default: from the dtype")
 
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, given: Any) -> Any:
-        """Take a draft's overhead of 0 for none given: it was the default before engines had overheads."""
+        """Treat a draft's overhead of 0 as unset: it was the default before engines had overheads."""
         stored = isinstance(given, dict) and "kv_bytes" in given and "layer_overhead_us" not in given
         old = stored and given.get("draft_overhead_ms") == 0
         return {name: value for name, value in given.items() if name != "draft_overhead_ms"} if old else given
@@ -442,7 +438,7 @@ class RooflineCosts(Options):
         from alphaprof.costs.roofline import ACCELERATORS
 
         if name not in ACCELERATORS:
-            raise ValueError(f"{shown(name)} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
+            raise ValueError(f"unknown accelerator {shown(name)}: choose one of {', '.join(sorted(ACCELERATORS))}")
         return name
 
     @field_validator("engine")
@@ -451,12 +447,12 @@ class RooflineCosts(Options):
         from alphaprof.costs.roofline import ENGINES
 
         if name not in ENGINES:
-            raise ValueError(f"no overheads are known of {shown(name)}: choose one of {', '.join(ENGINES)}")
+            raise ValueError(f"no overheads are known for {shown(name)}: choose one of {', '.join(ENGINES)}")
         return name
 
 
 class NoCosts(Options):
-    """No step times: a run of acceptance alone. Reports may name a source later: `report --set costs.source=table`."""
+    """No step times: the run measures acceptance only. A report may name a source later: `--set costs.source=table`."""
 
     source: Literal["none"]
 

@@ -45,14 +45,14 @@ RuleId = Annotated[str, BeforeValidator(lambda given: parse_rule(given).id)]
 
 
 class Markers(Options):
-    """The markers around the part of a text in which the model thinks, as the text has them."""
+    """The markers around the thinking part of a text."""
 
-    begin: str = Field("<think>", min_length=1, description="marker where thinking begins; it may be in the prompt already")
-    end: str = Field("</think>", min_length=1, description="marker where thinking ends")
+    begin: str = Field("<think>", min_length=1, description="marker that begins thinking; it may already be in the prompt")
+    end: str = Field("</think>", min_length=1, description="marker that ends thinking")
 
 
 class DomainColumn(Options):
-    """The domain of a document stands in a column of its row."""
+    """The column that contains the domain of a document."""
 
     column: str
 
@@ -63,7 +63,7 @@ class SourceOptions(Options):
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
     path: str = Field(
         min_length=1,
-        description="hub id, or .jsonl, .json, .csv, .parquet or .txt: s3://BUCKET/FILE, or local, relative to the profile",
+        description="hub id, or a .jsonl, .json, .csv, .parquet or .txt file: s3://BUCKET/FILE, or relative to the profile",
     )
     name: str | None = Field(None, description="configuration of a hub dataset")
     split: str = Field("train", description="split of a hub dataset")
@@ -80,15 +80,15 @@ class SourceOptions(Options):
     )
     time: str | None = Field(
         None,
-        description="column that says when a document was asked: ISO 8601 (without a zone: UTC), or seconds since 1970; for "
-        "alphaprof train --split time",
+        description="column with the time of the request: ISO 8601 (UTC if there is no time zone), or seconds since 1970; "
+        "for alphaprof train --split time",
     )
-    limit: Whole | None = Field(None, ge=1, description="largest number of documents, of each domain if a column names them")
+    limit: Whole | None = Field(None, ge=1, description="most documents, per domain if a column names the domain")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
     min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")
     too_long: Literal["skip", "truncate"] = Field(
-        "skip", description="documents beyond the target's context: leave out, or drop the beginning of the prompt"
+        "skip", description="documents longer than the target's context: leave out, or drop the beginning of the prompt"
     )
 
     @field_validator("prompt")
@@ -98,14 +98,14 @@ class SourceOptions(Options):
         return prompt
 
     def problems(self) -> Iterator[str]:
-        """Yield what a row cannot become a prompt for."""
+        """Yield reasons why a row cannot become a prompt."""
         given = [name for name in ("prompt", "messages", "prompt_ids") if getattr(self, name) is not None]
         if len(given) != 1:
             yield f"needs exactly one of prompt, messages, prompt_ids (has {', '.join(given) or 'none'})"
         if self.chat and self.prompt is None:
             yield "chat: true needs prompt; messages always pass through the chat template"
         if self.system is not None and not self.chat:
-            yield "system needs chat: true; with messages, put it into the messages"
+            yield "system needs chat: true; with messages, put the system prompt into the messages"
 
 
 class DecisionOptions(Options):
@@ -113,7 +113,7 @@ class DecisionOptions(Options):
 
     rule: Annotated[str, BeforeValidator(lambda given: given if given == AUTO else parse_rule(given).id)] = Field(
         AUTO,
-        description="the one acceptance rule that the verdict concerns; auto: strict on greedy text, one_hot on sampled",
+        description="acceptance rule of the verdict; auto: strict on greedy text, one_hot on sampled text",
     )
     draft: str = Field("auto", description="name of a draft; auto chooses on half of the documents")
     gamma: Whole | Literal["auto"] = Field(
@@ -121,20 +121,20 @@ class DecisionOptions(Options):
     )
     p_min: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = Field(
         0.0,
-        description="top probability below which a draft model stops a round's draft (llama.cpp, Hugging Face); auto "
-        "chooses on half of the documents; 0: it never stops",
+        description="a draft model stops drafting in a round when its top probability is below this (llama.cpp, Hugging "
+        "Face); auto chooses on half of the documents; 0: it never stops",
     )
-    min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
+    min_speedup: float = Field(1.10, gt=0, le=100, description="threshold: GO if the speedup's lower bound reaches it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")
-    concurrency: Whole = Field(1, ge=1, description="number of sequences decoded at a time for which the verdict holds")
+    concurrency: Whole = Field(1, ge=1, description="batch size of the verdict: number of sequences decoded at a time")
     served_dtype: str | None = Field(
         None,
-        description="dtype that the target is served in, like fp8: where the run measures another one it decides nothing, "
-        "and the report of an import from the engine does; default: the dtype that is measured",
+        description="dtype that you serve the target in, like fp8: if the run measures another one, its verdict is "
+        "UNDECIDED, and the report of an import from the engine decides; default: the measured dtype",
     )
-    weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as observed")
+    weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as measured")
     min_route_gain: float = Field(
-        0.03, ge=0, le=100, description="a second pool of servers is worth it where the lower bound of its gain reaches this"
+        0.03, ge=0, le=100, description="recommend a second pool of servers if the lower bound of its gain reaches this"
     )
 
     @field_validator("served_dtype")
@@ -151,33 +151,33 @@ class DecisionOptions(Options):
 
 
 class ExecutionOptions(Options):
-    """How the work of a run is done; what is measured does not depend on it."""
+    """How the work of a run is done; the results do not depend on it."""
 
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="threads of a CPU that every process of a run computes with: numbers depend on them; auto: as torch "
-        "chooses, and 1 with --workers or --part",
+        description="CPU threads of every process of a run; rounding depends on them; auto: torch's default, or 1 with "
+        "--workers or --part",
     )
     mixed_devices: bool = Field(
         False,
-        description="let processes on other devices or versions go on with a run: their rows may differ in the last "
-        "digits, which the report then says",
+        description="allow processes on other devices or versions to continue a run: their rows may differ in the last "
+        "digits, and the report says so",
     )
     engine: Literal["local", "ray"] = Field(
-        "local", description="who measures: this process, or actors of Ray, on the cluster of RAY_ADDRESS or here"
+        "local", description="what measures: this process, or Ray actors on the cluster of RAY_ADDRESS or on this machine"
     )
     workers: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="actors of Ray; auto: as many as the cluster has GPUs, or else CPUs, when the run begins"
+        "auto", description="number of Ray actors; auto: one per GPU of the cluster, or per CPU, when the run begins"
     )
     gpus_per_worker: float = Field(
-        1.0, gt=0, description="GPUs of an actor of Ray, where models run on one; 0.25: four share one"
+        1.0, gt=0, description="GPUs per Ray actor, if models run on GPUs; 0.25: four actors share one"
     )
 
 
 class RouteOptions(Options):
-    """What a router in front of several pools of servers can tell requests apart by."""
+    """What a router in front of several pools of servers can route requests by."""
 
-    by: Literal["domain", "none"] = Field("domain", description="what the router knows of a request; none: nothing")
+    by: Literal["domain", "none"] = Field("domain", description="what the router knows about a request; none: nothing")
 
 
 class ProfileOptions(Options):
@@ -185,17 +185,17 @@ class ProfileOptions(Options):
 
     target: TargetOptions
     drafts: dict[str, AnyDraft] = Field(
-        description="the drafts by name; {}: the target alone, with certificates, and the draft that is free "
+        description="the drafts by name; {}: the target alone, with certificates and the one draft that costs nothing "
         "(prompt lookup, as ngram)"
     )
     hybrids: dict[str, HybridOptions] = Field(
-        {}, description="drafts made of two of the drafts, by name; also written in drafts, with kind: hybrid"
+        {}, description="combinations of two drafts, by name; may also be given in drafts, with kind: hybrid"
     )
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
     draft_processing: Literal["same", "temperature"] = Field(
         "same",
-        description="how q is processed on sampled text: like p, or temperature alone (drafters that do not truncate)",
+        description="how q is processed on sampled text: like p, or with temperature only (drafters that do not truncate)",
     )
     rules: Annotated[list[RuleId], AfterValidator(lambda rules: list(dict.fromkeys(rules)))] = Field(
         list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"
@@ -204,21 +204,21 @@ class ProfileOptions(Options):
         False, description="log threshold_<rule>: how far a draft must be from the target before the rule can reject it"
     )
     gammas: Ascending[Annotated[Whole, Field(ge=1, le=GAMMA_LIMIT)]] = Field(
-        [1, 2, 3, 4, 5, 6, 7, 8], description="drafted tokens per round that are replayed"
+        [1, 2, 3, 4, 5, 6, 7, 8], description="numbers of drafted tokens per round to replay"
     )
     costs: CostOptions = MeasuredCosts()
     engine: EngineOptions | None = Field(None, description="a vLLM that writes texts or times steps (docs/vllm.md)")
     decision: DecisionOptions = DecisionOptions()
     route: RouteOptions = RouteOptions()
     execution: ExecutionOptions = ExecutionOptions()
-    thinking: Markers | None = Field(None, description="report thinking and answer separately; default: no phases")
+    thinking: Markers | None = Field(None, description="report thinking and answer separately; default: together")
     batch_tokens: Whole = Field(8192, ge=1, description="most padded tokens in one batch (a single document may exceed it)")
     shard_documents: Whole = Field(64, ge=1, description="documents per shard: the most that an interruption can lose")
 
     @model_validator(mode="before")
     @classmethod
     def _target_alone(cls, given: Any) -> Any:
-        """Without drafts there is still the one that costs nothing, and what thresholds say about any."""
+        """Add the draft that costs nothing, and certificates, if there are no drafts."""
         if isinstance(given, dict) and given.get("drafts") == {}:
             return {"certificates": True} | given | {"drafts": {"ngram": {"kind": "prompt_lookup"}}}
         return given
@@ -226,7 +226,7 @@ class ProfileOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _hybrids_apart(cls, given: Any) -> Any:
-        """Whatever loads and measures drafts has nothing to do with those that are made of others."""
+        """Move drafts of kind hybrid to `hybrids`: they are not loaded or measured."""
         drafts = given.get("drafts") if isinstance(given, dict) else None
         if not isinstance(drafts, dict):
             return given
@@ -238,10 +238,10 @@ class ProfileOptions(Options):
     @field_validator("drafts")
     @classmethod
     def _draft_names(cls, drafts: dict[str, Any]) -> dict[str, Any]:
-        rule = "lower case, start with a letter, have at most 200 characters, and not be auto or target"
+        rule = "use lower case, start with a letter, at most 200 characters, not auto or target"
         for name in drafts:
             if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
-                raise ValueError(f"draft name {shown(name)} must be {rule}")
+                raise ValueError(f"invalid draft name {shown(name)}: {rule}")
         return drafts
 
     @field_validator("continuation", mode="before")
@@ -259,45 +259,45 @@ class ProfileOptions(Options):
         return {"source": "measured"} | costs if isinstance(costs, dict) else costs
 
     def problems(self) -> Iterator[str]:
-        """Yield what the decision, the costs and the data do not agree on."""
+        """Yield contradictions between the decision, the costs and the data."""
         decision = self.decision
         for name, hybrid in self.hybrids.items():
             first = self.drafts.get(hybrid.first)
             if name in self.drafts or not isinstance(first, PromptLookupDraft) or hybrid.then not in self.drafts:
-                yield f"hybrids.{name} needs a name of its own, first a draft of kind prompt_lookup, and then another draft"
+                yield f"hybrids.{name} needs a unique name, first: a draft of kind prompt_lookup, and then: another draft"
             elif hybrid.min_match > first.max_ngram:
-                yield f"hybrids.{name}.min_match {hybrid.min_match} is above max_ngram {first.max_ngram} of {hybrid.first}"
+                yield f"hybrids.{name}.min_match {hybrid.min_match} exceeds max_ngram {first.max_ngram} of {hybrid.first}"
         if decision.draft not in ("auto", *self.drafts, *self.hybrids):
             names = cut(", ".join(self.drafts), 100)
-            yield f"decision.draft {shown(decision.draft)} is none of the drafts ({names})"
+            yield f"decision.draft {shown(decision.draft)} is not among the drafts ({names})"
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             yield f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}"
         for name, draft in self.drafts.items():
             if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < min(self.gammas):
-                yield f"drafts.{name}.depths {draft.depths} lies below the smallest of gammas, {min(self.gammas)}"
+                yield f"drafts.{name}.depths {draft.depths} is less than the smallest of gammas, {min(self.gammas)}"
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             sizes = self.costs.concurrency
             if not sizes[0] <= decision.concurrency <= sizes[-1]:
-                outside = f"{decision.concurrency} lies outside costs.concurrency {cut(str(sizes), 100)}"
-                yield f"decision.concurrency {outside}: there are no step times for it"
+                outside = f"{decision.concurrency} is outside costs.concurrency {cut(str(sizes), 100)}"
+                yield f"decision.concurrency {outside}, so it has no step times"
         if self.engine is None and self.written_by_engine():
-            yield "continuation.engine vllm needs the profile's engine: where vLLM is (docs/vllm.md)"
+            yield "continuation.engine vllm needs engine.python or engine.url (docs/vllm.md)"
         if self.costs.source == "vllm" and (self.engine is None or self.engine.python is None):
-            yield "costs.source vllm needs engine.python: it starts a vLLM and takes its steps (docs/vllm.md)"
+            yield "costs.source vllm needs engine.python, to start vLLM and time its steps (docs/vllm.md)"
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
-                yield f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat"
+                yield f"data.{index}: continuation kind text is for a plain corpus: use prompt without chat"
         fixed = [source.domain for source in self.data if isinstance(source.domain, str)]
         if decision.weights is not None and len(fixed) == len(self.data) and set(fixed) != set(decision.weights):
             odd = sorted(set(fixed) ^ set(decision.weights))
-            yield f"decision.weights must name every domain and no other (check {cut(', '.join(odd), 100)})"
+            yield f"decision.weights must name exactly the domains of the data (check {cut(', '.join(odd), 100)})"
 
     def continuation_of(self, source: int) -> ContinuationOptions:
-        """The continuation that holds for one source: its own, or the profile's."""
+        """Return the continuation of a source: its own, or the profile's."""
         return self.data[source].continuation or self.continuation
 
     def written_by_engine(self) -> set[int]:
-        """The sources whose texts the engine writes."""
+        """Return the sources whose texts the engine writes."""
         kinds = enumerate(map(self.continuation_of, range(len(self.data))))
         return {index for index, kind in kinds if isinstance(kind, WrittenContinuation) and kind.engine != "transformers"}
 
@@ -307,12 +307,12 @@ class ProfileOptions(Options):
         return self.costs.source == "vllm" or bool(self.written_by_engine())
 
     def models(self) -> dict[str, ModelOptions]:
-        """The models that it names, by what messages call them: the target, and drafts that are models of their own."""
+        """Return the models by their names in messages: the target, and drafts that are models of their own."""
         drafts = {f"draft {name}": draft.own_model for name, draft in self.drafts.items()}
         return {"target": self.target} | {name: model for name, model in drafts.items() if model is not None}
 
     def resolved(self, folder: Path) -> ProfileOptions:
-        """The same options with local paths made absolute; relative ones start at `folder`, that of the profile file."""
+        """Return the options with absolute local paths; relative ones start at `folder`, that of the profile file."""
         drafts = {
             name: draft.model_copy(update={"model": resolve(draft.own_model.model, folder)}) if draft.own_model else draft
             for name, draft in self.drafts.items()
@@ -334,8 +334,8 @@ LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
 
 
 def resolve(reference: str, folder: Path) -> str:
-    """A model or dataset reference, with a local path made absolute (from `folder`); a hub id, or what names a file in an
-    object store, is left as it is.
+    """Return a model or dataset reference, with a local path made absolute (from `folder`). A hub id, or a file in an
+    object store, is returned unchanged.
     """
     from alphaprof.log.storage import is_remote
 
@@ -346,16 +346,16 @@ def resolve(reference: str, folder: Path) -> str:
     explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES
     if not explicit and not os.path.exists(local):
         return reference
-    # The last name stays as it is: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.
+    # Keep the last name: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.
     return str(local.parent.resolve() / local.name)
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:
-    """A prompt template as pairs of literal text and the column that follows it (None at the end).
+    """Return a prompt template as pairs of literal text and the column that follows it (None at the end).
 
-    Raises `ValueError` for a template that is malformed or asks for more than a column.
+    Raises `ValueError` for a template that is malformed, or has a field that is not a column name.
     """
-    advice = "write {column} for a column and {{ or }} for a brace"
+    advice = "write {column} for a column, and {{ or }} for a brace"
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:

@@ -1,16 +1,16 @@
-"""Notes: what a reader of a run has to know. One table by code, the most important first, with message and remedy."""
+"""Notes: what a reader of a run must know. One table by code, with message and remedy, the most important first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-# The texts of a run, any step times, or those that were measured on the run's own machine.
+# The texts of a run, any step times, or only step times that were measured on the run's own machine.
 Concerns = Literal["texts", "times", "own times"]
 
 
 class NoteKind(NamedTuple):
-    """`message`: what is so and why it matters, `remedy`: what to do about it, both with the names of facts in braces;
+    """`message`: what happened and why it matters, `remedy`: what to do about it, both with the names of facts in braces;
     `concerns`: what else depends on it; `check`: the check of a dry run that shows it (None: named like the note).
     """
 
@@ -21,67 +21,67 @@ class NoteKind(NamedTuple):
 
 
 NOTES: Mapping[str, NoteKind] = {
-    # What can make the answer wrong,
+    # First what can make the answer wrong,
     "contradicted": NoteKind(
         "{count} certified positions were rejected, which should be impossible: {where}",
-        "the logged divergences cannot be trusted here: please report it, with the profile",
+        "do not trust the logged divergences here; please report this as a bug, with the profile",
         "texts",
     ),
     "not_greedy": NoteKind(
         "{domain}: {share:.1%} of tokens are clearly not the target's top token",
-        "given text: check that this target produced it greedily, or drop on_policy; text of this run: profile in float32 "
-        "to see whether it is the dtype",
+        "given text: check that this target generated it greedily, or drop on_policy; text of this run: profile in float32 "
+        "to see whether the dtype is the cause",
         "texts",
     ),
     "off_policy_sample": NoteKind(
-        "acceptance is not what the distributions predict, so this text was not drawn from them: {where}",
-        "given text: check temperature, top_k, top_p and min_p against how it was sampled; text of this run: profile in "
-        "float32 to see whether it is the dtype",
+        "acceptance differs from what the distributions predict, so this text was not sampled from them: {where}",
+        "given text: check that temperature, top_k, top_p and min_p match how it was sampled; text of this run: profile in "
+        "float32 to see whether the dtype is the cause",
         "texts",
     ),
     "outside_support": NoteKind(
         "{share:.2%} of sampled tokens have probability 0 in the scoring pass and count as rejected",
-        "a few are rounding at the cut of top_k and top_p; many: the text was sampled with other settings",
+        "a few are due to rounding at the top_k and top_p cutoff; if many, check which settings the text was sampled with",
         "texts",
     ),
     "long_tail": NoteKind(
         "{lengths}: the speedup errs {direction}",
-        "raise limit until the longest documents of the traffic are among these, or give decision.weights",
+        "raise limit until the sample includes the longest documents of the traffic, or set decision.weights",
         "times",
     ),
     "wiring": NoteKind("{doubt}", "{remedy}", "texts"),
     "damaged": NoteKind(
-        "{file} is damaged: its content was computed again from the position log, and no number has changed",
-        "alphaprof profile with --resume writes it again; report --verify checks every file",
+        "{file} is damaged: its content was recomputed from the position log, and no number has changed",
+        "rewrite it with alphaprof profile --resume; check every file with report --verify",
         "texts",
     ),
     "busy": NoteKind(
-        "this machine is busy: step times are uncertain; timing waited for a processor for {waiting:.0%} of its time",
-        "measure again when it is idle, or use your engine's (docs/costs.md)",
+        "this machine is busy, so step times are uncertain: timing spent {waiting:.0%} of its time waiting for a CPU",
+        "measure again when the machine is idle, or use your engine's step times (docs/costs.md)",
         "own times",
     ),
     "slow_baseline": NoteKind(
         "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here; that does not make "
         "the draft good",
-        "measure again, and compare the times of 1 and {tokens} tokens with those of the engine that will serve",
+        "measure again, and compare the times of 1 and {tokens} tokens with those of your serving engine",
         "times",
     ),
-    # then what makes it another one,
+    # what changes the answer,
     "no_step_times": NoteKind("{reason}", "{remedy}"),
     "partial": NoteKind(
         "the run was interrupted: this report covers its first {documents} documents",
-        "finish it with alphaprof profile --resume",
+        "resume it with alphaprof profile --resume",
         "texts",
     ),
     "other_context": NoteKind(
-        "step times are for {timed:.0f} tokens in the cache, and these documents decode at about {typical:.0f}",
+        "step times are for {timed:.0f} tokens in the KV cache, but these documents decode at about {typical:.0f}",
         "time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         "times",
     ),
     "decay": NoteKind(
-        "acceptance of {draft} decays as texts grow: with each doubling of the context a token takes {share:.1%} "
-        "[{low:.1%}, {high:.1%}] more rounds",
-        "measure contexts as long as those that you serve: report --show context",
+        "acceptance of {draft} decreases with context length: each doubling of the context takes {share:.1%} "
+        "[{low:.1%}, {high:.1%}] more rounds per token",
+        "measure contexts as long as those that you serve; see report --show context",
         "texts",
     ),
     "not_measured": NoteKind(
@@ -91,125 +91,126 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "near_ties": NoteKind(
         "{ties:.1%} of positions are near-ties in {dtype}, and {changed:.2%} of greedy tokens change with the batch shape: "
-        "no draft can be sure of them",
-        "expected in 16-bit dtypes; profile in the dtype that is served",
+        "no draft can predict those reliably",
+        "this is expected in 16-bit dtypes; profile in the dtype that you serve",
         "texts",
     ),
     "no_verdict": NoteKind(
-        "decision.rule {rule} has no timed rounds on this text: there will be no verdict",
-        "leave decision.rule out, or measure text of its kind (alphaprof rules)",
+        "decision.rule {rule} has no timed rounds on this text, so there will be no verdict",
+        "remove decision.rule, or measure the kind of text that the rule applies to (alphaprof rules)",
     ),
     "cut_by_length": NoteKind(
-        "{share} of the texts were cut at max_new_tokens: how such texts go on was not measured",
-        "raise max_new_tokens if the traffic writes longer answers",
+        "{share} of the texts were cut at max_new_tokens: the rest of them was not measured",
+        "raise max_new_tokens if answers in your traffic are longer",
     ),
     "skipped": NoteKind("{count} documents left out: {reason}", "{remedy}"),
     "truncated": NoteKind("{count} {reason}", "{remedy}"),
-    # then the rest.
+    # and the rest.
     "not_timed": NoteKind("no step times, so no speedup: {reason}", "{remedy}", "own times"),
     "not_timed_there": NoteKind("no step times there: {reason}", "{remedy}", "own times"),
     "other_vllm": NoteKind(
-        "vLLM {version} was never tried with this version of alphaprof; {tried} was",
+        "vLLM {version} is untested with this version of alphaprof; {tried} is tested",
         "compare a few results with your server, or use vLLM {tried}",
     ),
     "other_dtype": NoteKind(
         "the target is measured in {reason}",
-        "near-ties fall otherwise in the dtype that is served: set target.dtype to measure in that one, however slow",
+        "near-ties resolve differently in the dtype that you serve: set target.dtype to it, even if it is slow here",
         check="dtype",
     ),
     "mixed_devices": NoteKind(
-        "shards were measured by processes that compute otherwise than the one that began the run: {where}",
-        "rows may differ in the last digits: measure on equal devices where near-ties matter",
+        "some shards were measured on a different device or version than the start of the run: {where}",
+        "rows may differ in the last digits: use identical devices if near-ties matter",
     ),
     "raw_prompts": NoteKind(
-        "the target has a chat template, and prompts are profiled without it ({files})",
-        "set chat: true or use messages if the traffic goes through the template",
+        "the target has a chat template, but prompts are profiled without it ({files})",
+        "set chat: true or use messages if your traffic uses the template",
         check="chat template",
     ),
     "halved_batches": NoteKind(
-        "memory ran out and {count} batches were halved; values may differ by up to 1e-3 from a run with enough memory",
+        "out of memory: {count} batches were halved; values may differ by up to 1e-3 from a run with enough memory",
         "lower batch_tokens",
     ),
     "p_min": NoteKind(
-        "{draft} at gamma {gamma} that stops below a top probability of {p_min} is faster than at gamma {plain} without, by "
-        "{gain} [{low}, {high}]",
-        "llama.cpp and Hugging Face can stop it (p_min): decision.p_min: auto judges with it; see report --show gammas",
+        "{draft} at gamma {gamma}, stopped below a top probability of {p_min}, is faster than at gamma {plain} without "
+        "stopping, by {gain} [{low}, {high}]",
+        "set decision.p_min: auto to judge with it (llama.cpp and Hugging Face support p_min); see report --show gammas",
     ),
     "stopped": NoteKind(
-        "documents were taken in random order, {done} of {available}. Verdicts hold at any time; intervals are for a fixed "
-        "number of documents, and slightly too optimistic",
-        "take the verdict from this run, and the size of a speedup from a run that measures all documents",
+        "stopped early: {done} of {available} documents, in random order. Verdicts are valid at any time; intervals assume "
+        "a fixed number of documents and are slightly too narrow",
+        "use the verdict of this run; to know the size of the speedup, run all documents",
     ),
     "no_log": NoteKind(
-        "the run's directory has no position log: sections that read it are left out, such as why tokens are rejected "
+        "the run directory has no position log: sections that read it are left out, such as why tokens are rejected "
         "and where drafts are right",
-        "copy positions/ there too",
+        "copy positions/ into it too",
     ),
     "part_of_log": NoteKind(
         "sections from the position log read {read} of {documents} documents, in shards spread over the run, such as "
         "why tokens are rejected and where drafts are right; verdicts and results use all documents",
-        "alphaprof report --whole-log reads the whole position log",
+        "read the whole position log with alphaprof report --whole-log",
     ),
     "never_full": NoteKind(
-        "no round accepted more than {deepest} of {gamma} drafts",
-        "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with --drafting tree",
+        "no round accepted more than {deepest} of {gamma} drafted tokens",
+        "use a smaller gamma, which would accept as many; if SGLang ran with --speculative-eagle-topk above 1, import with "
+        "--drafting tree",
     ),
     "imported": NoteKind(
-        "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never tested, and "
-        "accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
-        "alphaprof profile measures them, for drafts that it can load",
+        "rounds are as counted by the engine. Alpha, coverage, near-ties and other gammas are unknown: drafts after a "
+        "rejection are never tested, and accepted / drafted is not alpha",
+        "measure them with alphaprof profile, if it can load the draft",
     ),
     "plain_steps": NoteKind(
-        "{rounds} rounds without a draft, in {plain} of {requests} requests, follow from completion_tokens alone: up to "
-        "gamma more a request may hide where its last round reaches beyond the end",
+        "{rounds} rounds without a draft, in {plain} of {requests} requests, were derived from completion_tokens alone: "
+        "up to gamma more per request may be missing if its last round reaches beyond the end",
         "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
     ),
     "no_steps": NoteKind(
         "{idle} of {requests} requests have no round with a draft; they are kept as plain decoding",
-        "answers of one token have none; else see whether drafting was switched off under load",
+        "expected for answers of one token; otherwise check whether drafting was switched off under load",
     ),
     "prompts_unknown": NoteKind(
-        "prompts are identified by {known_by} ({lacking} of {requests} requests hold no prompt_token_ids): "
-        "compare and check --baseline pair {pairs}, and equal prompts count as independent, which makes intervals too "
+        "prompts are identified by {known_by} ({lacking} of {requests} requests have no prompt_token_ids): "
+        "compare and check --baseline pair {pairs}, and repeated prompts count as independent, which makes intervals too "
         "narrow",
         "{remedy}, or the prompt's text",
     ),
     "rounds_only": NoteKind(
-        "drafting was {drafting}: tokens per round are known, and not what rounds drafted; gamma {gamma} is the "
-        "most drafts that a round can accept",
-        "acceptance by depth, exports and speedups need chains of one length",
+        "drafting was {drafting}: tokens per round are known, but not the number of drafted tokens; gamma {gamma} is the "
+        "most that a round can accept",
+        "for acceptance by depth, exports and speedups, use chains of a fixed length",
     ),
     "beyond_prefill": NoteKind(
-        "{share} of the prompts are longer than any whose prefill was timed: their time is extrapolated from the last two "
-        "times",
-        "request speedups depend on it: add the prompts' length to costs.context, or to the table of step times",
+        "{share} of the prompts are longer than the longest timed prefill: their time is extrapolated from the last two "
+        "times, and request speedups depend on it",
+        "add the prompts' length to costs.context, or to the table of step times",
     ),
     "token_by_token": NoteKind(
-        "lossless rounds of {heads} verify token by token: where an engine verifies by block, a round emits at least as "
+        "lossless rounds of {heads} verify token by token: if the engine verifies by block, a round emits at least as "
         "many tokens on average",
-        "name the rule block in rules and profile again: --reuse-continuations keeps the text",
+        "add block to rules and profile again; --reuse-continuations keeps the text",
     ),
     "chain": NoteKind(
-        "rounds of {heads} draft a chain; where an engine drafts a tree, a tree accepts more",
-        "SGLang drafts chains with --speculative-eagle-topk 1; import the metrics of an engine that drafts trees",
+        "rounds of {heads} draft a chain; if the engine drafts a tree, it accepts more",
+        "import the metrics of an engine that drafts trees; SGLang drafts chains with --speculative-eagle-topk 1",
     ),
     "full_logits": NoteKind(
-        "{model}: logits need the full forward of a whole document at once",
-        "expect more memory per document; lower max_new_tokens if it runs out",
+        "{model}: logits of a whole document are computed in one forward pass, which takes more memory",
+        "lower max_new_tokens if memory runs out",
         check="memory",
     ),
     "not_modelled": NoteKind(
-        "the target's generation config sets {setting}, which is not modelled: texts are drawn without it",
-        "a server that applies it will see a different acceptance",
+        "the target's generation config sets {setting}, which is not supported: texts are sampled without it",
+        "expect a different acceptance on a server that applies it",
         check="sampling",
     ),
     "no_thresholds": NoteKind(
-        "certificates: true, and no rule has thresholds ({rules})",
-        "add a rule that compares with the target, like strict; the others keep drafts by chance",
+        "certificates: true has no effect, because none of the rules has a threshold ({rules})",
+        "add a rule that compares with the target, like strict; the others accept drafts at random",
     ),
     "slow_statistics": NoteKind(
-        "statistics run in torch, since Triton's kernels cannot run here: {reason}",
-        "install triton and a C compiler; the numbers are the same",
+        "statistics run in torch (slower, same numbers), because Triton's kernels cannot run here: {reason}",
+        "install triton and a C compiler",
     ),
 }
 RANKS = {code: rank for rank, code in enumerate(NOTES)}
@@ -222,7 +223,7 @@ def note(code: str, **facts: object) -> dict[str, str]:
 
 
 def concerns_of(code: str) -> Concerns | None:
-    """Return what a note concerns; None also for a code that an older run holds and nothing writes any more."""
+    """Return what a note concerns; None also for a code of an older run that is no longer in use."""
     return NOTES[code].concerns if code in NOTES else None
 
 

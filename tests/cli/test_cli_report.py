@@ -81,14 +81,14 @@ def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, cons
 
 BAD_RULES = {
     "unknown": ("nonsense", "unknown rule 'nonsense'"),
-    "not modelled": ("sglang", "'sglang' is not modelled"),
+    "not modelled": ("sglang", "'sglang' is not supported"),
     "out of range": ("additive:2", "epsilon must be a number from 0 to 1"),
     "too few values": ("typical:0.1", "has 2 parameters, not 1"),
     "hostile": ("x\n\x1b[2J\u202e", "unknown rule"),
 }
 BAD_SETTINGS = {
     "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
-    "what was measured": ("gammas=[1]", "a report can change decision.*, route.*, costs.* and hybrids.* only"),
+    "what was measured": ("gammas=[1]", "a report can only change decision.*, route.*, costs.* and hybrids.*"),
     "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
     "no such draft": ("decision.draft=large", "none of the drafts (small, lookup)"),
     "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),

@@ -129,7 +129,12 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("target",), "hub/target", "target: ", "group of options"),
     (("target", "dtype"), "int8", "target.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'", "correct"),
     (("drafts", "small", "kind"), ABSENT, "drafts.small: ", "add kind: model or layer_skip"),
-    (("drafts", "Small draft"), {"kind": "prompt_lookup"}, "drafts: draft name 'Small draft' must be lower case", "correct"),
+    (
+        ("drafts", "Small draft"),
+        {"kind": "prompt_lookup"},
+        "drafts: invalid draft name 'Small draft': use lower case",
+        "correct",
+    ),
     (("drafts", "target"), {"kind": "prompt_lookup"}, "drafts: draft name 'target' must be", "correct"),
     (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers.0: Input should be greater", "correct"),
     (("data",), [], "data: List should have at least 1 item", "correct"),
@@ -159,9 +164,9 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "correct",
     ),
     (("execution",), {"workers": 0}, "execution.workers: Input should be", "correct"),
-    (("decision", "draft"), "large", "decision.draft 'large' is none of the drafts (small, skip, layer_skip, ngram)", ""),
+    (("decision", "draft"), "large", "decision.draft 'large' is not among the drafts (small, skip, layer_skip, ngram)", ""),
     (("decision", "gamma"), 9, "decision.gamma 9 is not among gammas [1, 2, 3, 4, 5, 6, 7, 8]", ""),
-    (("decision", "concurrency"), 2, "decision.concurrency 2 lies outside costs.concurrency [1]", ""),
+    (("decision", "concurrency"), 2, "decision.concurrency 2 is outside costs.concurrency [1]", ""),
     (("decision", "weights"), {"code": 0.5, "chat": 0.4}, "decision.weights: must be shares that add up to 1 (they", ""),
 ]
 
@@ -203,7 +208,7 @@ def test_gammas_are_sorted_and_distinct_up_to_their_limit() -> None:
 def test_weights_name_every_domain() -> None:
     """Of sources that name their domains; others only the data know."""
     tree = changed((("data", 2), ABSENT), (("decision", "weights"), {"code": 0.5, "chat": 0.3, "poetry": 0.2}))
-    assert "must name every domain and no other (check poetry)" in refusal(tree).message
+    assert "must name exactly the domains of the data (check poetry)" in refusal(tree).message
     assert validate(changed((("decision", "weights"), {"code": 0.5, "poetry": 0.5})), "").decision.weights
 
 
@@ -214,7 +219,7 @@ def test_a_template_is_split_into_text_and_columns() -> None:
 BROKEN = {
     "a: b: c": " line 1: mapping values are not allowed here",
     "target: !!python/object:os.system x": "could not determine a constructor",
-    "target:\n  model: a\n  model: b\n": " line 3: the key 'model' occurs twice",
+    "target:\n  model: a\n  model: b\n": " line 3: duplicate key 'model'",
 }
 
 
@@ -285,7 +290,11 @@ WRONG_OVERRIDES = [
     ("target.dtype", "is not KEY=VALUE", "target.dtype=float32"),
     ("target.dtype=[", "'[' is not a YAML value", "quote it"),
     ("target.model.name=x", "target.model: Input should be a valid string", "correct"),
-    ("data.poetry.limit=5", "data.poetry: no single element 'poetry' in a list of 3", "or a domain that one source has"),
+    (
+        "data.poetry.limit=5",
+        "data.poetry: 'poetry' does not name a single element of a list of 3",
+        "or a domain that only one source has",
+    ),
     ("target.dtpe=float32", "unknown key target.dtpe", "did you mean dtype?"),
 ]
 

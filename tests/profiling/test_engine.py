@@ -71,7 +71,7 @@ def test_a_text_that_the_target_would_not_write_is_noticed(tmp_path: Path, fake:
     found = json.loads(invoke("report", tmp_path / "run", "--format", "json").stdout)["notes"]
     notes = {note["code"]: note["message"] for note in found}
     assert notes["not_greedy"].startswith("stories: ")
-    assert notes["other_vllm"].startswith("vLLM 0.99.1 was never tried")
+    assert notes["other_vllm"].startswith("vLLM 0.99.1 is untested")
 
 
 # Steps
@@ -210,9 +210,9 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
 @each(
     ("engine", "costs", "words"),
     [
-        (None, {}, "continuation.engine vllm needs the profile's engine"),
+        (None, {}, "continuation.engine vllm needs engine.python or engine.url"),
         ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs engine.python"),
-        ({}, {}, "needs python, which starts vLLM"),
+        ({}, {}, "needs python, to start vLLM"),
         ({"url": "file:///etc/passwd"}, {}, "String should match pattern"),
     ],
 )

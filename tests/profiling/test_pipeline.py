@@ -646,7 +646,7 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
     assert progress.warnings.count("not_modelled") == generation_config
     told = [warning["message"] for warning in run.manifest.warnings if warning["code"] == "not_modelled"]
     assert len(told) == generation_config
-    assert all("sets repetition_penalty: 1.1, which is not modelled" in message for message in told)
+    assert all("sets repetition_penalty: 1.1, which is not supported" in message for message in told)
     found = run.documents().select(["temperature", "top_k"]).to_pylist()
     assert found == [{"temperature": 0.6 if generation_config else 1.0, "top_k": 30}] * 2
 

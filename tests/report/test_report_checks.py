@@ -109,7 +109,7 @@ def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Pa
     assert f"false ({continuation} at temperature 0.7; small, lossless) +0." in warning.message
     assert "honest" not in warning.message
     assert "temperature" in warning.remedy
-    assert "not drawn from them" in as_terminal(found, 200)
+    assert "not sampled from them" in as_terminal(found, 200)
 
 
 def test_what_rounding_may_make_is_no_accusation(tmp_path: Path) -> None:
