@@ -24,7 +24,7 @@ AGAIN = "copy the run again, or profile again into a new directory"
 
 
 class OpenedRun:
-    """A run directory, for reading. Tables are those of docs/columns.md; only complete shards are in them.
+    """A run directory, for reading. Tables are those of docs/columns.md, with complete shards only.
 
     `columns` and `where` are pushed down: what they leave out is not read. `where`: conditions that all must hold, a list of
     (column, operator, value) as in `pyarrow.parquet`: [("draft", "==", "small"), ("target_margin", "<", 0.1)].
@@ -39,45 +39,45 @@ class OpenedRun:
 
     @property
     def path(self) -> Path | str:
-        """The directory, or the URI of one in an object store."""
+        """Return the directory, or the URI of one in an object store."""
         return self._run.path
 
     @property
     def manifest(self) -> Manifest:
-        """What was run: models, profile, versions, hardware."""
+        """Return what was run: models, profile, versions, hardware."""
         return self._run.manifest
 
     @property
     def drafts(self) -> list[str]:
-        """Names of the drafts."""
+        """Return the names of the drafts."""
         return list(self._run.manifest.drafts)
 
     def positions(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pd.DataFrame:
-        """The position log, a row a position and draft, with the column `draft`."""
+        """Return the position log: one row per position and draft, with the column `draft`."""
         frame: pd.DataFrame = self.positions_arrow(columns, where).to_pandas()
         return frame
 
     def positions_arrow(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pa.Table:
-        """The position log as an Arrow table."""
+        """Return the position log as an Arrow table."""
         self._run.require_positions()
         return self._read("positions", columns, where)
 
     def totals(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pd.DataFrame:
-        """Totals, a row a document, rule and draft: tokens, accepted, and rounds for every gamma.
+        """Return totals, one row per document, rule and draft: tokens, accepted, and rounds for every gamma.
 
-        What is not stored, as of a run that was interrupted, is worked out from the position log, which takes longer.
+        Totals that are not stored, as of an interrupted run, are computed from the position log, which takes longer.
         """
         frame: pd.DataFrame = self._read("totals", columns, where).to_pandas()
         return frame
 
     def documents(self) -> pd.DataFrame:
-        """The documents, a row each."""
+        """Return the documents, one per row."""
         frame: pd.DataFrame = self._run.documents().to_pandas()
         return frame
 
     def report(self, rules: Sequence[str] | None = None, whole_log: bool = False) -> Report:
-        """What `alphaprof report` says, as a value; `rules`: others than the profile's, like additive:0.2; `whole_log`: read
-        all of a large position log, not a part of its shards.
+        """Return what `alphaprof report` shows; `rules`: other than the profile's, like additive:0.2; `whole_log`: read all
+        of a large position log, not just part of its shards.
         """
         from alphaprof.config.load import known_rules
         from alphaprof.report.build import build_report
@@ -86,7 +86,7 @@ class OpenedRun:
         return build_report(self._run, rules=named, whole_log=whole_log)
 
     def _repr_html_(self) -> str:
-        """The first screen of the report, as notebooks show it: no script is in it, and no extra is needed."""
+        """Return the report's first screen as notebooks show it: without a script, and without an extra."""
         from alphaprof.render.html.page import first_screen_fragment
 
         return first_screen_fragment(self.report())
@@ -102,7 +102,7 @@ class OpenedRun:
             data = self._stored(table, [part.name for part in parts]) if whole else self._worked_out()
         else:
             data = self._stored(table, [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards])
-            if not run.shards:  # no file tells what the columns are
+            if not run.shards:  # no file says what the columns are
                 declared = pa.schema(arrow_schema(run.log_rules.columns))
                 data = ds.dataset(pa.unify_schemas([declared, data.schema]).empty_table())
         scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, where)
@@ -110,7 +110,7 @@ class OpenedRun:
             return scanner.to_table()
 
     def _stored(self, table: str, names: Sequence[str]) -> ds.Dataset:
-        """A table in files, whose folders name the drafts."""
+        """Return a table of files whose folders name the drafts."""
         import pyarrow as pa
         import pyarrow.dataset as ds
 
@@ -123,7 +123,7 @@ class OpenedRun:
             return ds.dataset(list(names), format=parquet, filesystem=files, **here)
 
     def _worked_out(self) -> ds.Dataset:
-        """The totals of all drafts, as far as they are not stored from the position log."""
+        """Return the totals of all drafts; those that are not stored come from the position log."""
         import pyarrow as pa
         import pyarrow.dataset as ds
 
@@ -139,7 +139,7 @@ class OpenedRun:
 
 
 def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, where: list[Any] | None) -> ds.Scanner:
-    """What reads some columns and rows of a table. Raises `OptionInvalid` for columns and conditions that do not fit it."""
+    """Return a scanner of some columns and rows. Raises `OptionInvalid` for columns and conditions that do not fit it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -26,7 +26,7 @@ from alphaprof.cli.common import (
 from alphaprof.errors import OptionInvalid
 
 group = Typer()
-MARGIN = "By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower."
+MARGIN = "How much lower alpha may be (imported runs, heads, with --gamma: tokens per round)."
 Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
 ReportFormat = Annotated[
     Literal["terminal", "json", "md", "html", "csv"], output("--format", help="terminal, json, md, html or csv.")
@@ -37,21 +37,21 @@ CheckFormat = Annotated[
 
 
 def _completed(incomplete: str) -> list[str]:
-    """Return the sections whose names begin with what was typed, for the completion of shells."""
+    """Return the sections whose names begin with what was typed, for shell completion."""
     from alphaprof.render.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
 
 
 def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[str, ...]:
-    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot have them or
+    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot show them or
     does not fit a terminal.
     """
     from alphaprof.render.sections import known_sections
 
     if output == "html" and out is None and sys.stdout.isatty():
         raise OptionInvalid(
-            "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
+            "the HTML page is 5 MB of text, too much for a terminal", "write it to a file: --out report.html"
         )
     if names and output not in ("terminal", "md"):
         holds = "is the one table" if output == "csv" else "holds every section"
@@ -90,10 +90,10 @@ def report(
     ] = None,
     replay: Annotated[
         Literal["engine", "llamacpp"],
-        how(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
+        how(help="How texts end: engine never caps drafts; llamacpp drafts at most tokens left - 1."),
     ] = "engine",
     whole_log: Annotated[
-        bool, how("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+        bool, how("--whole-log", help="Read the whole position log of a large run, not just part of its shards.")
     ] = False,
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
@@ -123,29 +123,29 @@ def report(
 )
 def check(
     run: RunFolder,
-    draft: Annotated[str | None, Option(help="The draft to check; default: the decision's.")] = None,
+    draft: Annotated[str | None, Option(help="The draft to check; default: that of the decision.")] = None,
     rule: DecisiveRule = None,
     gamma: Annotated[
         int | None, Option(metavar="N", min=1, help="Drafted tokens per round; default: the gamma of the decision.")
     ] = None,
     min_alpha: Annotated[
         list[str] | None,
-        Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
+        Option(metavar="[DOMAIN=]X", help="Smallest alpha: 0.6, or code=0.6 (repeatable)."),
     ] = None,
     min_length: Annotated[
         list[str] | None,
-        Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
+        Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Smallest acceptance length: 1.8, or code=1.8."),
     ] = None,
     min_speedup: Annotated[
-        list[str] | None, Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
+        list[str] | None, Option(metavar="[DOMAIN=]X", help="Smallest speedup: 1.2, or code=1.2.")
     ] = None,
     baseline: Annotated[
-        str | None, Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
+        str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run to compare with: fails if any domain is worse.")
     ] = None,
     margin: Margin = 0.02,
     target_change: Annotated[
         bool,
-        how("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
+        how("--allow-target-change", help="Allow a target other than the baseline's: fine-tuned or quantized."),
     ] = False,
     undecided: Undecided = "pass",
     form: CheckFormat = "terminal",
@@ -170,19 +170,19 @@ def check(
 @command(group, "alphaprof compare runs/my:small runs/my:ngram", "alphaprof compare runs/new:small runs/old:small")
 def compare(
     first: RunOfDraft,
-    second: Annotated[str, Argument(metavar="RUN[:DRAFT]", help="The other one.")],
+    second: Annotated[str, Argument(metavar="RUN[:DRAFT]", help="The run and draft to compare with.")],
     rules: Annotated[
         list[str] | None, Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
     ] = None,
     gamma: Annotated[
-        int | None, Option(metavar="N", min=1, help="Compare tokens per round at this gamma only; default: all.")
+        int | None, Option(metavar="N", min=1, help="Compare tokens per round only at this gamma; default: all.")
     ] = None,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
 
-    RUN:DRAFT and a run imported from an engine: what was predicted beside what was served, and whether they agree.
+    For RUN:DRAFT and a run imported from an engine: shows what was predicted beside what was served, and if they agree.
     """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
@@ -209,13 +209,13 @@ def trees(
     ] = None,
     files: Annotated[
         list[Path] | None,
-        Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
+        Option("--tree", metavar="FILE", readable=False, help="Your own tree: a JSON list of paths (repeatable)."),
     ] = None,
-    top: Annotated[int, how(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
+    top: Annotated[int, how(min=0, max=1, help="The index of the draft's top token in these files.")] = 0,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
-    """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
+    """Predict tokens per round of static draft trees: the best of each size, and your own. Gives no verdict."""
     from alphaprof.commands.trees import NODES, build_trees, read_trees
     from alphaprof.log.run import side_of
 

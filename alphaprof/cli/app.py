@@ -1,4 +1,4 @@
-"""The list of commands, and how the program ends: the exit codes of errors, and their two lines on stderr."""
+"""The list of commands, and how the program ends: exit codes of errors, and their two lines on stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errn
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
 app = Typer(
-    help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is "
+    help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "
     "the answer?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,9 +46,9 @@ def _options(
 
 
 def main() -> None:
-    """The console script: the one place that prints the errors a user can cause, as two lines on stderr."""
+    """Run the console script: the one place that prints the errors a user can cause, as two lines on stderr."""
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by who calls, such as a daemon
+        if getattr(sys, stream) is None:  # closed by the caller, such as a daemon
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the program ends)
     escape_characters()
     try:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _run_command() -> None:
-    """Run the command, and write what it left in the buffer of the standard output. Raises errors of disks as `DiskFull`."""
+    """Run the command, then flush standard output. Raises disk errors as `DiskFull`."""
     try:
         try:
             app()
@@ -80,13 +80,13 @@ def _run_command() -> None:
 
 
 def escape_characters() -> None:
-    """Have the standard streams write characters that their encoding lacks as escapes."""
+    """Make the standard streams escape characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:
-    """Drop what is still in the buffer of the standard output, which cannot be written, so that Python's end is quiet."""
+    """Drop what is still buffered for standard output, which cannot be written, so that Python exits quietly."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 group = Typer()
 import_group = Typer(
-    help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
+    help="Import what an engine logged about its drafts: requests as a run, counters for a first look.", no_args_is_help=True
 )
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
@@ -61,7 +61,7 @@ def export(
     overrides: QuestionChanges = None,
     out: OutFile = None,
 ) -> None:
-    """Export acceptance as engines and simulators read it, or texts for trainers of heads. Assumptions go to stderr."""
+    """Export acceptance for engines and simulators, or texts for training heads. Assumptions go to stderr."""
     from alphaprof.commands.export.engines import export as exported
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
@@ -80,9 +80,9 @@ def export(
 
 
 def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
-    """The draft that RUN[:DRAFT] names, with what --set changes of the question. Raises `OptionInvalid` for a `split`."""
+    """Return the draft that RUN[:DRAFT] names, and the question as --set changes it. Raises `OptionInvalid` for `split`."""
     if split is not None:
-        raise OptionInvalid("--split parts texts for trainers: this format holds none", "leave it out")
+        raise OptionInvalid("--split is for --to texts: this format has no texts", "leave out --split")
     from alphaprof.config.load import changed_question
     from alphaprof.log.run import side_of
 
@@ -93,20 +93,20 @@ def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) 
 NewRun = Annotated[Path, output(readable=False, help="New directory for the run.")]
 Rule = Annotated[
     Literal["strict", "one_hot", "lossless", "block"],
-    served(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless, block."),
+    served(help="Acceptance rule of the engine: strict (temperature 0), one_hot, lossless, block."),
 ]
 Temperature = Annotated[
-    float | None, served(metavar="X", min=0, help="Temperature of the requests; needed unless the rule is strict.")
+    float | None, served(metavar="X", min=0, help="Temperature of the requests; required unless the rule is strict.")
 ]
 TopK = Annotated[int, served(metavar="N", min=0, help="top_k of the requests; 0: all tokens.")]
 TopP = Annotated[float, served(metavar="X", min=0, max=1, help="top_p of the requests; 1: all tokens.")]
 DraftName = Annotated[str, Option(help="Name of the draft in reports.")]
 TargetName = Annotated[str | None, Option(help="Name of the target in reports; default: the model of the responses.")]
-Domains = Annotated[list[str] | None, Option(help="The domain of all files; or one for each, in their order (repeatable).")]
+Domains = Annotated[list[str] | None, Option(help="The domain of all files, or one per file, in order (repeatable).")]
 DomainKey = Annotated[str | None, Option(help="The field that holds the domain: domain, or metadata.domain.")]
 ClusterKey = Annotated[str | None, Option(help="The field that groups dependent requests: conversation_id.")]
 LeaveOut = Annotated[
-    bool, how("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
+    bool, how("--leave-out", help="Leave out and count requests whose metrics do not determine their rounds.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -127,7 +127,7 @@ def import_vllm(
     draft: DraftName = "engine",
     target: TargetName = None,
     gamma: Annotated[
-        int | None, served(metavar="N", min=1, help="Speculative tokens that were served; default: what the metrics say.")
+        int | None, served(metavar="N", min=1, help="Speculative tokens per round as served; default: from the metrics.")
     ] = None,
     domain: Domains = None,
     domain_key: DomainKey = None,
@@ -155,7 +155,7 @@ def import_sglang(
         Literal["chain", "tree", "adaptive"],
         served(
             help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
-            "steps (--speculative-adaptive). Of the last two, only tokens per round are known."
+            "steps (--speculative-adaptive). For the last two, only tokens per round are known."
         ),
     ],
     temperature: Temperature = None,
@@ -169,7 +169,7 @@ def import_sglang(
             metavar="N",
             min=1,
             max=64,
-            help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say.",
+            help="--speculative-num-steps (adaptive: the largest); default: from a chain's counts.",
         ),
     ] = None,
     domain: Domains = None,
@@ -183,8 +183,8 @@ def import_sglang(
 
     if drafting != "chain" and gamma is None:
         raise OptionInvalid(
-            f"with --drafting {drafting} the counts do not say how many drafts a round may accept",
-            "add --gamma N: the server's --speculative-num-steps, and where these adapt, the largest",
+            f"with --drafting {drafting}, the counts do not say how many drafts a round can accept",
+            "add --gamma N: the server's --speculative-num-steps (if they adapt: the largest)",
         )
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
@@ -195,7 +195,7 @@ def import_prometheus(
     pages: Annotated[
         list[str], Argument(metavar="PAGES", help="vLLM's /metrics before and after the traffic, or the server's address.")
     ],
-    seconds: Annotated[float, Option(min=1, help="How long an address is read.")] = 60,
+    seconds: Annotated[float, Option(min=1, help="Seconds to poll an address.")] = 60,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
@@ -207,7 +207,7 @@ def import_prometheus(
     is_address = pages[0].startswith(("http://", "https://"))
     if len(pages) != (1 if is_address else 2):
         raise OptionInvalid(
-            f"{len(pages)} pages given", "give two saved pages, or one address such as http://127.0.0.1:8000"
+            f"expected 2 pages or 1 address, got {len(pages)}", "give two saved pages, or one address: http://127.0.0.1:8000"
         )
     if is_address:
         with ConsoleProgress() as progress, interruptible(None):
@@ -237,12 +237,12 @@ def _import(asked: ImportRequest, out: Path) -> None:
 
 
 def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
-    """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
+    """Return the settings of sampled text; None: greedy. Raises `OptionInvalid` if rule and temperature do not fit."""
     if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
         problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
         hint = "strict is greedy decoding; one_hot (what engines do when they sample), lossless and block need --temperature"
         raise OptionInvalid(problem, hint)
     if rule == "strict" or not temperature:
         return None
-    # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
+    # Neither engine speculates with min_p: vLLM rejects it, SGLang ignores it.
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

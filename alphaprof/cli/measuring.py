@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 
 group = Typer()
-# Options of `profile` that contradict others, and what to do instead.
+# Options of `profile` that contradict others, and the remedy.
 APART = (
     ("--workers", ("--part",), "use --workers on one machine, --part on several"),
     ("engine ray", ("--part", "--workers"), "set execution.workers, or use --engine local"),
-    ("--until-decided", ("--reuse-continuations",), "use one of them: each has its own order of documents"),
+    ("--until-decided", ("--reuse-continuations",), "use one of them: each sets its own document order"),
     (
         "--dry-run",
         ("--resume", "--reuse-continuations", "--until-decided", "--part", "--workers"),
-        "leave these out for the dry run: models and data are the same",
+        "leave these out of the dry run: models and data are the same",
     ),
 )
 
@@ -69,31 +69,31 @@ def init(
 @command(group, "alphaprof profile my.yaml --dry-run", "alphaprof profile my.yaml --out runs/my")
 def profile(
     profile_file: ProfileFile,
-    out: Annotated[str | None, output(help="Directory of the run; new, or with --resume the interrupted one.")] = None,
+    out: Annotated[str | None, output(help="Directory of the run: new, or with --resume an interrupted one.")] = None,
     resume: Resume = False,
     limit: Annotated[
-        int | None, Option(min=1, help="At most this many documents of each source or domain of a column.")
+        int | None, Option(min=1, help="At most this many documents per source, or per domain of a column.")
     ] = None,
     reuse: Annotated[
         Path | None,
-        how("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."),
+        how("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the continuations of this run."),
     ] = None,
     until_decided: Annotated[
-        bool, how("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
+        bool, how("--until-decided", help="Take documents in random order, stop once the verdict is certain.")
     ] = False,
     dry_run: Annotated[
         bool,
-        how("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
+        how("--dry-run", help="Check models, data and numerics, estimate time and memory, and write nothing."),
     ] = False,
     part: Annotated[
         str | None,
-        how(metavar="I/N", help="Measure this part of the shards, beside other processes; auto: as the scheduler says."),
+        how(metavar="I/N", help="Measure only this part of the shards (I/N); auto: taken from the scheduler."),
     ] = None,
     workers: Annotated[
-        int | None, how(min=1, metavar="N", help="Share the work among this many processes here, a GPU each.")
+        int | None, how(min=1, metavar="N", help="Split the work among this many local processes, one GPU per process.")
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"] | None, Option(help="ray: share the work among actors of Ray, here or on a cluster.")
+        Literal["local", "ray"] | None, Option(help="ray: split the work among Ray actors, here or on a cluster.")
     ] = None,
     form: Annotated[
         Literal["terminal", "json", "md", "html"] | None,
@@ -108,7 +108,7 @@ def profile(
     if dry_run:
         _dry_run(options, out, form or "terminal")
     if out is None:
-        raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
+        raise OptionInvalid("--out is missing", "add --out RUN, or --dry-run to check the profile first")
     require_references(options, data=not _is_staged(out, part))
     if workers is not None:
         _profile_in_workers(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
@@ -124,7 +124,7 @@ def _profile_here(
     from alphaprof.profiling.run.parts import WHOLE, part_of
 
     share = part_of(part) if part is not None else WHOLE
-    resume = resume or (part is not None and share == WHOLE)  # a part is started again by the same command
+    resume = resume or (part is not None and share == WHOLE)  # the same command restarts a part
     with working(out) as progress:
         from alphaprof.profiling.run import profile as profiling
         from alphaprof.report.build import settled
@@ -138,7 +138,7 @@ def _profile_here(
 
 
 def _say_done(out: str) -> None:
-    """Print how much of a run there is, and what to do next."""
+    """Print how much of a run is measured, and what to do next."""
     from alphaprof.log.run import Run
 
     run = Run.open(out)
@@ -168,14 +168,14 @@ def _profile_in_workers(
     arguments += ["--limit", str(limit)] if limit is not None else []
     arguments += ["--reuse-continuations", str(reuse)] if reuse is not None else []
     arguments += ["--until-decided"] if until_decided else []
-    arguments += ["--resume"] if resume else []  # so that each compares what others wrote of its part
+    arguments += ["--resume"] if resume else []  # so that each checks what others wrote of its part
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
         work_together(arguments, workers, storage_of(out), lambda message: print(message, file=sys.stderr))
 
 
 def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
-    """Return the options of a profile. Raises `ProfileInvalid`, and `ExtraMissing` where models cannot run at all."""
+    """Return the options of a profile. Raises `ProfileInvalid`, and `ExtraMissing` if models cannot run at all."""
     from alphaprof.config.load import load_profile
 
     options = load_profile(profile_file, overrides, limit)
@@ -185,23 +185,23 @@ def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int |
 
 
 def _is_staged(out: str, part: str | None) -> bool:
-    """Whether this process reads no data: a run is there whose prompts are staged, or another part stages them."""
+    """Return whether this process reads no data: the run's prompts are staged, or another part stages them."""
     from alphaprof.profiling.run.parts import part_of
 
     return has_begun(out) or (part is not None and part_of(part).index > 0)
 
 
 def require_references(options: ProfileOptions, data: bool = True, drafts: bool = True) -> None:
-    """Raise what `check_references` says of the profile's models and its data, before torch is imported."""
+    """Raise what `check_references` finds wrong with the profile's models and data, before torch is imported."""
     from alphaprof.profiling.models.hub import check_references
 
     check_references(options, data, drafts)
 
 
 def _have_threads_sleep() -> None:
-    """Have threads of OpenMP sleep while they wait, unless the user has said how they wait. A thread that spins takes the
-    processor that the one it waits for needs: beside other work, steps take ten times as long and more. OpenMP reads this
-    once, when torch is loaded.
+    """Make OpenMP threads sleep while they wait, unless the user has set how they wait. A spinning thread takes the core
+    that the thread it waits for needs: beside other work, steps take at least ten times as long. OpenMP reads this once,
+    when torch is loaded.
     """
     if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")):
         os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -209,7 +209,7 @@ def _have_threads_sleep() -> None:
 
 @contextlib.contextmanager
 def working(out: str | None) -> Iterator[ConsoleProgress]:
-    """Yield the progress to show. What imports torch is imported in the block: Ctrl-C ends that as well."""
+    """Yield the progress to show. Import torch inside the block, so that Ctrl-C ends the import as well."""
     from alphaprof.cli.progress import ConsoleProgress
 
     _have_threads_sleep()
@@ -229,7 +229,7 @@ def _require_together(
 ) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if form is not None and not dry_run:
-        hint = "use alphaprof report RUN --format after the run"
+        hint = "run alphaprof report RUN --format after the run"
         raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
     given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
     given |= {"--part": part is not None, "--workers": workers is not None}
@@ -240,7 +240,7 @@ def _require_together(
 
 
 def _dry_run(options: ProfileOptions, out: str | None, form: str) -> NoReturn:
-    """Print the checks of a run before it runs, and ends the command."""
+    """Print the checks of a run before it runs, and end the command."""
     with working(None) as progress:
         from alphaprof.commands.dry_run import dry_run
 
@@ -252,7 +252,7 @@ def _dry_run(options: ProfileOptions, out: str | None, form: str) -> NoReturn:
 heads_group = Typer()
 DraftVocab = Annotated[
     float | None,
-    Option(min=0, metavar="N", help="Ids that the head proposes, or a share of tokens like 0.99; default: all that occur."),
+    Option(min=0, metavar="N", help="Number of ids the head can propose, or a share of tokens: 0.99; default: all."),
 ]
 
 
@@ -263,28 +263,28 @@ DraftVocab = Annotated[
 )
 def train(
     profile_file: ProfileFile,
-    run: Annotated[str, Option("--from", metavar="RUN", help="The run whose texts the head is trained on.")],
-    out: Annotated[Path, output(readable=False, help="Directory of the head; new, or with --resume the interrupted one.")],
+    run: Annotated[str, Option("--from", metavar="RUN", help="The run whose continuations the head is trained on.")],
+    out: Annotated[Path, output(readable=False, help="Directory of the head: new, or with --resume an interrupted one.")],
     curve: Annotated[
-        bool, Option("--curve", help="Train on 1/8, 1/4, 1/2 and all of the texts, for alphaprof curve.")
+        bool, Option("--curve", help="Train on 1/8, 1/4, 1/2 and all of the documents, for alphaprof curve.")
     ] = False,
-    init: Annotated[str | None, Option(metavar="HEAD", help="Begin with this EAGLE-3 head.")] = None,
+    init: Annotated[str | None, Option(metavar="HEAD", help="Warm-start from this EAGLE-3 head.")] = None,
     draft_vocab: DraftVocab = None,
-    ttt: Annotated[int, how(metavar="N", min=1, max=16, help="Drafts of a round that are trained.")] = 3,
-    steps: Annotated[int | None, how(metavar="N", min=1, help="Updates; default: ten passes over the texts.")] = None,
-    batch_tokens: Annotated[int, how(metavar="N", min=1, help="Tokens of continuations in a step.")] = 1536,
-    learning_rate: Annotated[float, how(metavar="X", min=0, help="The largest, after the warm-up.")] = 2e-3,
-    seed: Annotated[int, how(metavar="N", min=0, help="Of the first weights and the order of the texts.")] = 0,
+    ttt: Annotated[int, how(metavar="N", min=1, max=16, help="Drafts per round to train.")] = 3,
+    steps: Annotated[int | None, how(metavar="N", min=1, help="Optimizer steps; default: ten epochs.")] = None,
+    batch_tokens: Annotated[int, how(metavar="N", min=1, help="Continuation tokens per step.")] = 1536,
+    learning_rate: Annotated[float, how(metavar="X", min=0, help="Peak learning rate, after the warm-up.")] = 2e-3,
+    seed: Annotated[int, how(metavar="N", min=0, help="Seed of the initial weights and the document order.")] = 0,
     split: Annotated[SplitWay, SPLIT] = "random",
-    split_seed: Annotated[int, how(metavar="N", min=0, help="Of the parts that texts are split into at random.")] = 0,
+    split_seed: Annotated[int, how(metavar="N", min=0, help="Seed of the random train/test split.")] = 0,
     resume: Resume = False,
     overrides: ProfileChanges = None,
 ) -> None:
-    """Train an EAGLE-3 head on the texts that a run holds, and test it on documents that were held out."""
+    """Train an EAGLE-3 head on the texts of a run, and test it on held-out documents."""
     options = loaded_profile(profile_file, overrides)
     require_references(options, data=False, drafts=False)
     if not learning_rate or draft_vocab == 0:
-        raise OptionInvalid("--learning-rate and --draft-vocab must be above 0", "leave them out for the defaults")
+        raise OptionInvalid("--learning-rate and --draft-vocab must be positive", "leave them out to use the defaults")
     with working(str(out)) as progress:
         from alphaprof.profiling.training.train import TrainingOptions, done, train_curve
         from alphaprof.profiling.training.train import train as train_one
@@ -300,14 +300,14 @@ def curve(
     heads: Annotated[
         Path,
         Argument(
-            metavar="OUT|HEADS.yaml", readable=False, help="What train --curve wrote, or a list of heads (docs/curve.md)."
+            metavar="OUT|HEADS.yaml", readable=False, help="Output of train --curve, or a list of heads (docs/curve.md)."
         ),
     ],
     form: Format = "terminal",
     out: OutFile = None,
     overrides: QuestionChanges = None,
 ) -> None:
-    """What heads trained on more and more texts reach, and what more data would bring: a forecast with its backtest."""
+    """Show what heads reach as training data grows, and forecast what more data would bring, with a backtest."""
     from alphaprof.commands.curve import build_curve
     from alphaprof.config.load import load_heads
 

@@ -48,7 +48,7 @@ class ConsoleProgress:
         self.say(f"warning: {message} ({code})\n  {remedy}")
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """A new stage."""
+        """Start a stage."""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         self._bar.add_task(label, total=total, rate="", done="")
@@ -57,7 +57,7 @@ class ConsoleProgress:
             self.say(f"{label}: {total if total is not None else 'all'} {unit}")
 
     def advance(self, steps: float, positions: int = 0) -> None:
-        """Part of the stage is done."""
+        """Advance the stage."""
         self._positions += positions
         for task in self._bar.tasks:  # one: the stage
             self._bar.advance(task.id, steps)

@@ -59,31 +59,31 @@ def latency(
 )
 def validate(
     profile_file: ProfileFile,
-    documents: Annotated[int, Option(min=1, help="Documents of each source or domain of a column.")] = 4,
+    documents: Annotated[int, Option(min=1, help="Documents per source, or per domain of a column.")] = 4,
     gamma: Annotated[
         list[int] | None,
         Option(
             metavar="N",
             min=1,
             max=64,
-            help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile.",
+            help="Drafted tokens per round (repeatable); default: 1, 2, 3, 5 if in the profile.",
         ),
     ] = None,
     rule: Annotated[
         list[str] | None, Option(help="Decode by this rule too, exact or lossy: additive:0.1 (repeatable).")
     ] = None,
     engine: Annotated[
-        Literal["transformers", "vllm"], Option(help="Who decodes: transformers here, or the profile's vLLM.")
+        Literal["transformers", "vllm"], Option(help="What decodes: transformers here, or the profile's vLLM.")
     ] = "transformers",
-    concurrency: Annotated[int, Option(min=1, help="Sequences that vLLM decodes at a time.")] = 1,
-    repeats: Annotated[int, how(min=1, help="How often each text is decoded with and without each draft.")] = 3,
-    tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
+    concurrency: Annotated[int, Option(min=1, help="Sequences that vLLM decodes at once.")] = 1,
+    repeats: Annotated[int, how(min=1, help="Times each text is decoded with and without each draft.")] = 3,
+    tolerance: Annotated[float, Option(min=0, help="Largest median error of predicted speedups that passes.")] = 0.10,
     undecided: Undecided = "pass",
-    out: Annotated[Path | None, output(readable=False, help="Keep the run of the prediction in this new directory.")] = None,
+    out: Annotated[Path | None, output(readable=False, help="Keep the prediction's run in this new directory.")] = None,
     overrides: ProfileChanges = None,
     form: Format = "terminal",
 ) -> None:
-    """Compare the prediction with measured times: real speculative decoding of a few documents, here or by your vLLM.
+    """Compare the prediction with the clock: real speculative decoding of a few documents, here or by your vLLM.
 
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
@@ -104,21 +104,19 @@ def validate(
 
 
 EngineRate = Annotated[
-    float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+    float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine reports.")
 ]
 AcceptanceLength = Annotated[
-    float | None, Option("--acceptance-length", help="Instead of alpha: tokens per round, as model cards give them.")
+    float | None, Option("--acceptance-length", help="Instead of alpha: tokens per round, as model cards state it.")
 ]
 DepthRates = Annotated[
     str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
 ]
-Gamma = Annotated[
-    int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or as many as there are rates.")
-]
+Gamma = Annotated[int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or the number of rates.")]
 TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
 DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
 Burstiness = Annotated[float, how(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")]
-RequestShare = Annotated[float, how(help="Share of a request's time without a draft that is not decoding: prefill, client.")]
+RequestShare = Annotated[float, how(help="Share of a request's time (no draft) outside decoding: prefill, client.")]
 
 
 @command(
@@ -129,23 +127,23 @@ RequestShare = Annotated[float, how(help="Share of a request's time without a dr
 )
 def predict(
     cost: Annotated[float | None, Option(help="A draft step, in plain decode steps of the target (c).")] = None,
-    alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
+    alpha: Annotated[float | None, Option(help="Share of positions at which the draft's proposal is kept.")] = None,
     rate: EngineRate = None,
     length: AcceptanceLength = None,
     rates: DepthRates = None,
     at_gamma: Annotated[int | None, Option(help="The gamma of that rate or length; default: --gamma.")] = None,
     gamma: Gamma = None,
-    verify: Annotated[float, how(help="Verifying a round, in decode steps (v).")] = 1.0,
+    verify: Annotated[float, how(help="Verification of a round, in decode steps (v).")] = 1.0,
     verify_slope: Annotated[float, how(help="Added to --verify for every drafted token.")] = 0.0,
-    overhead: Annotated[float, how(help="Everything else that a round costs, in decode steps.")] = 0.0,
+    overhead: Annotated[float, how(help="All other costs of a round, in decode steps.")] = 0.0,
     target_config: TargetConfig = None,
     draft_config: DraftConfig = None,
-    accelerator: Annotated[str, how(help="The device that costs are computed for (docs/costs.md).")] = "h200",
-    engine: Annotated[str, how(help="Whose overheads count: sglang-h200, or none.")] = "sglang-h200",
-    tp: Annotated[int, how(help="Devices in tensor parallelism.")] = 1,
-    weight_bytes: Annotated[float | None, how(help="Bytes of a weight, if they are quantized: 1 for fp8.")] = None,
-    batch: Annotated[int, how(help="Sequences decoded at a time.")] = 1,
-    context: Annotated[int, how(help="Tokens in the cache of each.")] = 1024,
+    accelerator: Annotated[str, how(help="The device to compute costs for (docs/costs.md).")] = "h200",
+    engine: Annotated[str, how(help="Engine whose overheads to add: sglang-h200, or none.")] = "sglang-h200",
+    tp: Annotated[int, how(help="Tensor-parallel devices.")] = 1,
+    weight_bytes: Annotated[float | None, how(help="Bytes per weight if quantized: 1 for fp8.")] = None,
+    batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
+    context: Annotated[int, how(help="Cached tokens per sequence.")] = 1024,
     request_share: RequestShare = 0.0,
     burstiness: Burstiness = 0.0,
     form: Format = "terminal",
@@ -168,9 +166,7 @@ def predict(
 def schema(
     of: Annotated[
         str | None,
-        Option(
-            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
-        ),
+        Option(metavar="NAME", help="The JSON Schema of a command's --format json: report, check, predict..."),
     ] = None,
 ) -> None:
     """List the columns of the position log: name, type, unit and meaning. With --of: print the JSON Schema of an answer."""
@@ -181,7 +177,7 @@ def schema(
         return
     from alphaprof.log.schema import HEAD_COLUMNS, LogRules
 
-    beside = "of a draft head, beside these (depth 2; there is one for each depth, and each rule that draws drafts):"
+    beside = "additional columns of a draft head (depth 2; one per depth, and per rule that draws drafts):"
     for heading, columns in (("", LogRules(("RULE",), ("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
         if heading:
             print(f"\n{heading}")
@@ -210,19 +206,19 @@ def rules() -> None:
 
 @command(group, "alphaprof doctor")
 def doctor(form: Format = "terminal", out: OutFile = None) -> None:
-    """Show versions, devices and their speed, threads, room, and what is missing: text to paste into a bug report."""
+    """Show versions, devices and their speed, threads, disk space and what is missing, to paste into a bug report."""
     from alphaprof.commands.doctor import build_doctor
 
     show(build_doctor(), form, out)
 
 
 RunAddress = Annotated[str, Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
-runs_group = Typer(help="How far a run is that one or several processes work on, and its end.", no_args_is_help=True)
+runs_group = Typer(help="Show the progress of a run, finish it, or clean up after killed processes.", no_args_is_help=True)
 
 
 @command(runs_group, "alphaprof runs status runs/my")
 def status(run: RunAddress, form: Format = "terminal", out: OutFile = None) -> None:
-    """Say what is measured, by whom, and how long the rest takes."""
+    """Show what is measured, by which workers, and how long the rest takes."""
     from alphaprof.commands.runs import RunStatus
     from alphaprof.log.run import Run
 
@@ -231,21 +227,21 @@ def status(run: RunAddress, form: Format = "terminal", out: OutFile = None) -> N
 
 @command(runs_group, "alphaprof runs finish runs/my")
 def finish(run: RunAddress) -> None:
-    """Make a run complete whose shards are all measured. Whoever measures the last one does this by itself."""
+    """Complete a run whose shards are all measured. The process that measures the last one does this by itself."""
     from alphaprof.log.writer import RunWriter
     from alphaprof.totals.files import join_totals
 
     opened = RunWriter.open(run)
     if opened.manifest.sequential is not None and opened.manifest.status == "running":
-        hint = "finish it with alphaprof profile --until-decided --resume, or go on to its last document without"
-        raise RunMismatch(f"{run} stops when its verdict is sure, which only its profile can tell", hint)
+        hint = "run alphaprof profile --until-decided --resume, or --resume alone to measure all documents"
+        raise RunMismatch(f"{run} stops once its verdict is certain, which only alphaprof profile can determine", hint)
     opened.finish(join_totals)
     print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions")
 
 
 @command(runs_group, "alphaprof runs clean runs/my")
 def clean(run: RunAddress) -> None:
-    """Remove files that killed processes left. Only where no process works on the run."""
+    """Remove files that killed processes left. Use it only while no process works on the run."""
     from alphaprof.log.run import Run
     from alphaprof.log.writer import remove_unnamed
 

@@ -62,21 +62,21 @@ EVERY = ""  # the domain of a threshold that holds for every domain
 WHOLE = "whole traffic"
 WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
 VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
-LOST = "the draft proposes nothing there any more, as it did in the baseline"
+LOST = "the draft proposes nothing there, but did in the baseline"
 FIRST = "of first drafts only: --min-acceptance-length covers the others"
 SILENT = "the draft proposes nothing there"
 SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
-    "pass": "later runs can be checked against this one with --baseline",
-    "fail": "alphaprof report of the run shows where acceptance is lost",
-    "undecided": "the reason says what is missing; --undecided fail stops a pipeline here",
+    "pass": "use this run as --baseline of later checks",
+    "fail": "run alphaprof report to see where acceptance is lost",
+    "undecided": "do what the reason says; --undecided fail makes this fail a pipeline",
 }
 
 
 @dataclass(frozen=True)
 class Item:
-    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by; None where it fails or
-    passes without them, for the reason in `note`.
+    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by; None if it fails or passes
+    without them, for the reason in `note`.
     """
 
     measure: Measure  # what the threshold is a limit of
@@ -148,7 +148,7 @@ class Check:
         if self.unpaired is not None:
             paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
             yield f"baseline {self.baseline}"
-            yield f"{paired} paired by prompt; without a partner: {new} of the run, {old} of the baseline"
+            yield f"{paired} paired by prompt; unpaired: {new} of the run, {old} of the baseline"
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
         yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
         if self.items:
@@ -157,11 +157,11 @@ class Check:
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (f"note: {note.message}; {note.remedy}" for note in self.notes)
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
-        yield Small(f"bounds: one-sided, the lower ones at {level}, the upper ones at {level} over all thresholds (Holm).")
+        yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level} over all thresholds (Holm).")
         yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: some upper bound is below it.")
 
     def junit(self) -> str:
-        """Returns JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
+        """Return JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
         suite = ET.Element("testsuite", name="alphaprof check")
         for item in self.items:
             notes = [f"bounds {item.bounds}"] if item.low is not None else []
@@ -184,19 +184,19 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
     if check.outcome == "fail":
         raise CheckFailed(f"check failed: {check.reason}", NEXT["fail"])
     if check.outcome == "undecided" and undecided_fails:
-        raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or --undecided pass")
+        raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or use --undecided pass")
 
 
 def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
-    """The items that decided, in words, and what was not judged. `passed`: why all pass, if no bound shows it."""
+    """Return the items that decided, in words, and what was not judged. `passed`: why all pass, if no bound shows it."""
     if outcome == "pass":
         parts = [passed or (f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")]
     else:
         decisive = [(item, f"{item.measure} of {short(item.domain)}") for item in items if item.outcome == outcome]
         parts = [f"{name}: {item.note}" for item, name in decisive if item.low is None]
         if judged := ", ".join(name for item, name in decisive if item.low is not None):
-            surer = " or surer step times" if any(item.measure == "speedup" for item, _ in decisive) else ""
-            unclear = f"neither shown to reach nor to miss the threshold: more documents{surer} would narrow the bounds"
+            surer = " or more precise step times" if any(item.measure == "speedup" for item, _ in decisive) else ""
+            unclear = f"may be on either side of the threshold: more documents{surer} would narrow the bounds"
             parts.append(f"{judged} {'below the threshold' if outcome == 'fail' else unclear}")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
@@ -250,11 +250,13 @@ def checked(
     margin: float,
     target_change: bool,
 ) -> Check:
-    """The check that the options of `alphaprof check` ask for. Raises `OptionInvalid`, `NotComparable`, `RunUnreadable`."""
+    """Return the check that the options of `alphaprof check` ask for. Raises `OptionInvalid`, `NotComparable`,
+    `RunUnreadable`.
+    """
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
     if baseline is not None:
         if thresholds:
-            raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once with each")
+            raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
         new = side_of(f"{path}:{draft}" if draft else str(path))
         named = not os.path.exists(baseline) and ":" in baseline
         old = side_of(baseline if named else f"{baseline}:{new.draft}")
@@ -269,13 +271,13 @@ def checked(
 
 
 def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
-    """Those of a report's notes that concern what is checked."""
+    """Return those of a report's notes that concern what is checked."""
     concern = {"texts", "times", "own times"} if speedup else {"texts"}
     return tuple(note for note in notes if concerns_of(note.code) in concern)
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
-    """Returns least values by domain. Raises `OptionInvalid` for what is not a number, and for a second one of a domain."""
+    """Return least values by domain. Raises `OptionInvalid` for what is not a number, and for a second one of a domain."""
     least: dict[str, float] = {}
     for text in texts:
         domain, _, number = text.rpartition("=")
@@ -284,8 +286,8 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or domain in least:
-            hint = "write NUMBER for every domain and DOMAIN=NUMBER for one, each once: code=0.6"
-            raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}, or a second one", hint)
+            hint = "give NUMBER for every domain or DOMAIN=NUMBER for one, each once: code=0.6"
+            raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}, or is a duplicate", hint)
         least[domain] = value
     return least
 
@@ -315,7 +317,7 @@ def check_decision(run: Run) -> Check:
 def _value_and_bounds(
     measure: Measure, pool: DocumentTotals, gamma: int | None, times: StepTimes | None
 ) -> tuple[float | None, Bounds]:
-    """The value of a measure on some documents, None if they do not tell it, and its bounds. `gamma`: None for alpha."""
+    """Return the value of a measure on some documents (None: not known) and its bounds. `gamma`: None for alpha."""
     if measure == "speedup":
         faster = speedup([pool.counts(gamma)], [1.0], times) if gamma and times else None
         return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
@@ -359,7 +361,7 @@ def _check_thresholds(
     drafting = run.manifest.drafting
     for measure, missing, why in (
         ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
-        ("acceptance_length", drafting != CHAIN, f"it was served with drafting {drafting}: its rounds are not known"),
+        ("acceptance_length", drafting != CHAIN, f"it was served with {drafting} drafting, so its rounds are not known"),
         ("speedup", times is None, f"it has no step times for {draft}"),
     ):
         if missing and measure in thresholds:
@@ -426,11 +428,11 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
     """Raise `OptionInvalid` for a name that is asked for and that the run does not have."""
     if asked is not None and asked not in known:
         names = " or ".join(short(str(name)) for name in known)
-        raise OptionInvalid(f"{run.path} has no {what} {short(str(asked))}", f"name one: {names}")
+        raise OptionInvalid(f"{run.path} does not have {what} {short(str(asked))}", f"name one: {names}")
 
 
 def _pools_of_rule(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
-    """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
+    """Return the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` if there is none."""
     pools = by_domain([(each.domain, each.pool) for each in draft_pools(inputs, [rule], [draft]) if each.pool.defined])
     if not pools:
         hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
@@ -447,7 +449,7 @@ def _least_by_domain(named: Mapping[str, float], pools: Mapping[str, DocumentTot
 
 
 def one_rule(inputs: ReportInputs) -> str:
-    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
+    """Return the rule of the decision. Raises `OptionInvalid` if greedy and sampled text have one each, or none exists."""
     if len(inputs.decisive) != 1:
         found = " and ".join(inputs.decisive) or "none is the target's own"
         raise OptionInvalid(f"the run's text has no single rule: {found}", "name one: --rule strict")
@@ -455,7 +457,7 @@ def one_rule(inputs: ReportInputs) -> str:
 
 
 def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFacts]) -> str | None:
-    """Why a text cannot be judged; None if it can. `drafts`: of both sides."""
+    """Return why a text cannot be judged; None if it can. `drafts`: of both sides."""
     old, new, rule = text.first, text.second, text.rule
     if old.policy not in parse_rule(rule).rule.policies:
         return f"{rule} does not apply to its text ({fmt.text_kind(old.continuation, old.sampling)})"
@@ -469,8 +471,8 @@ def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFac
 
 
 def _kept_of_baseline(text: TextPair, gamma: int | None, margin: float, same_draft: bool) -> tuple[Item, Bounds]:
-    """What a draft kept of the baseline's alpha on a text; at a gamma, of its tokens per round. `same_draft`: both sides are
-    surely one draft of one target.
+    """Return what a draft kept of the baseline's alpha on a text; at a gamma, of its tokens per round. `same_draft`: both
+    sides are surely one draft of one target.
     """
     measure: Measure = "alpha_difference" if gamma is None else "tokens_per_round_difference"
     item, units, sides = partial(Item, measure, text.domain, -margin), distinct(text.first.cluster), text.totals(gamma)
@@ -508,7 +510,7 @@ def check_baseline(
     judged, unjudged = [text for text, why in every if not why], [Unjudged(text.domain, why) for text, why in every if why]
     if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
-        hint = "name a rule that applies to this text (--rule), or a baseline that proposes something on longer texts"
+        hint = "name a rule that applies to this text (--rule), or use a baseline that proposes something on longer texts"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
     if len(judged) > 1:
         judged = [TextPair.together(WHOLE, judged), *judged]
@@ -536,7 +538,7 @@ def check_baseline(
 
 
 def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
-    """The gamma whose tokens per round are compared; None: alpha is, which tells of whole rounds."""
+    """Return the gamma whose tokens per round are compared; None: alpha is, which tells of whole rounds."""
     by_depth = any(side.run.manifest.drafts[side.draft].by_depth for side in (new, old))
     if named is None and not by_depth and not new.run.imported:
         return None
@@ -549,7 +551,7 @@ def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | 
 
 
 def _same_draft(old: RunDraft, new: RunDraft) -> bool:
-    """Whether both sides are surely one draft of one target; an engine's metrics do not show which draft it served."""
+    """Return whether both sides are certainly one draft of one target; an engine's metrics do not show its draft."""
     # The same anyway: tokenizer and `draft_processing` of sides that can be compared, continuation settings of paired
     # documents; the parameters of a rule are in its id.
     before, after = (side.run.manifest for side in (old, new))
@@ -565,8 +567,8 @@ def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]
     here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
     for domain in here | there:
         if domain not in there:
-            yield Unjudged(domain, "this run does not have the domain, and the baseline does")
+            yield Unjudged(domain, "only the baseline has the domain")
         elif domain not in here:
-            yield Unjudged(domain, "the baseline does not have the domain")
+            yield Unjudged(domain, "only this run has the domain")
         elif domain not in paired:
-            yield Unjudged(domain, "none of its documents has a partner with the same prompt and kind of text")
+            yield Unjudged(domain, "no document can be paired by prompt and kind of text")

@@ -35,12 +35,12 @@ from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
 from alphaprof.totals.pool import DocumentTotals
 
-MORE, LESS, SAME = "more", "less", "no difference told apart"
+MORE, LESS, SAME = "more", "less", "no clear difference"
 MOST = 3  # domains that a line of the answer names
 TEXTS = {
     True: "the same text",
-    False: "texts of their own for the same prompts",
-    None: "texts that imported runs do not hold: alpha is not known, rounds are",
+    False: "different texts for the same prompts",
+    None: "texts that imported runs do not store: rounds are known, alpha is not",
 }
 
 
@@ -59,7 +59,7 @@ class TokensDifference:
 @dataclass(frozen=True)
 class Difference:
     """One domain, kind of text and rule. `difference` is alpha of the second less that of the first; `tokens_per_round` is
-    empty where the rule has no rounds on this text.
+    empty if the rule has no rounds on this text.
     """
 
     domain: str
@@ -75,7 +75,7 @@ class Difference:
     first_coverage: float | None  # share of positions with a proposal; None: imported runs
     second_coverage: float | None  # the same of the second
     difference: Interval | None  # alpha of the second less that of the first
-    tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
+    tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty if the rule has no rounds on this text
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class OverallDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The paired comparison of two drafts. Documents without a partner are left out and counted. Of a run and an import from
-    an engine the run is the first, whatever their order, and tokens per round alone are known of both; where their prompts
-    cannot be paired, each stands for its domain with documents of its own.
+    """The paired comparison of two drafts. Unpaired documents are left out and counted. Of a run and an engine's import, the
+    run is always first, and both have tokens per round only; if their prompts cannot be paired, each stands for its domain
+    with its own documents.
     """
 
     format: ClassVar[str] = "alphaprof-compare"
@@ -112,10 +112,10 @@ class Comparison:
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
-    notes: tuple[str, ...]  # where alpha is that of first drafts, or the two do not draft or verify alike
-    agreement: str  # whether the engine does what was predicted, in words; empty where nothing was
+    notes: tuple[str, ...]  # if alpha is that of first drafts, or the two do not draft or verify alike
+    agreement: str  # whether the engine does what was predicted, in words; empty if nothing was
     gamma: int | None  # that the answer speaks of: the decision's, or the largest of both; None: they have none in common
-    overall: tuple[OverallDifference, ...]  # of paired documents; empty where no rule has rounds
+    overall: tuple[OverallDifference, ...]  # of paired documents; empty if no rule has rounds
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
     def blocks(self) -> Iterator[Block]:
@@ -125,16 +125,16 @@ class Comparison:
         yield from ("", f"{one:<9} {self.first}", f"{two:<9} {self.second}")
         if self.paired:
             paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
-            yield f"{paired}; without a partner: {lone[0]} of {one}, {lone[1]} of {two}"
+            yield f"{paired}; unpaired: {lone[0]} of {one}, {lone[1]} of {two}"
         else:
-            yield f"two samples of each domain, not paired: {lone[0]} {one}, {lone[1]} {two}"
+            yield f"two unpaired samples of each domain: {lone[0]} {one}, {lone[1]} {two}"
         yield ""
         if self.same_text is not None:
             yield _alpha_table(self.differences)
-        yield from (f"note: {side} is of an interrupted run: its first documents only" for side in self.interrupted)
+        yield from (f"note: {side} is from an interrupted run: its first documents only" for side in self.interrupted)
         yield from _tokens_tables(self)
         yield from (f"note: {unlike}" for unlike in self.notes)
-        kind = "paired" if self.paired else "of two samples that are not paired"
+        kind = "paired" if self.paired else "of two unpaired samples"
         yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
         if self.same_text is not None:
             yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
@@ -168,7 +168,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
     elif len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
         yield "by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items())
-    yield "next: alphaprof report weighs in what a draft costs; tokens per round say nothing about time"
+    yield "next: alphaprof report includes the cost of a draft; tokens per round do not"
 
 
 def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterato
 
 
 def _difference_line(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
-    """The difference at one gamma as a sentence."""
+    """Return the difference at one gamma as a sentence."""
     word, (one, two) = _word(tokens.difference), comparison.sides
     if word != SAME and comparison.confirms:
         word = f"the {two} accepts {word} than {one}"
@@ -298,25 +298,25 @@ def _of_heads(*sides: RunDraft) -> Iterator[str]:
 
 
 def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
-    """Raise `OptionInvalid` for another rule or gamma than an engine served, `NotComparable` where the run does not have
-    that gamma, or its draft is another one.
+    """Raise `OptionInvalid` for another rule or gamma than an engine served, `NotComparable` if the run does not have that
+    gamma, or its draft is another one.
     """
     (known,), (rule,) = served.run.gammas, served.run.rules  # all that an import has
     for option, asked, found in (("--rules", list(rules or [rule]), [rule]), ("--gamma", gamma or known, known)):
         if asked != found:
-            problem = f"{served.run.path} was served with {rule} and {known} speculative tokens: nothing is known of others"
+            problem = f"{served.run.path} was served with {rule} and {known} speculative tokens: others are not known"
             raise OptionInvalid(problem, f"leave out {option}")
     if known not in run.run.gammas:
         problem = f"{served.run.path} was served with {known} speculative tokens, and {run.run.path} has other gammas"
         raise NotComparable(problem, f"profile with gammas that include {known}; --reuse-continuations keeps the text")
     if served.draft != run.draft and served.draft in run.run.manifest.drafts:
-        problem = f"{served.run.path} is of draft {served.draft}, and {run.label} is another one"
+        problem = f"{served.run.path} is of draft {served.draft}, not of {run.label}"
         raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the name of the served --draft")
 
 
 def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool, tuple[int, int]]:
-    """What a run predicts beside what an engine was seen to do, by domain: paired by prompt if most prompts of one are known
-    to be the other's. Raises `NotComparable` if they have no domain, text and rule in common.
+    """Return what a run predicts beside what an engine was seen to do, by domain: paired by prompt if most prompts of one
+    are known to be the other's. Raises `NotComparable` if they have no domain, text and rule in common.
 
     Returns the texts, whether they are paired, and how many documents of each have no partner; of two samples, all.
     """
@@ -350,7 +350,7 @@ def _by_policy(documents: pa.Table) -> pa.Table:
 
 
 def _agreement(differences: Sequence[Difference], confidence: float) -> str:
-    """Says of each domain whether what an engine was seen to do lies within the interval of what was predicted."""
+    """Say of each domain whether what an engine was seen to do lies within the interval of what was predicted."""
     words = {MORE: "emits more than predicted", LESS: "emits less than predicted", SAME: "agrees with the prediction"}
     groups = _grouped(
         (words[_word(tokens.difference)], fmt.short(text_name(item, differences)))
@@ -362,7 +362,7 @@ def _agreement(differences: Sequence[Difference], confidence: float) -> str:
 
 
 def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
-    """Yields in what an engine drafts or verifies otherwise than the rounds of a run."""
+    """Yield in what an engine drafts or verifies otherwise than the rounds of a run."""
     drafting = served.run.manifest.drafting
     if served.draft != run.draft:
         yield f"the metrics of {served.run.path} do not show which draft was served: {run.label} predicts for itself alone"
@@ -373,7 +373,7 @@ def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
 
 
 def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
-    """Whether paired documents hold the same tokens; None where that is not known."""
+    """Return whether paired documents hold the same tokens; None if that is not known."""
     if first.path == second.path:
         return True
     if first.imported:
@@ -387,7 +387,7 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
 
 
 def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Difference:
-    """The difference on one domain and kind of text. If an engine served a side, tokens per round alone are known."""
+    """Return the difference on one domain and kind of text. If an engine served a side, tokens per round alone are known."""
     rule, observed = parse_rule(text.rule), text.first.observed and text.second.observed
     sums = text.totals(None) if observed else ()
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sums]

@@ -63,11 +63,11 @@ CAPTION = (
     "edge is the scenario that saturates, its upper edge the one that goes on as before.",
 )
 SAME = ("domain", "prompt_hash", "continuation", "continuation_tokens")  # of documents that heads are compared on
-ONE_SPLIT = "train and test the heads of one target with one split of one run"
+ONE_SPLIT = "use heads of one target, trained and tested with one split of one run"
 ORDER = ("prompt_hash", "domain", "continuation", "document")
-TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only where it is the token that the target drew
+TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only if it is the token that the target drew
 NOTABLE = 0.02  # share of tokens outside the vocabulary, and of speed that another gamma adds, that are worth a word
-STALLED = "heads of one size differ by more than the last step in size brought"
+STALLED = "heads of one size differ by more than the last increase in size gained"
 Speedups = Callable[[Interval], Interval]  # of tokens per round
 BySize = Sequence[tuple[int, Sequence[Measured]]]
 
@@ -89,7 +89,7 @@ class CurvePoint:
     before, paired by test unit; of a head beside the curve: less those of the largest size.
     """
 
-    label: str  # "1/8" of the training units, their number where no fraction is known, or published, tuned
+    label: str  # "1/8" of the training units, their number if no fraction is known, or published, tuned
     units: int | None  # independent units that it was trained on; None: not known
     tokens: int | None  # tokens of continuations that it was trained on; None: not known
     heads: int  # that were trained on as much, in other orders
@@ -140,7 +140,7 @@ class CurveCost:
 
 @dataclass(frozen=True)
 class CurveReport:
-    """What heads of several sizes reach, and what more data would bring. `forecast` is empty where there is none, which
+    """What heads of several sizes reach, and what more data would bring. `forecast` is empty if there is none, which
     `reason` explains; the measured points hold anyway.
     """
 
@@ -164,11 +164,11 @@ class CurveReport:
     verdict: str  # which amount of data reaches min_speedup, in words
     instead: tuple[str, ...]  # what else would help, by what was measured
     backtest: CurveBacktest | None  # None: too few sizes
-    reason: str  # why there is no forecast; empty where there is one
+    reason: str  # why there is no forecast; empty if there is one
     points: tuple[CurvePoint, ...]  # the smallest size first
     beside: tuple[CurvePoint, ...]  # the published head, and that head trained further
     forecast: tuple[ForecastRow, ...]  # at the largest measured size, 2 and 4 times as much
-    costs: tuple[CurveCost, ...]  # empty where no record says what training took
+    costs: tuple[CurveCost, ...]  # empty if no record says what training took
     notes: tuple[str, ...]
 
     def blocks(self) -> Iterator[Block]:
@@ -186,17 +186,17 @@ class CurveReport:
             rows = [_domain_row(point, place) for place in places for point in every]
             yield table_by_columns("by domain", rows)
         if self.forecast:
-            title = "forecast, from the scenario that saturates to the one that goes on as before"
+            title = "forecast, from saturating to continuing as before"
             yield table_by_columns(title, [_forecast_row(each, self.min_speedup) for each in self.forecast], named="data")
         if self.costs:
-            title = "what that takes beyond what there is, as measured for the largest size"
+            title = "what that takes in addition, as measured for the largest size"
             yield table_by_columns(title, list(map(_cost_row, self.costs)), named="data")
         yield from (f"note: {note}" for note in self.notes)
         yield from map(Small, _footnotes(self))
 
 
 def answer_lines(report: CurveReport) -> list[str]:
-    """The five lines that decide: the outcome, the backtest, the forecast, what was measured, and what to do next."""
+    """Return the five lines that decide: the outcome, the backtest, the forecast, what was measured, and what to do next."""
     following = f"next: {'; '.join([report.verdict, *report.instead[:1]])}"
     return [report.outcome, _backtest_line(report), _forecast_line(report), _measured_line(report), following]
 
@@ -379,7 +379,7 @@ class CurveHeads:
 
 
 def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
-    """The heads of a list, under the decision of its run.
+    """Return the heads of a list, under the decision of its run.
 
     Raises `RunUnreadable`, `OptionInvalid` for a draft that a run lacks, `HeadRecordUnreadable`, `ProfileInvalid` for a head
     whose size is not known, and `NotComparable` for heads of other targets or texts.
@@ -394,7 +394,7 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     for entry, record in zip(entries, records, strict=False):
         if record is None and entry.units is None:
             hint = "name the folder of its training.json (head:), or give units: and tokens:"
-            raise ProfileInvalid(f"{file}: nothing says how much {entry.draft} was trained on", hint)
+            raise ProfileInvalid(f"{file}: the amount of training data of {entry.draft} is not known", hint)
     known = next((record for record in records if record is not None), None)
     documents, part = _held_out(run, known)
     heads, rules = [], np.empty(0)
@@ -416,8 +416,8 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
 
 
 def _held_out(run: Run, record: TrainingRecord | None) -> tuple[pa.Table, Array]:
-    """The documents of the stop and test part of a training, by their prompts, and the part of each; without a record every
-    text of the target's own is a test. Raises `NotComparable` where the run holds no test text.
+    """Return the documents of the stop and test part of a training, by their prompts, and the part of each; without a record
+    every text of the target's own is a test. Raises `NotComparable` if the run holds no test text.
     """
     table = run.documents()
     table = table.filter(table["on_policy"])
@@ -429,18 +429,20 @@ def _held_out(run: Run, record: TrainingRecord | None) -> tuple[pa.Table, Array]
         parts = dict.fromkeys(record.units.stop, STOP) | dict.fromkeys(record.units.test, TEST)
     found = np.array([parts.get(unit, "") for unit in units], dtype=object)
     if not (found == TEST).any():
-        problem = f"{run.path} holds none of the test texts of the heads that have a record"
-        raise NotComparable(problem, "name the run that tested them: alphaprof train writes it")
+        problem = f"{run.path} holds no test text of the heads that have a record"
+        raise NotComparable(problem, "give the run that tested them, which alphaprof train writes")
     return table.filter(pa.array(found != "")), found[found != ""]
 
 
 def units_of(heads: Sequence[CurveHead]) -> int:
-    """The training units of heads of one size: their mean, since near-copies stay together, and orders differ a little."""
+    """Return the training units of heads of one size: their mean, since near-copies stay together, and orders differ a
+    little.
+    """
     return round(sum(head.units for head in heads) / len(heads))
 
 
 def _size_key(head: CurveHead) -> tuple[str, str]:
-    """What heads of one size share: the fraction of the texts of one run, or the number of units."""
+    """Return what heads of one size share: the fraction of the texts of one run, or the number of units."""
     return (head.record.run.digest, head.record.size.fraction) if head.record else ("", str(head.units))
 
 
@@ -456,13 +458,13 @@ def _why_not_testable(head: CurveHead, run: Run, documents: pa.Table, test: Arra
     units = set(map(unit_of, tested["cluster"].to_pylist(), tested["prompt_hash"].to_pylist()))
     if (record := head.record) is not None:
         if record.status != "complete":
-            yield "not trained to its end (alphaprof train --resume)"
+            yield "not fully trained (alphaprof train --resume)"
         if record.target.fingerprint != run.manifest.target.fingerprint:
             yield f"trained for another target ({record.target.model}) than that of {run.path}"
         if seen := (learnt(record) or frozenset(record.units.train)) & units:
             yield f"trained on {len(seen)} of the units that it is tested on"
     if not head.totals["proposals"][test].sum():
-        yield "tested on no token of the test part"
+        yield "not tested on any token of the test part"
 
 
 def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
@@ -521,7 +523,7 @@ class CurveInputs:
 
 
 def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveReport:
-    """The answer about the heads of a list; `changes` to the decision and the costs of its run as in a report. Raises
+    """Return the answer about the heads of a list; `changes` to the decision and the costs of its run as in a report. Raises
     `ProfileInvalid`, `RunUnreadable`, `HeadRecordUnreadable`, `NotComparable` and `CostsUnreadable`.
     """
     run = Run.open(options.run)
@@ -555,7 +557,7 @@ def build_curve(options: HeadsOptions, file: Path, changes: list[str]) -> CurveR
 
 
 def _curve_inputs(heads: CurveHeads) -> CurveInputs:
-    """What was asked, with gamma chosen where the decision leaves it open."""
+    """Return what was asked, with gamma chosen if the decision leaves it open."""
     decision, run = heads.run.manifest.profile.decision, heads.run
     shallow = min((*heads.every, *heads.beside.values()), key=lambda head: head.depths)
     tested = [gamma for gamma in run.gammas if gamma <= shallow.depths]
@@ -576,8 +578,8 @@ def _curve_inputs(heads: CurveHeads) -> CurveInputs:
 
 
 def _steps(heads: CurveHeads) -> tuple[StepTimes | None, str]:
-    """The step times of the first head of the largest size, at the concurrency of the decision, and what they are, or why
-    there are none. Raises `CostsUnreadable`.
+    """Return the step times of the first head of the largest size, at the concurrency of the decision, and what they are, or
+    why there are none. Raises `CostsUnreadable`.
     """
     run, draft, profile = heads.run, heads.largest.draft, heads.run.manifest.profile
     costs = open_costs(run, profile.costs, mean_context(run.documents()))
@@ -589,7 +591,9 @@ def _steps(heads: CurveHeads) -> tuple[StepTimes | None, str]:
 
 
 def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, cluster: Array) -> TestTraffic:
-    """The documents of a part by domain, the largest first. Weights count where every domain that has one has documents."""
+    """Return the documents of a part by domain, the largest first. Weights count if every domain that has one has
+    documents.
+    """
     domain, tokens = np.array(heads.documents["domain"].to_pylist()), heads.largest.totals["tokens"]
     rows = {str(name): np.flatnonzero((heads.part == part) & (domain == name)) for name in np.unique(domain)}
     rows = {
@@ -600,7 +604,7 @@ def _traffic(heads: CurveHeads, part: str, weights: Mapping[str, float] | None, 
 
 
 def _mean_speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, times: StepTimes | None) -> float:
-    """The speedup of a size, or its tokens per round without step times."""
+    """Return the speedup of a size, or its tokens per round without step times."""
     rows = [traffic.rows[domain] for domain in traffic.mix.domains]
     decoded = [(_mean_rounds(heads, each, gamma), times or free_draft(gamma)) for each in rows]
     return traffic.mix.value(decoded) or 0.0
@@ -615,7 +619,7 @@ def _mean_rounds(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCo
 
 
 def label_of(heads: Sequence[CurveHead]) -> str:
-    """A size in a word: its fraction of the training units where all records agree, else its units."""
+    """Return a size in a word: its fraction of the training units if all records agree, else its units."""
     fractions = {head.record.size.fraction for head in heads if head.record}
     return fractions.pop() if len(fractions) == 1 and all(head.record for head in heads) else f"{units_of(heads)} units"
 
@@ -627,7 +631,7 @@ def _point(
     before: Sequence[CurveHead] | None,
     known: bool = True,
 ) -> CurvePoint:
-    """What heads of one size reach; `before`: what they are compared with."""
+    """Return what heads of one size reach; `before`: what they are compared with."""
     traffic = inputs.traffic
     each = [_mean_speed([head], traffic, inputs.gamma, None) for head in heads]
     return CurvePoint(
@@ -648,7 +652,7 @@ def _point(
 def _reached_on(
     inputs: CurveInputs, heads: Sequence[CurveHead], before: Sequence[CurveHead] | None, traffic: TestTraffic
 ) -> dict[str, Any]:
-    """What heads of one size reach on a traffic, all of it or one domain."""
+    """Return what heads of one size reach on a traffic, all of it or one domain."""
     counts = [_mean_rounds(heads, rows, inputs.gamma) for rows in traffic.rows.values()]
     free, times, confidence = free_draft(inputs.gamma), inputs.times, inputs.decision.confidence
     return {
@@ -660,7 +664,7 @@ def _reached_on(
 
 
 def _alpha(heads: Sequence[CurveHead], traffic: TestTraffic) -> float:
-    """The share of positions whose first draft is accepted."""
+    """Return the share of positions whose first draft is accepted."""
     sums = [
         [sum(head.totals[name][rows].sum() for head in heads) for name in ("accepted", "proposals")]
         for rows, _ in traffic.parts
@@ -669,7 +673,7 @@ def _alpha(heads: Sequence[CurveHead], traffic: TestTraffic) -> float:
 
 
 def _accepted(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraffic) -> tuple[float, ...]:
-    """The share of rounds at the largest gamma that accepted at least 1, 2, ... drafts; parts count by their tokens."""
+    """Return the share of rounds at the largest gamma that accepted at least 1, 2, ... drafts, weighted by tokens."""
     gamma = max(inputs.gammas)
     counts = [(_mean_rounds(heads, rows, gamma), weight) for rows, weight in traffic.parts]
     counts = [(each, weight / max(each.tokens.sum(), 1.0)) for each, weight in counts]
@@ -679,13 +683,15 @@ def _accepted(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraf
 
 
 def _tokens_of(heads: Sequence[CurveHead]) -> int | None:
-    """Tokens that heads of one size were trained on, on average; None where one does not say."""
+    """Tokens that heads of one size were trained on, on average; None if one does not say."""
     known = [head.tokens for head in heads if head.tokens is not None]
     return round(sum(known) / len(known)) if len(known) == len(heads) else None
 
 
 def _timing(inputs: CurveInputs) -> float:
-    """How far step times alone may be off, on the log scale of the speedup of the largest size; 0 where there are none."""
+    """Return how far step times alone may be off, on the log scale of the speedup of the largest size; 0 if there are
+    none.
+    """
     if inputs.times is None:
         return 0.0
     rows = inputs.traffic.rows.values()
@@ -696,7 +702,7 @@ def _timing(inputs: CurveInputs) -> float:
 
 
 def _traffic_speedup(traffic: TestTraffic, counts: Sequence[RoundCounts], times: StepTimes) -> Any:
-    """The speedup of a traffic from the rounds of its domains."""
+    """Return the speedup of a traffic from the rounds of its domains."""
     places = list(traffic.rows)
     return traffic.mix.speedup([counts[places.index(domain)] for domain in traffic.mix.domains], times)
 
@@ -730,7 +736,7 @@ def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
 
 
 def _measured_firsts(inputs: CurveInputs, head: CurveHead) -> Measured:
-    """The share of positions whose first draft is wrong."""
+    """Return the share of positions whose first draft is wrong."""
     parts = []
     for rows, weight in inputs.traffic.parts:
         cluster, starts = inputs.traffic.cluster[rows], head.totals["proposals"][rows]
@@ -754,7 +760,7 @@ def _weighted_ratio(inputs: CurveInputs, parts: Sequence[tuple[Array, Array, Arr
 
 
 def _measured_ways(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterator[str]:
-    """Yield what helps beside more data, as far as it was measured: a head trained further, another gamma."""
+    """Yield what was measured to help besides more data: a head trained further, another gamma."""
     for point in beside:
         if (more := point.difference) is not None and more.low > 0:
             yield f"the {point.label} head has {more.value:.2f} tokens per round more than the largest size"
@@ -769,7 +775,7 @@ def _measured_ways(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterato
 
 
 def _caveats(inputs: CurveInputs) -> Iterator[str]:
-    """Yield what to know before believing the numbers."""
+    """Yield what to know before trusting the numbers."""
     heads = inputs.heads
     if inputs.gamma_from == "test":
         yield f"gamma {inputs.gamma} was chosen on the test texts themselves, so the largest size looks better than it is"
@@ -779,7 +785,7 @@ def _caveats(inputs: CurveInputs) -> Iterator[str]:
         yield "a domain of decision.weights has no test text: domains count as the test texts have them"
     every = (*heads.every, *heads.beside.values())
     if foreign := [head.draft for head in every if head.record is None or learnt(head.record) is None]:
-        yield f"nothing says what {', '.join(foreign)} was trained on, or began with: the test texts may be among it"
+        yield f"the training data of {', '.join(foreign)} is not known: it may include the test texts"
     if len({head.record.run.digest for head in heads.every if head.record}) > 1:
         yield "heads were trained on the texts of different runs"
     if record := next((head.record for head in heads.every if head.record), None):
@@ -787,11 +793,11 @@ def _caveats(inputs: CurveInputs) -> Iterator[str]:
 
 
 def outlook_of(inputs: CurveInputs, points: Sequence[CurvePoint]) -> dict[str, Any]:
-    """What is said about more data, by fields of the report: a forecast, if the measured sizes allow it."""
+    """Return what is said about more data, by fields of the report: a forecast, if the measured sizes allow it."""
     heads, parts, gamma = inputs.heads, inputs.traffic.parts, inputs.gamma
     rounds, firsts = _miss_rates(inputs, _measured_rounds), _miss_rates(inputs, _measured_firsts)
     floor = _vocabulary_floor(heads, parts)
-    notes = () if floor is not None else ("draft vocabularies differ or are not known, so that no floor is assumed",)
+    notes = () if floor is not None else ("draft vocabularies differ or are unknown, so no floor is assumed",)
     tested, reason = None, _why_none(heads, rounds)
     if not reason:
         share = max(floor or 0.0, uncertainty(heads, parts))
@@ -828,23 +834,23 @@ def _backtested(curve: LearningCurve, points: Sequence[CurvePoint], inputs: Curv
 
 
 def _why_none(heads: CurveHeads, measured: BySize) -> str:
-    """What stands against any forecast; empty where nothing does."""
+    """Return what stands against any forecast; empty if nothing does."""
     if len(measured) < FEWEST_SIZES:
         sizes = "there is one size only" if len(measured) == 1 else f"there are {len(measured)} sizes"
-        return f"{sizes}, and a forecast that can be tested takes {FEWEST_SIZES}"
+        return f"{sizes}, and a testable forecast needs {FEWEST_SIZES}"
     if torn := next(_not_nested(heads.sizes), ""):  # more than their size tells them apart
         return f"sizes are not nested: {torn}"
     if max(len(same) for _, same in measured) < 2:
-        return "no size has two heads, so that nothing says how much training itself varies"
+        return "no size has two heads, so the variation of training is not known"
     try:
         LearningCurve.of(measured, 0.0)
     except ValueError:
-        return "there are too few independent test units to know the noise"
+        return "too few independent test units to estimate the noise"
     return ""
 
 
 def _vocabulary_floor(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> float | None:
-    """The share of the traffic's tokens that no head of the curve can propose; None where these share no one vocabulary."""
+    """Return the share of the traffic's tokens that no head of the curve can propose; None if vocabularies differ."""
     records = [head.record for head in heads.every]
     if any(record is None or record.floor is None for record in records):
         return None
@@ -854,8 +860,8 @@ def _vocabulary_floor(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -
 
 
 def uncertainty(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> float:
-    """The share of test tokens that no draft can foresee, since the target draws them: of sampled text, under rules that
-    keep one token alone. 0 where domains are weighted: it is known of all of them together.
+    """Return the share of test tokens that no draft can foresee, since the target draws them: of sampled text, under rules
+    that keep one token alone. 0 if domains are weighted: it is known of all of them together.
     """
     run, test = heads.run, heads.part == TEST
     drawn = test & heads.documents["temperature"].is_valid().to_numpy() & np.isin(heads.rule, TOP_TOKEN)
@@ -870,7 +876,7 @@ def uncertainty(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> floa
 
 
 def _unweighted(heads: CurveHeads, parts: Sequence[tuple[Array, float]]) -> bool:
-    """Whether the traffic is all test documents together."""
+    """Return whether the traffic is all test documents together."""
     return len(parts[0][0]) == int((heads.part == TEST).sum())
 
 
@@ -923,7 +929,7 @@ def _verdict_ahead(
         return f"FORECAST: {gain}", "step times say whether that pays; there are none"
     if rows[0].reached == "every":
         outcome = f"REACHED: {goal} in every scenario with the data there is"
-        return outcome, "serve the largest head; more data is not needed for it"
+        return outcome, "serve the largest head; more data is not needed"
 
     if (every := _first_size_at(curve, inputs, speed, "every")) is not None:
         units = f"about {_rough(every)} training units ({every / largest:.1f} times)"
@@ -932,10 +938,10 @@ def _verdict_ahead(
         units = "the data there is"
         if some > largest:
             units = f"about {_rough(some)} training units ({some / largest:.1f} times)"
-        maybe = f"{goal} in some scenarios from {units} on, in every scenario with no amount up to {most}"
-        advice = "collect twice the data and look again: a band narrows with every size, or do what helps more"
+        maybe = f"{goal} in some scenarios from {units} on, but not in every scenario up to {most}"
+        advice = "collect twice the data and look again (a band narrows with every size), or do what helps more"
         return f"OPEN: {maybe}", advice
-    return f"NOT BY DATA: {goal} in no scenario up to {most}", "do not collect for this"
+    return f"NOT BY DATA: {goal} in no scenario up to {most}", "do not collect data for this"
 
 
 def _first_size_at(curve: LearningCurve, inputs: CurveInputs, speed: Speedups, *enough: Reached) -> float | None:
@@ -956,8 +962,8 @@ def _verdict_as_measured(speed: Interval | None, least: float, reason: str) -> s
     elif speed.high < least:
         verdict = f"the largest size does not reach {least:g}x as it was measured"
     else:
-        verdict = f"the largest size is not told apart from {least:g}x: test on more units"
-    return f"{verdict}; more data was not seen to help" if reason == STALLED else verdict
+        verdict = f"the largest size does not clearly differ from {least:g}x: test on more units"
+    return f"{verdict}; more data has not been seen to help" if reason == STALLED else verdict
 
 
 def _rough(units: float) -> str:
@@ -967,7 +973,7 @@ def _rough(units: float) -> str:
 
 
 def _other_ways(last: CurvePoint, floor: float | None, least: float) -> Iterator[str]:
-    """Yield what would help beside data, as far as it was measured on the largest size."""
+    """Yield what would help besides data, as measured on the largest size."""
     fast = [domain for domain in last.domains if domain.speedup is not None and domain.speedup.low >= least]
     if fast and len(last.domains) > 1:
         yield f"other traffic: {', '.join(fmt.short(domain.domain) for domain in fast[:3])} alone reaches {least:g}x"
@@ -976,7 +982,7 @@ def _other_ways(last: CurvePoint, floor: float | None, least: float) -> Iterator
 
 
 def costs_of(heads: CurveHeads) -> tuple[CurveCost, ...]:
-    """What 2 and 4 times the data would take, from the record of the largest size; nothing without one."""
+    """Return what 2 and 4 times the data would take, from the record of the largest size; nothing without one."""
     record = heads.largest.record
     if record is None or not record.size.documents:
         return ()

@@ -66,7 +66,7 @@ def build_doctor() -> Doctor:
     """Look at this machine. What cannot be found out is None; only a bug raises."""
     devices: tuple[DeviceFacts, ...] = ()
     threads = None
-    problem: str | None = "torch is not installed: models cannot run here; reports can"
+    problem: str | None = "torch is not installed: models cannot run here, but reports can"
     if find_spec("torch") is not None:
         try:
             devices, threads = _torch_facts()
@@ -133,8 +133,8 @@ def _facts_by_label(doctor: Doctor) -> Iterator[tuple[str, str]]:
 def _auto_dtype(device: DeviceFacts) -> str:
     others = [stored for stored, chosen in device.auto.items() if chosen != stored]
     kept = [stored for stored, chosen in device.auto.items() if chosen == stored]
-    told = f"dtype auto keeps {' and '.join(kept)}"
-    return told + (f", and measures {' and '.join(others)} in float32" if others else "")
+    text = f"dtype auto keeps {' and '.join(kept)}"
+    return text + (f", and measures {' and '.join(others)} in float32" if others else "")
 
 
 def _installed_version(name: str) -> str | None:

@@ -49,7 +49,7 @@ class Finding:
 
     @classmethod
     def of(cls, name: str, subject: str, cause: str, remedy: str | None = None) -> Finding:
-        """A note, or ok where there is nothing to do."""
+        """Return a note, or ok if there is nothing to do."""
         return cls(name, subject, "ok" if remedy is None else "note", cause, remedy)
 
 
@@ -76,7 +76,7 @@ class DryRun:
 
     @classmethod
     def of(cls, checks: tuple[Finding, ...], estimate: Needs) -> DryRun:
-        """The answer that some checks lead to."""
+        """Return the answer that some checks lead to."""
         problems, notes = (sum(check.level == level for check in checks) for level in ("problem", "note"))
         found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
         return cls(checks, estimate, f"{found}, none of which stops the run. Nothing was written.")
@@ -123,7 +123,7 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
 
 
 def _in_small(options: ProfileOptions) -> ProfileOptions:
-    """The profile with few new tokens, in one shard."""
+    """Return the profile with few new tokens, in one shard."""
     kept = []
     for index, source in enumerate(options.data):
         continuation = options.continuation_of(index)
@@ -142,9 +142,9 @@ def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         logits = facts.vocabulary or 0
         if isinstance(facts, DraftFacts) and facts.reduced_vocabulary:
             cause = f"can propose {count(logits)} of the target's {count(width)} ids ({percent(logits / width)})"
-            yield Finding.of("vocabulary", name, cause, "the run measures how much of the text these are")
+            yield Finding.of("vocabulary", name, cause, "the run measures the share of the text they cover")
         elif logits:
-            padding = f", the last {count(logits - width)} of them padding that is left out" if logits > width else ""
+            padding = f", the last {count(logits - width)} of them padding, left out" if logits > width else ""
             yield Finding.of("vocabulary", name, f"{count(logits)} logits{padding}")
         if isinstance(facts, DraftFacts) and facts.depths is not None:
             drafted = f"{facts.architecture} in {facts.dtype}, {many(facts.depths, 'draft')} a round"
@@ -152,9 +152,9 @@ def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         own = facts.parameters
         if facts is not target and own and target.parameters and own > target.parameters:
             cause = (
-                f"has {count(own)} parameters, the target {count(target.parameters)}: its step costs more than the target's"
+                f"has {count(own)} parameters, the target {count(target.parameters)}: a step costs more than the target's"
             )
-            yield Finding.of("costs", name, cause, "take a smaller draft, or swap the two if they were mixed up")
+            yield Finding.of("costs", name, cause, "use a smaller draft, or swap the two if they are mixed up")
         longest = max(len(document.prompt) + document.limit for document in seen)
         limit = "no limit" if facts.context is None else f"{count(facts.context)} tokens"
         reach = f"{limit}; the longest document seen has {count(longest)} with its new tokens"
@@ -164,7 +164,7 @@ def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
             continue
         silent = sum(len(document.prompt) > (facts.context or 0) for document in seen)
         cause = f"{reach}; {sum(beyond)} of {many(len(seen), 'document')} go beyond it, {silent} with the prompt alone"
-        remedy = "engines stop drafting there too, or refuse: take a draft with a longer context, or lower max_new_tokens"
+        remedy = "engines stop drafting there too, or refuse: use a draft with a longer context, or lower max_new_tokens"
         yield Finding("context", name, "problem" if silent == len(seen) else "note", cause, remedy)
 
 
@@ -187,11 +187,11 @@ def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     once, twice = (sum(document.prompt[:times].tolist() == [begin] * times for document in seen) for times in (1, 2))
     cause = f"{count(once)} of {many(len(seen), 'prompt')} begin with BOS ({short(str(plan.tokenizer.bos_token))})"
     if twice:
-        remedy = "remove it from the data, or give rendered prompts as prompt_ids"
-        yield Finding("bos", "run", "problem", f"{cause}, {count(twice)} with two: the data contain it already", remedy)
+        remedy = "remove it from the data, or give token ids as prompt_ids"
+        yield Finding("bos", "run", "problem", f"{cause}, {count(twice)} with two: the data already contains it", remedy)
     elif once < len(seen) and plan.tokenizer("a")["input_ids"][:1] == [begin]:
         remedy = (
-            "right if your server sends them like this (many use a template as it is); else give token ids as prompt_ids"
+            "correct if your server sends them like this (many apply the template as is); else give token ids as prompt_ids"
         )
         yield Finding.of("bos", "run", f"{cause}, which the tokenizer adds to plain text", remedy)
     else:
@@ -209,12 +209,12 @@ def _data_checks(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding.of("data", "run", left_out, left_out_remedy(reason))
     if repeated := len(seen) - len({document.prompt_hash for document in seen}):
         cause = f"{count(repeated)} of {many(len(seen), 'prompt')} seen occur before: equal prompts count once"
-        yield Finding.of("data", "run", cause, "remove duplicates: they cost time and add no information")
+        yield Finding.of("data", "run", cause, "remove duplicates: they cost time and add nothing")
 
 
 def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], skipped: int) -> Needs:
-    """What the run takes if its documents are like the first, at the speed and size of the profile in small, whose batches
-    are smaller: at most, roughly.
+    """Return what the run takes if its documents are like the first, at the speed and size of the profile in small, whose
+    batches are smaller: at most, roughly.
     """
     documents: int | None = len(seen)
     if len(seen) == FIRST:
@@ -249,7 +249,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         )
         cause = f"at most about {data_size(estimate.disk)}" + ("" if free is None else f"; {data_size(free)} are free")
         full = free is not None and free < estimate.disk
-        remedy = "free space or choose another --out: a run ends where the disk is full" if full else None
+        remedy = "free disk space or choose another --out: a run fails when the disk is full" if full else None
         yield Finding("disk", "run", "problem" if full else "ok", cause, remedy)
     if plan.target.device.type == "cuda":
         peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(plan.target.device).total_memory
@@ -261,5 +261,5 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
 
 
 def _folder(out: str) -> Path:
-    """The folder that is there already of a path."""
+    """Return the folder that is there already of a path."""
     return next(place for place in (Path(out), *Path(out).absolute().parents) if place.exists())

@@ -35,7 +35,7 @@ class Latency:
     drafts: dict[str, str]  # models by name of the draft
     dtype: str
     device: str
-    threads: int | None  # of torch; None: the device is no CPU
+    threads: int | None  # of torch; None: the device is not a CPU
     engine: str
     waiting: float | None  # share of the timing in which the steps had no processor; None: not known
     steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of a run's step times
@@ -109,7 +109,7 @@ def _cost_lines(latency: Latency) -> Iterator[str]:
     if decode["repeats"] < GO_ROUNDS:
         yield f"not enough for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
     if latency.waiting and is_busy(latency.waiting):
-        yield f"this machine is busy: the steps had no processor for {latency.waiting:.0%} of the time"
+        yield f"this machine is busy: the steps waited for a CPU {latency.waiting:.0%} of the time"
     yield "next: --format csv writes the file that costs.path of a profile reads; predict takes these costs"
 
 
@@ -130,7 +130,7 @@ def _autocorrelation(rows: Rows) -> float:
 
 
 def _cost_error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
-    """How far the 95 % interval of a step's cost goes, as a share of it."""
+    """Return how far the 95 % interval of a step's cost goes, as a share of it."""
     if decode is None or row is decode or not row["median_ms"]:
         return fmt.NOTHING
     rounds = min(len(row["rounds_ms"]), len(decode["rounds_ms"]))

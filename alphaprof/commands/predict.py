@@ -65,7 +65,7 @@ class ComputedCost:
         return self.verify_ms[gamma - 1] / self.decode_ms
 
     def of_round(self, gamma: int) -> float:
-        """A round of gamma drafts, in decode steps."""
+        """Return a round of gamma drafts, in decode steps."""
         return self.costs[gamma - 1]
 
 
@@ -110,9 +110,9 @@ class Prediction:
         yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
         yield _gamma_table(self)
         yield Small("alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.")
-        yield Small("accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.")
+        yield Small("accepted/drafted: the acceptance rate of engines; depends on gamma and is not alpha.")
         yield Small("tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).")
-        yield Small("break-even: tokens/round where the speedup is 1 (the cost of a round in decode steps), and its alpha.")
+        yield Small("break-even: tokens/round at a speedup of 1 (the cost of a round in decode steps), and its alpha.")
 
 
 def build_prediction(
@@ -160,9 +160,7 @@ def acceptance_of(
             return alpha
         if at_gamma is not None:
             return EngineRate(rate if length is None else (length - 1) / at_gamma, at_gamma)  # type: ignore[arg-type]
-    problem = (
-        "acceptance is one of an alpha, rates by depth, or an engine's rate or length with the gamma at which it was seen"
-    )
+    problem = "acceptance is one of an alpha, rates by depth, or an engine's rate or length with its gamma"
     raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
 
 
@@ -180,7 +178,7 @@ def cost_asked(
     place: tuple[int, int],
     gammas: Sequence[int],
 ) -> RoundCost | ComputedCost:
-    """The given cost of a round, or that computed from the configs of target and draft at a batch and context. Raises
+    """Return the given cost of a round, or that computed from the configs of target and draft at a batch and context. Raises
     `OptionInvalid` for both or neither.
     """
     target, draft = configs
@@ -188,7 +186,7 @@ def cost_asked(
         return given
     if given is None and target is not None and draft is not None:
         return computed_cost(target, draft, asked, *place, max(*gammas, 1))
-    problem = "a round's cost is either given or computed"
+    problem = "a round's cost is either given or computed, not both"
     raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
 
 
@@ -196,7 +194,7 @@ def _depth_rates(text: str) -> tuple[float, ...]:
     try:
         rates = tuple(map(float, text.split(",")))
     except ValueError:
-        raise OptionInvalid(f"--rates is {shown(text)}", "give shares with commas between: --rates 0.8,0.6,0.5") from None
+        raise OptionInvalid(f"--rates is {shown(text)}", "give shares separated by commas: --rates 0.8,0.6,0.5") from None
     for rate in rates:
         _require_between("--rates", rate, 0, 1)
     if any(later > earlier for earlier, later in itertools.pairwise(rates)):
@@ -207,8 +205,8 @@ def _depth_rates(text: str) -> tuple[float, ...]:
 
 
 def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, context: int, gamma: int) -> ComputedCost:
-    """What rounds of up to `gamma` drafts cost on an accelerator, from two config.json files. Raises `OptionInvalid` for an
-    unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
+    """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files. Raises `OptionInvalid`
+    for an unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
     """
     from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
     from alphaprof.costs.speedup import full_round_costs
@@ -267,10 +265,10 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 def _shape_of_config(
     path: Path, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], ModelShape], weight_bytes: float | None
 ) -> ModelShape:
-    """The shape that a config says. Raises `CostsUnreadable` for one that cannot be counted."""
-    problem, hint = "its numbers are not those of a model", "check the file: step times are computed from what it says"
+    """Return the shape that a config says. Raises `CostsUnreadable` for one that cannot be counted."""
+    problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
     if config.get("quantization_config") and weight_bytes is None:
-        raise CostsUnreadable(f"{path} is of quantized weights", "say how large: --weight-bytes 1 for fp8, 0.5 for 4 bits")
+        raise CostsUnreadable(f"{path} has quantized weights", "give their size: --weight-bytes 1 for fp8, 0.5 for 4 bits")
     try:
         shape = read(config)
         sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
@@ -330,16 +328,16 @@ def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
 def _require_between(option: str, value: float, low: float, high: float) -> None:
     if not (low <= value <= high and math.isfinite(value)):
         limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
-        raise OptionInvalid(f"{option} is {value:g}; it must be {limits}", "correct the value; --help says what it means")
+        raise OptionInvalid(f"{option} is {value:g}; it must be {limits}", "correct the value; see --help")
 
 
 def _outcome_lines(prediction: Prediction) -> Iterator[str]:
-    """Yields the speedup at the best gamma, where it would end, and what the numbers are not."""
+    """Yield the speedup at the best gamma, where it would end, and what the numbers are not."""
     best = next(item for item in prediction.gammas if item.gamma == prediction.best_gamma)
     gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
     low, high = (best.speedup if bound is None else bound for bound in (best.low, best.high))
-    told = "may be faster or slower" if low <= 1 < high else "is faster" if low > 1 else "is no faster"
-    yield f"{gamma}: {_speedup_cell(best)}, decoding {told} if all of this holds"
+    change = "may be faster or slower" if low <= 1 < high else "is faster" if low > 1 else "is not faster"
+    yield f"{gamma}: {_speedup_cell(best)}, decoding {change} if these inputs hold"
     emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
     least = "no alpha makes it faster"
     if best.break_even_alpha is not None:
@@ -353,13 +351,13 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
 
 
 def _speedup_cell(item: GammaPrediction) -> str:
-    """A speedup with its interval, if it has one."""
+    """Return a speedup with its interval, if it has one."""
     interval = f" [{fmt.number(item.low)}, {fmt.number(item.high)}]" if item.low is not None else ""
     return f"{fmt.number(item.speedup, unit='x')}{interval}"
 
 
 def _assumed_lines(prediction: Prediction) -> Iterator[str]:
-    """Yields what was given, or computed from shapes."""
+    """Yield what was given, or computed from shapes."""
     burst, rate, cost, computed = prediction.burstiness, prediction.engine_rate, prediction.cost, prediction.computed
     if prediction.alpha is None:
         yield f"acceptance by depth {', '.join(map(fmt.share, prediction.rates))}"
@@ -370,8 +368,8 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         yield f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
-        assumes = "assuming independence: bursts would mean a higher one" if burst == 0 else "assuming that burstiness"
-        yield f"this alpha is worked out from {says}, {assumes}"
+        assumes = "assuming independence: bursts would raise it" if burst == 0 else "assuming that burstiness"
+        yield f"this alpha is computed from {says}, {assumes}"
     if cost is not None:
         slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""
         steps = f"draft step {cost.draft:g}, verification {cost.verify:g}{slope}, overhead of a round {cost.overhead:g}"

@@ -60,13 +60,13 @@ class RunStatus:
     documents: int
     measured: int  # documents of committed shards
     lacking: tuple[int, ...]  # shards that nobody has committed
-    documents_per_second: float | None  # of the workers that go on; None: none does, as far as commits tell
+    documents_per_second: float | None  # of active workers; None: commits show none
     seconds_left: float | None  # at that speed
     workers: tuple[WorkerStatus, ...]  # in the order in which they came
 
     @classmethod
     def of(cls, run: Run, now: datetime.datetime | None = None) -> RunStatus:
-        """The status of a run at a time (default: now)."""
+        """Return the status of a run at a time (default: now)."""
         now = now or datetime.datetime.now(datetime.UTC)
         commits, staged = run.commits(), run.manifest.staged
         complete = run.manifest.status == "complete"
@@ -93,7 +93,7 @@ class RunStatus:
     def speed(self) -> str:
         """How fast the processes are that go on, and when they will be done, in words."""
         if self.documents_per_second is None or self.seconds_left is None:
-            return "no process has committed a shard lately"
+            return "no process has committed a shard recently"
         left = datetime.timedelta(seconds=round(self.seconds_left))
         return f"{self.documents_per_second:.2f} documents/s, about {left} left"
 
@@ -103,11 +103,11 @@ class RunStatus:
         done = f"{fmt.count(self.measured)} of {fmt.many(self.documents, 'document')}"
         yield f"{self.run}: {state}, {done}, {self.committed} of {fmt.many(self.shards, 'shard')}"
         if not self.complete and self.documents_per_second is None:
-            yield "no process commits shards now: alphaprof profile with --resume goes on"
+            yield "no process is committing shards: resume with alphaprof profile --resume"
         elif self.seconds_left is not None:
             yield self.speed
         if self.lacking and len(self.lacking) <= 20:
-            yield f"shards that are missing: {', '.join(map(str, self.lacking))}"
+            yield f"missing shards: {', '.join(map(str, self.lacking))}"
         if self.workers:
             yield table_by_columns(
                 "workers", [(worker.worker, _worker_cells(worker)) for worker in self.workers], named="worker"
@@ -194,7 +194,7 @@ class _Worker:
 
 def work_together(arguments: Sequence[str], count: int, storage: Storage, say: Callable[[str], None]) -> None:
     """Run `alphaprof profile` with these arguments in `count` processes, until all of them are done. One that is killed is
-    started again; where one fails, the others go on, unless the run has not begun. Raises `WorkerFailed`, with the exit code
+    started again; if one fails, the others go on, unless the run has not begun. Raises `WorkerFailed`, with the exit code
     of the first one that failed.
     """
     gpus, failed = visible_gpus(), dict[int, int]()
@@ -221,17 +221,19 @@ def work_together(arguments: Sequence[str], count: int, storage: Storage, say: C
         if failed:
             named = ", ".join(f"{number} (exit code {code})" for number, code in failed.items())
             raise WorkerFailed(
-                f"of {count} workers failed: {named}; what they said stands above",
-                "what is measured is kept: mend the cause, then the same command with --resume",
+                f"of {count} workers failed: {named}; see their output above",
+                "measured shards are kept: fix the cause, then run the same command with --resume",
                 next(iter(failed.values())),
             )
 
 
 def _has_ended_well(worker: _Worker, code: int, say: Callable[[str], None]) -> bool:
-    """Whether a worker that ended is done, or is started again since it was killed; says what it said where it failed."""
+    """Return whether a worker that ended is done, or is started again since it was killed; says what it said if it
+    failed.
+    """
     if code < 0 and worker.again > 0:
         worker.again -= 1
-        say(f"worker {worker.number} was ended by {signal.Signals(-code).name}, and is started again")
+        say(f"worker {worker.number} was ended by {signal.Signals(-code).name}; restarting it")
         worker.start()
     elif code != 0:
         say("\n".join(filter(None, (f"worker {worker.number} failed with exit code {code}", worker.words))))
@@ -244,13 +246,13 @@ def progress_line(storage: Storage) -> str:
     try:
         status = RunStatus.of(Run.open(storage))
     except AlphaprofError as error:
-        return f"how far the run is cannot be read now: {error.message}"
+        return f"cannot read the run's progress now: {error.message}"
     done = f"profiling: {status.committed} of {status.shards} shards"
     return done if status.complete else f"{done}, {status.speed}"
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that processes may use, as CUDA names them."""
+    """Return the GPUs that processes may use, as CUDA names them."""
     if (given := os.environ.get(VISIBLE)) is not None:
         return [name.strip() for name in given.split(",") if name.strip()]
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -55,8 +55,8 @@ class StaticTree:
 
 @dataclass(frozen=True)
 class TreeTokens:
-    """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
-    proposal that accepted at least d drafts. `more_than_chain`: tokens per round beyond those of the chain as deep, paired.
+    """Rounds with one tree on some documents; None if there are none. `marginal[d-1]`: share of the rounds with a proposal
+    that accepted at least d drafts. `more_than_chain`: tokens per round beyond those of the chain as deep, paired.
     """
 
     tree: str  # name of the tree
@@ -84,8 +84,8 @@ class TextTrees:
     silent: Interval  # share without a proposal
     tested_documents: int  # that rounds are counted on
     tested_clusters: int  # independent units among those
-    trees: tuple[TreeTokens, ...]  # empty where there are no rounds
-    reason: str  # why there are no rounds; empty where there are
+    trees: tuple[TreeTokens, ...]  # empty if there are no rounds
+    reason: str  # why there are no rounds; empty if there are
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ def _gain_over_chain(report: TreesReport) -> Iterator[str]:
     rows = zip(report.trees, report.traffic, strict=True)
     known = [(tree, row, row.more_than_chain) for tree, row in rows if row.more_than_chain is not None]
     if not known:
-        yield "NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: the notes below say why"
+        yield "NO TREE COULD BE TESTED ON THE WHOLE TRAFFIC: see the notes below"
         return
     tree, row, more = next((each for each in known if each[0].name == report.headline), known[0])
-    gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "is not told apart from"
+    gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "does not clearly differ from"
     values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(row.tokens_per_round)} in all"
     yield f"tree {fmt.short(tree.name)} {gain} its chain: {values}; a round verifies {tree.nodes} nodes"
-    yield "verifying a tree was not timed, so there is no speedup and no verdict"
-    yield "next: it is faster where a round costs fewer decode steps than that; --format json has the paths"
+    yield "tree verification was not timed, so there is no speedup and no verdict"
+    yield "next: it is faster if a round costs fewer decode steps; --format json lists the paths"
 
 
 def _missing(report: TreesReport) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _missing(report: TreesReport) -> Iterator[str]:
     if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
         yield "no tree was chosen: there is no document of the target's own text to choose it on"
     if not report.complete:
-        yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
+        yield f"{report.run} is an interrupted run, first documents only: finish it with alphaprof profile --resume"
 
 
 def _ranks_table(report: TreesReport) -> Table:
@@ -185,7 +185,7 @@ def _ranks_table(report: TreesReport) -> Table:
 
 
 def _traffic_table(report: TreesReport) -> Table:
-    """Every tree on the whole traffic, with its shape."""
+    """Return every tree on the whole traffic, with its shape."""
     origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
     rows = (
@@ -197,7 +197,7 @@ def _traffic_table(report: TreesReport) -> Table:
 
 
 def _text_table(report: TreesReport, text: TextTrees) -> Table:
-    """Every tree on one domain and kind of text."""
+    """Return every tree on one domain and kind of text."""
     rows = (
         (fmt.short(tree.name), *numbers, " ".join(fmt.share(share, 2) for share in tokens.marginal))
         for tree, tokens, numbers in _numbers(report, text.trees)
@@ -208,7 +208,7 @@ def _text_table(report: TreesReport, text: TextTrees) -> Table:
 
 
 def _number_headings(report: TreesReport) -> tuple[str, ...]:
-    """The numbers of a tree: without what independent ranks promise if ranks depend on the level."""
+    """Return the numbers of a tree: without what independent ranks promise if ranks depend on the level."""
     return NUMBERS[: 2 if report.by_depth else 3]
 
 
@@ -254,7 +254,7 @@ class Replay:
         return [(self.rounds.rows(np.searchsorted(self.rows, part)), free) for part in rows]
 
     def chain(self, common: Sequence[Replay]) -> Replay | None:
-        """The chain as deep as the tree; None for a chain."""
+        """Return the chain as deep as the tree; None for a chain."""
         chains = (each for each in common if each.shape.kind == "chain" and each.shape.depth == self.shape.depth)
         return None if self.shape.kind == "chain" else next(chains, None)
 
@@ -277,7 +277,7 @@ class TreeSample:
     strata: Array
 
     def traffic(self, chosen: Mask, complete: bool) -> TreePart:
-        """The chosen documents by domain, weighted; if not `complete`, domains without any of them do not count."""
+        """Return the chosen documents by domain, weighted; if not `complete`, domains without any of them do not count."""
         weights = {domain: weight for domain, weight in self.weights.items() if weight > 0}
         every = {domain: np.concatenate([text.rows for text in self.texts if text.domain == domain]) for domain in weights}
         rows = {domain: part[chosen[part]] for domain, part in every.items()}
@@ -290,7 +290,9 @@ class TreeSample:
 
 
 def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
-    """The documents of complete shards, ranks 1 to `width`; `chooses`: one half chooses trees. Raises as `rank_counts`."""
+    """Return the documents of complete shards, ranks 1 to `width`; `chooses`: one half chooses trees. Raises as
+    `rank_counts`.
+    """
     table = run.documents()
     documents = Documents.of(table)
     own = np.zeros(len(table), dtype=bool)
@@ -319,8 +321,8 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
 
 
 def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
-    """The user's trees in JSON files, by the names of these, or by whole paths where names are the same. `top`: how they
-    call the draft's top token, 0 or 1. Raises `OptionInvalid`.
+    """Return the user's trees in JSON files, by the names of these, or by whole paths if names are the same. `top`: how
+    they call the draft's top token, 0 or 1. Raises `OptionInvalid`.
     """
     names = [path.name for path in dict.fromkeys(paths)]
     return {str(path) if names.count(path.name) > 1 else path.name: _read_tree(path, top) for path in paths}
@@ -331,12 +333,12 @@ def _read_tree(path: Path, top: int) -> Tree:
     try:
         tree = Tree.from_paths(json.loads(path.read_text(encoding="utf-8")), top)
     except OSError as error:
-        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
+        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "check the path given to --tree") from None
     except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)
     if (1,) not in tree.paths or tree.width > LARGEST:
         paths = f"[[{top}], [{top + 1}], [{top}, {top}]]"
-        hint = f"write all nodes but the root as lists of ranks from {top}: {paths}; --top {1 - top} changes that"
+        hint = f"list all nodes but the root as ranks from {top}: {paths}; --top {1 - top} changes that"
         raise OptionInvalid(f"{name} is not a tree: {problem}", hint)
     return tree
 
@@ -344,7 +346,7 @@ def _read_tree(path: Path, top: int) -> Tree:
 def build_trees(
     side: RunDraft, nodes: Collection[int] = NODES, depth: int | None = None, given: Mapping[str, Tree] | None = None
 ) -> TreesReport:
-    """What trees give one draft of a run. Raises `OptionInvalid` for a draft without ranks, and `RunUnreadable`.
+    """Return what trees give one draft of a run. Raises `OptionInvalid` for a draft without ranks, and `RunUnreadable`.
 
     `nodes`: sizes of the trees that are chosen (0: none); `depth`: most levels of those, by default the largest gamma of the
     run; `given`: the user's trees by name.
@@ -386,8 +388,8 @@ def build_trees(
 
 
 def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
-    """The most levels of a tree: `depth`, or fewer where the draft was measured for fewer. Raises `OptionInvalid` for a tree
-    that is `given` with more.
+    """Return the most levels of a tree: `depth`, or fewer if the draft was measured for fewer. Raises `OptionInvalid` for
+    a tree that is `given` with more.
     """
     known = side.run.manifest.drafts[side.draft].depths
     if known is None:
@@ -395,14 +397,14 @@ def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
     if deep := [name for name, tree in given.items() if tree.depth > known]:
         raise OptionInvalid(
             f"{', '.join(deep)} has more levels than the {known} that {side.label} was measured for",
-            "give a tree of fewer levels, or profile with more depths of the draft",
+            "use a tree with fewer levels, or profile with more depths of the draft",
         )
     return min(depth, known)
 
 
 def _most_gaining(replays: Sequence[Replay], part: TreePart) -> str | None:
-    """The name of the tree with the largest gain over its chain in the traffic from the documents that choose; the first of
-    several equal trees.
+    """Return the name of the tree with the largest gain over its chain in the traffic from the documents that choose; the
+    first of several equal trees.
     """
     gains: dict[str, float] = {}
     for replay in replays if part.rows else ():

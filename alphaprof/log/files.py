@@ -20,18 +20,18 @@ DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of 
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.[0-9a-f]{8}\.parquet")
 SHORT = 11  # characters of the digest of a footer, 64 bits
-ENOUGH = 32_768  # documents that a file has at least, where there are as many
+ENOUGH = 32_768  # documents that a file has at least, if there are as many
 
 
 def file_of(content: bytes | pa.Buffer) -> File:
-    """What identifies a file with this content."""
+    """Return what identifies a file with this content."""
     view = memoryview(content)
     footer = _digest(view[-_footer_bytes(view[-8:], len(view)) :])
     return File(len(view), footer[:SHORT], _digest(view))
 
 
 def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole: bool) -> bytes:
-    """Returns the footer of an open file. Raises `RunDamaged`, with a hint, unless the file is what was written. `whole`:
+    """Return the footer of an open file. Raises `RunDamaged`, with a hint, unless the file is what was written. `whole`:
     compare all of it, or the size and the footer alone; `shown`: how messages name it.
     """
     size = stream.size()
@@ -56,7 +56,7 @@ def _digest(content: bytes | memoryview) -> str:
 
 
 def _footer_bytes(end: bytes | memoryview, size: int) -> int:
-    """How long the footer of a Parquet file of a size is, which says where every column lies: its last 8 bytes tell."""
+    """Return the length of a Parquet file's footer, which locates every column, from the last 8 bytes of the file."""
     (length,) = struct.unpack("<I", bytes(end[:4]).rjust(4, b"\0"))
     return int(min(length + 8, size))
 
@@ -71,7 +71,7 @@ class TotalsPart:
 
 
 def shards_of(name: str) -> tuple[int, int] | None:
-    """The first and the last shard that the file of a name covers; None where it is no such name."""
+    """Return the first and the last shard that the file of a name covers; None if it is not such a name."""
     found = NAME.fullmatch(name.rpartition("/")[2])
     return (int(found[1]), int(found[2] or found[1])) if found else None
 
@@ -88,8 +88,8 @@ def readable(parts: Sequence[TotalsPart], shards: int) -> list[TotalsPart]:
 
 
 def ranges(shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
-    """The shards that files of a complete run should cover, (first, last) each: those of `ENOUGH` documents together, and
-    the last ones.
+    """Yield the shards that files of a complete run should cover, (first, last) each: those of `ENOUGH` documents together,
+    and the last ones.
     """
     first = documents = 0
     for shard in shards:
@@ -100,5 +100,5 @@ def ranges(shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
 
 
 def attempt_of(content: bytes | pa.Buffer) -> str:
-    """What the name of a file says of its content: equal content has equal names, whoever writes it."""
+    """Return the part of a file's name that identifies its content: equal content has equal names."""
     return hashlib.sha256(content).hexdigest()[:8]

@@ -40,7 +40,7 @@ PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all w
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
 PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
-NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by where the log does not hold all prompts
+NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by if the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
 
 
@@ -55,7 +55,7 @@ class RandomOrder(TypedDict):
 
 class Environment(TypedDict, total=False):
     """What a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
-    `timing_waiting`: the share of the timing in which the steps had no processor, where that is known.
+    `timing_waiting`: the share of the timing in which the steps had no processor, if that is known.
     """
 
     device_memory: int | None
@@ -108,7 +108,7 @@ class Commit:
     at: str
 
     def to_json(self) -> str:
-        """The text of the file, where folders stand for the names of the files in them: shard and worker are known."""
+        """Return the text of the file, with folders instead of the files in them: shard and worker are known."""
         files = {name.rpartition("/")[0]: file for name, file in self.files.items()}
         data = dataclasses.asdict(dataclasses.replace(self, files={}))
         return _signed({"format": COMMIT, "version": VERSION} | data | {"files": _listed(files)})
@@ -142,7 +142,7 @@ class Worker:
         return found
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         return _signed({"format": WORKER, "version": VERSION} | dataclasses.asdict(self))
 
 
@@ -151,7 +151,7 @@ class Quantisation:
     """How the weights of a model are quantised, and what computed with them."""
 
     method: str  # as its config names it
-    bits: int | None  # of a weight, where its config says so
+    bits: int | None  # of a weight, if its config says so
     kernels: dict[
         str, int
     ]  # layers by class; none: no kernel ran, transformers turned the weights into the dtype at loading
@@ -180,7 +180,7 @@ class ModelFacts:
 
     @property
     def computes_in(self) -> str:
-        """The method of quantised weights where kernels for them ran, else the dtype; `served_dtype` is compared with it."""
+        """The method of quantised weights if kernels for them ran, else the dtype; `served_dtype` is compared with it."""
         if self.quantised is None or not self.quantised.kernels:
             return self.dtype
         return "fp8" if "fp8" in self.quantised.method else self.quantised.method  # fbgemm_fp8 and others
@@ -224,7 +224,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the training.json beside a head's weights says. `units`: independent ones that it learnt from; `tokens`: of their
+    """What the training.json beside a head's weights says. `units`: independent ones it was trained on; `tokens`: of their
     continuations; `curve`: the folder of the learning curve that it is a point of, for `alphaprof curve`; None: of none.
     """
 
@@ -253,7 +253,7 @@ class DraftFacts(ModelFacts):
     `shares_target_weights`: that model's weights are the target's; `starts_matter`: what it proposes at a position depends
     on where the round starts, so that the log holds `accepted_run`. `engine_method`: what vLLM calls it (None: no
     engine has it, or it is not known); `settings`: what engines must be given for it to draft as here, with SGLang's word
-    for it (`speculative_algorithm`) where it has one.
+    for it (`speculative_algorithm`) if it has one.
 
     Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
@@ -295,7 +295,7 @@ class DraftFacts(ModelFacts):
         return self.reference if self.has_steps and not self.shares_target_weights else None
 
     def vllm_speculation(self, gamma: int, model: str | None, revision: str | None) -> dict[str, Any]:
-        """Return its gamma, method and files as vLLM's speculative_config has them; no method where vLLM has none."""
+        """Return its gamma, method and files as vLLM's speculative_config has them; no method if vLLM has none."""
         config: dict[str, Any] = {}
         if self.engine_method == NGRAM:
             config = {"method": NGRAM, "prompt_lookup_max": self.settings["max_ngram"], "prompt_lookup_min": 1}
@@ -340,7 +340,7 @@ LEFT_OUT = {  # the beginning of a reason, and what to do about it
 
 
 def left_out_remedy(reason: str) -> str:
-    """What to do about a reason of `Manifest.skipped` or `Manifest.truncated`."""
+    """Return what to do about a reason of `Manifest.skipped` or `Manifest.truncated`."""
     return next((remedy for start, remedy in LEFT_OUT.items() if reason.startswith(start)), "see docs/import.md")
 
 
@@ -443,12 +443,12 @@ class StoredProfile:
 class Manifest:
     """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is
     running in between. `files`: every data file of the run, by its path below the run's directory: one that is not named
-    there does not exist for a reader. `shards` and their files follow from the commits of a run that is running.
-    `staged`: documents of each shard as their prompts were staged; of an import none; `prompts`: what `Shard.digest` of each
-    must be, of a synthetic run none; `warnings`: code, message and remedy
-    of each; `reused`: the run whose continuations were measured again, None where they are this run's own;
-    `emitted`, `certified`: see `LogRules`; `sequential`: of documents that came in random order, until the verdict was sure;
-    else None; `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
+    there does not exist for a reader. `shards` and their files follow from the commits of a run that is running. `staged`:
+    documents of each shard as their prompts were staged; of an import none; `prompts`: what `Shard.digest` of each must be,
+    of a synthetic run none; `warnings`: code, message and remedy of each; `reused`: the run whose continuations were
+    measured again, None if they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`: of documents that
+    came in random order, until the verdict was sure; else None; `imported`: of a run that was imported from an engine's
+    metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -493,17 +493,17 @@ class Manifest:
         return {name: file for name, file in self.files.items() if name.startswith(LATENCY)}
 
     def with_times(self, times: dict[str, File]) -> Manifest:
-        """The manifest with other step times."""
+        """Return the manifest with other step times."""
         others = {name: file for name, file in self.files.items() if name not in self.times}
         return dataclasses.replace(self, files=others | times)
 
     def reopened(self) -> Manifest:
-        """The manifest of a complete run that is running again, up to where it ended: shards of it were withdrawn."""
+        """Return the manifest of a complete run that is running again, up to where it ended: shards of it were withdrawn."""
         count = len(self.shards)
         return dataclasses.replace(self, status="running", staged=self.staged[:count], prompts=self.prompts[:count])
 
     def is_of_staged(self, shard: Shard) -> bool:
-        """Whether a shard was measured on the documents that were staged for it."""
+        """Return whether a shard was measured on the documents that were staged for it."""
         if not self.staged:
             return True
         if shard.index >= len(self.staged) or shard.documents != self.staged[shard.index]:
@@ -512,11 +512,11 @@ class Manifest:
 
     @property
     def drafting(self) -> Drafting:
-        """What the rounds drafted: chains, but where another engine did otherwise."""
+        """What the rounds drafted: chains, unless another engine did otherwise."""
         return self.imported.drafting if self.imported is not None else CHAIN
 
     def to_json(self) -> str:
-        """The text of manifest.json."""
+        """Return the text of manifest.json."""
         kept = self
         if self.status == "running":  # commits say the rest
             files = {name: file for name, file in self.files.items() if name.partition("/")[0] not in LOGGED}
@@ -557,7 +557,7 @@ def digest_of(data: dict[str, Any]) -> str:
 
 
 def read_manifest(storage: Storage) -> Manifest:
-    """The manifest of the run in storage. Raises `RunUnreadable`."""
+    """Return the manifest of the run in storage. Raises `RunUnreadable`."""
     manifest = _read(storage, MANIFEST, FORMAT, Manifest)
     if manifest is None:
         hint = "give the directory that `alphaprof profile --out` wrote"
@@ -572,7 +572,7 @@ def read_manifest(storage: Storage) -> Manifest:
 
 
 def read_status(storage: Storage) -> Literal["running", "complete"]:
-    """The status of the run in storage, from the first bytes of its manifest. Raises `RunUnreadable`."""
+    """Return the status of the run in storage, from the first bytes of its manifest. Raises `RunUnreadable`."""
     head = b""
     with contextlib.suppress(OSError), storage.open(MANIFEST) as stream:
         head = stream.read(HEAD)
@@ -583,7 +583,7 @@ def read_status(storage: Storage) -> Literal["running", "complete"]:
 
 
 def read_commit(storage: Storage, name: str) -> Commit | None:
-    """A commit of the run in storage; None where there is none of that name any more. Raises `RunUnreadable`."""
+    """Return a commit of the run in storage; None if it no longer exists. Raises `RunUnreadable`."""
     commit = _read(storage, name, COMMIT, Commit)
     if commit is None:
         return None
@@ -596,7 +596,7 @@ def read_commit(storage: Storage, name: str) -> Commit | None:
 
 
 def read_worker(storage: Storage, name: str) -> Worker | None:
-    """A worker of the run in storage; None where there is none of that name any more. Raises `RunUnreadable`."""
+    """Return a worker of the run in storage; None if it no longer exists. Raises `RunUnreadable`."""
     return _read(storage, name, WORKER, Worker)
 
 
@@ -606,20 +606,20 @@ def now() -> str:
 
 
 def commit_name(index: int) -> str:
-    """Where the commit of a shard lies, below the run's directory."""
+    """Return where the commit of a shard lies, below the run's directory."""
     return f"commits/{index:05d}.json"
 
 
 def part_name(first: int, last: int, attempt: str) -> str:
-    """The name of a file that covers shards from `first` to `last`; names sort as shards do. `attempt`: what tells apart
-    files of the same shards: who measured them, or what is in them.
+    """Return the name of a file that covers shards from `first` to `last`; names sort as shards do. `attempt`: what tells
+    apart files of the same shards: who measured them, or what is in them.
     """
     shards = f"{first:05d}" if first == last else f"{first:05d}-{last:05d}"
     return f"part-{shards}.{attempt}.parquet"
 
 
 def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struct | None:
-    """The content of a JSON file that is signed; None where it is missing. Raises `RunUnreadable`."""
+    """Return the content of a JSON file that is signed; None if it is missing. Raises `RunUnreadable`."""
     where = f"{storage.shown}/{name}"
     try:
         data = json.loads(storage.read(name))
@@ -643,7 +643,7 @@ def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struc
 
 @contextlib.contextmanager
 def _undamaged(storage: Storage, name: str) -> Iterator[None]:
-    """Raises `RunDamaged` for what its content cannot be."""
+    """Raise `RunDamaged` for what its content cannot be."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -651,15 +651,15 @@ def _undamaged(storage: Storage, name: str) -> Iterator[None]:
 
 
 def _mended(name: str) -> str:
-    """What to do about a damaged file; of commits and workers there are many."""
+    """Return what to do about a damaged file; of commits and workers there are many."""
     if name == MANIFEST:
         return "put the original back, or profile again into a new directory"
     return "put the original back, or delete it: alphaprof profile with --resume goes on without it"
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """A value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest tells that
-    they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
+    """Return a value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest
+    tells that they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
     """
     origin, inner = _parts(hint)
     if value is None or hint is Any:
@@ -680,7 +680,7 @@ def typed(value: Any, hint: Any) -> Any:
 
 @functools.cache  # of thousands of shards and files
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What a type is made of: dict[str, int] of dict, and of str and int."""
+    """Return what a type is made of: dict[str, int] of dict, and of str and int."""
     return get_origin(hint), get_args(hint)
 
 

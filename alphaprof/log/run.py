@@ -78,7 +78,7 @@ class Run:
 
     @classmethod
     def open(cls, where: Storage | Path | str) -> Self:
-        """The run in storage, with the shards that are committed by now."""
+        """Return the run in storage, with the shards that are committed by now."""
         storage = storage_of(where) if isinstance(where, (Path, str)) else where
         run = cls(storage, read_manifest(storage))
         run.refresh()
@@ -90,8 +90,8 @@ class Run:
         return self.storage.path if isinstance(self.storage, LocalStorage) else self.storage.shown
 
     def view(self, manifest: Manifest, keep: bool = False) -> Run:
-        """The same run seen through another manifest: with some of its shards, or another decision. `keep`: what was read of
-        its log stays in memory, so that every column is fetched once.
+        """Return the same run seen through another manifest: with some of its shards, or another decision. `keep`: what was
+        read of its log stays in memory, so that every column is fetched once.
         """
         other = Run(self.storage, manifest)
         other._footers = self._footers
@@ -112,11 +112,11 @@ class Run:
         self.manifest = dataclasses.replace(self.manifest, shards=tuple(shards), files=files)
 
     def committed(self) -> set[int]:
-        """The shards that have a commit; none of them is read."""
+        """Return the shards that have a commit; none of them is read."""
         return {int(found[1]) for name in self.storage.names("commits") if (found := COMMITTED.fullmatch(name))}
 
     def commits(self, afresh: bool = False) -> dict[int, Commit]:
-        """All commits by the number of their shard, in order; gaps among them are shards that are not measured yet.
+        """Return all commits by the number of their shard, in order; gaps among them are shards that are not measured yet.
 
         A commit is read once, since nothing changes it. `afresh`: all are read again, since a damaged shard's may have been
         withdrawn and replaced.
@@ -133,14 +133,14 @@ class Run:
         return dict(sorted(found.items()))
 
     def _commit_of(self, name: str) -> Commit | RunDamaged | None:
-        """A commit, or the failure where it is damaged: the others are read all the same."""
+        """Return a commit, or the failure if it is damaged: the others are read all the same."""
         try:
             return read_commit(self.storage, name)
         except RunDamaged as error:
             return error
 
     def _each(self, read: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
-        """Yields what `read` makes of each item, in their order; of several at once where each takes requests."""
+        """Yield what `read` makes of each item, in their order; of several at once if each takes requests."""
         if self._near or len(items) < 2:
             yield from map(read, items)
             return
@@ -157,7 +157,7 @@ class Run:
         return {Path(file).stem: it for file, it in zip(files, read, strict=True) if it is not None}
 
     def is_finished(self) -> bool:
-        """Whether some process has finished the run meanwhile."""
+        """Return whether some process has finished the run meanwhile."""
         return self.manifest.status == "complete" or read_status(self.storage) == "complete"
 
     @property
@@ -171,7 +171,7 @@ class Run:
         return LogRules(tuple(self.rules), self.manifest.emitted, self.manifest.certified)
 
     def log_of(self, draft: str) -> LogRules:
-        """What the log of a draft holds of them."""
+        """Return what the log of a draft holds of them."""
         return self.log_rules.of(self.manifest.drafts[draft])
 
     @property
@@ -191,7 +191,7 @@ class Run:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a position log: not in an imported run, nor where a copy of the run left it out."""
+        """Whether there is a position log: not in an imported run, nor if a copy of the run left it out."""
         return not self.imported and self._has("positions")
 
     def require_complete(self) -> None:
@@ -214,7 +214,9 @@ class Run:
         return self.manifest.shards
 
     def name_of(self, folder: str, index: int) -> str:
-        """The file of a shard in a folder of the run (continuations, positions/draft=NAME), below the run's directory."""
+        """Return the file of a shard in a folder of the run (continuations, positions/draft=NAME), below the run's
+        directory.
+        """
         files, names = self._index
         if files is not self.manifest.files:
             files, names = self.manifest.files, {}
@@ -231,8 +233,8 @@ class Run:
         return self._read(name, AGAIN_BY_RESUME, self.log_of(draft).columns, columns)
 
     def logged(self, draft: str, index: int) -> str:
-        """The name of the file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its
-        size or its footer is not what was written; what it holds is compared as it is read.
+        """Return the name of the file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` if
+        its size or its footer is not what was written; what it holds is compared as it is read.
         """
         name = self.name_of(f"positions/draft={draft}", index)
         with self._opened(name, AGAIN_BY_RESUME, whole=False):
@@ -244,12 +246,12 @@ class Run:
         return self._read(self.name_of("continuations", index), AGAIN_BY_RESUME, CONTINUATION_COLUMNS, columns)
 
     def prompts(self, index: int) -> pa.Table:
-        """The documents of one shard as they are to be measured."""
+        """Return the documents of one shard as they are to be measured."""
         return self._read(self.name_of("prompts", index), "profile again into a new directory", PROMPT_COLUMNS)
 
     def documents(self) -> pa.Table:
-        """All documents of complete shards: those that a complete run has by themselves; collected from the shards where
-        these files are damaged or missing.
+        """Return all documents of complete shards: those that a complete run has by themselves; collected from the shards
+        if these files are damaged or missing.
         """
         names = self._parts("documents")
         if names:
@@ -264,7 +266,7 @@ class Run:
         return self.collected(self.shards)
 
     def collected(self, shards: Sequence[Shard]) -> pa.Table:
-        """The documents of some shards, from their continuations."""
+        """Return the documents of some shards, from their continuations."""
         schema = arrow_schema(DOCUMENT_COLUMNS)
         tables = [
             texts.cast(schema) for texts in self._each(lambda shard: self.continuations(shard.index, schema.names), shards)
@@ -272,13 +274,13 @@ class Run:
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def _parts(self, folder: str) -> list[str]:
-        """The files in a folder that the manifest names, in the order of their shards."""
+        """Return the files in a folder that the manifest names, in the order of their shards."""
         names = (name for name in self.manifest.files if name.rpartition("/")[0] == folder)
         return sorted(names, key=lambda name: (shards_of(name) or (-1, -1), name))
 
     def totals_parts(self, draft: str) -> list[TotalsPart]:
-        """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
-        damaged is left out where the position log can tell what it held.
+        """Return the files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
+        damaged is left out if the position log can tell what it held.
         """
         folder = f"totals/draft={draft}"
         there = self.storage.names(folder)
@@ -310,16 +312,16 @@ class Run:
             return rows_of(file, rules, columns)
 
     def latency(self) -> pa.Table | None:
-        """The step times, or None where none were measured."""
+        """Return the step times, or None if none were measured."""
         name = next(iter(self.manifest.times), None)
         if name is None or not self.storage.has(name):
             return None
         return self._read(name, TIMED_AGAIN, LATENCY_COLUMNS)
 
     def damaged_shards(self, mine: Callable[[int], bool] = lambda _: True, by: Collection[str] | None = None) -> list[int]:
-        """Those of some committed shards whose texts or positions are not what was written, or not of the documents that
-        were staged: small files are compared whole, others by their size and footer. Raises `RunUnreadable` for what cannot
-        be read now, and may be whole.
+        """Return those of some committed shards whose texts or positions are not what was written, or not of the documents
+        that were staged: small files are compared whole, others by their size and footer. Raises `RunUnreadable` for what
+        cannot be read now, and may be whole.
 
         Folders that a copy of the run left out are not looked for. `by`: workers whose shards to compare (None: all).
         """
@@ -368,13 +370,13 @@ class Run:
             raise RunUnreadable(f"{next(iter(failures.values()))}{several}", self._remedy(failures))
 
     def _remedy(self, damaged: Iterable[str]) -> str:
-        """What to do about some damaged files."""
+        """Return what to do about some damaged files."""
         if self.imported:
             return AGAIN
         return "alphaprof profile with --resume makes it again" if self.has_log else COPY
 
     def _has(self, folder: str) -> bool:
-        """Whether a folder holds anything. Raises `RunUnreadable` where the system does not say."""
+        """Return whether a folder holds anything. Raises `RunUnreadable` if the system does not say."""
         first = next((name for name in self.manifest.files if name.startswith(f"{folder}/")), "")
         with reading(f"{self.path}/{folder}", ACCESS):  # to list a folder of many shards takes as long as to read them
             return bool(first and self.storage.has(first)) or bool(self.storage.names(folder))
@@ -385,13 +387,13 @@ class Run:
         return isinstance(self.storage, LocalStorage)
 
     def _parquet(self, stream: pa.NativeFile, footer: pq.FileMetaData | None) -> pq.ParquetFile:
-        """A Parquet file to read columns of; from afar those that lie side by side are one request."""
+        """Return a Parquet file to read columns of; from afar those that lie side by side are one request."""
         return pq.ParquetFile(stream, metadata=footer, pre_buffer=not self._near, page_checksum_verification=True)
 
     @contextlib.contextmanager
     def _opened(self, name: str, hint: str, whole: bool | None = None) -> Iterator[tuple[pa.NativeFile, bytes]]:
-        """Yields a file that the manifest names, with its footer; it is as it was written. `whole`: all of it is compared,
-        or its size and footer; None: all of it where that is little, and near.
+        """Yield a file that the manifest names, with its footer; it is as it was written. `whole`: all of it is compared, or
+        its size and footer; None: all of it if that is little, and near.
         """
         file = self.manifest.files.get(name)
         if file is None:
@@ -428,7 +430,7 @@ class Run:
 
 
 def _metadata(footer: bytes) -> pq.FileMetaData:
-    """What a footer says, which was read to compare it with what was written."""
+    """Return what a footer says, which was read to compare it with what was written."""
     return pq.read_metadata(pa.BufferReader(footer))
 
 
@@ -454,7 +456,7 @@ class RunDraft:
         return f"{self.run.path}:{self.draft}"
 
     def asked(self, config: dict[str, Any]) -> RunDraft:
-        """The same with another decision or other costs than the run's own; nothing is written."""
+        """Return the same with another decision or other costs than the run's own; nothing is written."""
         return RunDraft(self.run.view(dataclasses.replace(self.run.manifest, config=config)), self.draft)
 
 

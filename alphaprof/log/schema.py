@@ -32,17 +32,17 @@ DEPTH_COUNTS = {
 }
 # float32, as the probabilities that they are summed from: a report on sampled text reads 8 % less; no verdict uses them.
 IN_FLOAT32 = {"tested": pa.float32()}
-AGREES = "Whether draft {} of a round is the token x_t, where all drafts before it were accepted; null: no such round."
-ACCEPTS = "Probability that {0} keeps draft {1} of a round here, where it is reached; null: never, or greedy text."
-RATIOS = "q(x_t) / p(x_t) where the token is draft {} of a round, of which blocks multiply several; null as above."
+AGREES = "Whether draft {} of a round is the token x_t, if all drafts before it were accepted; null: no such round."
+ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if it is reached; null: never, or greedy text."
+RATIOS = "q(x_t) / p(x_t) if the token is draft {} of a round, of which blocks multiply several; null as above."
 EMITTED = "Probability that the emitted token was draft {1} of a round and kept by {0}, a_t by depth; null as above."
 CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `low` and `high` are inclusive; None: unbounded. In the log a `nullable` one is null where the
-    draft proposes nothing, and everywhere where the draft lacks what it `needs`, one of NEEDS (None: every draft has it).
+    """One column of a table. `low` and `high` are inclusive; None: unbounded. In the log a `nullable` one is null if the
+    draft proposes nothing, and everywhere if the draft lacks what it `needs`, one of NEEDS (None: every draft has it).
     """
 
     name: str
@@ -60,7 +60,7 @@ class Column:
         return "dictionary<string>" if self.type == CATEGORY else str(self.type).replace("item: ", "")
 
     def field(self) -> pa.Field:
-        """The Arrow field, with unit and meaning in its metadata."""
+        """Return the Arrow field, with unit and meaning in its metadata."""
         return pa.field(self.name, self.type, self.nullable, metadata={"unit": self.unit, "doc": self.doc})
 
 
@@ -73,7 +73,7 @@ def _nats(name: str, doc: str) -> Column:
 
 
 def _needing(needs: str, *columns: Column) -> Iterator[Column]:
-    """Yields columns that are null where the log does not have what they need."""
+    """Yield columns that are null if the log does not have what they need."""
     yield from (replace(column, nullable=True, needs=needs) for column in columns)
 
 
@@ -114,7 +114,7 @@ POSITION_COLUMNS = (
         DISTRIBUTION,
         Column("draft_rank_of_token", pa.int32(), f"Rank of the token {_RANK.format('draft')}", low=1),
         _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation."),
-        _nats("kl_target_draft", "KL(p || q); infinite where q gives 0 to a token that p can emit."),
+        _nats("kl_target_draft", "KL(p || q); infinite if q gives 0 to a token that p can emit."),
         _nats("kl_draft_target", "KL(q || p)."),
         Column("js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472),
     ),
@@ -135,7 +135,7 @@ POSITION_COLUMNS = (
         Column(
             "accepted_run",
             pa.int16(),
-            "Drafts accepted by a round that starts here and proposes `proposed` tokens, where they depend on the round's "
+            "Drafts accepted by a round that starts here and proposes `proposed` tokens, if they depend on the round's "
             "start (prompt lookup, heads); else null. A round that proposes fewer accepts at most as many as it proposes.",
             "tokens",
             0,
@@ -211,7 +211,7 @@ LATENCY_COLUMNS = (
     Column(
         "step",
         CATEGORY,
-        "decode: one token; verify: several tokens at once; draft: a step of the draft, over two tokens where the round "
+        "decode: one token; verify: several tokens at once; draft: a step of the draft, over two tokens if the round "
         "before was accepted in full; draft_first: a draft head's first step of a round, over the tokens that the target "
         "has just verified, all its other steps being draft; prefill: a prompt into an empty cache; lookup: what a draft "
         "without a model does, a search of each text once a round; bookkeeping: taking rejected tokens out of the model's "
@@ -233,8 +233,7 @@ LATENCY_COLUMNS = (
     Column(
         "relative_error",
         pa.float64(),
-        "Standard error of the time by itself, as a share of it: 1.96 times it reaches as far as the 95 % interval; "
-        "0: not known.",
+        "Standard error of the time by itself, as a share of it: 1.96 times it is half the 95 % interval; 0: not known.",
         "ratio",
         0,
     ),
@@ -277,7 +276,7 @@ class LogRules:
     reduced_vocabulary: bool = False
 
     def of(self, draft: DraftFacts) -> LogRules:
-        """Returns the same for the log of one draft."""
+        """Return the same for the log of one draft."""
         ranks, reduced = draft.ranks_by_depth, draft.reduced_vocabulary
         return replace(self, depths=draft.depths or 1, ranks_by_depth=ranks, reduced_vocabulary=reduced)
 
@@ -302,7 +301,7 @@ class LogRules:
         )
 
     def _of_heads(self) -> Iterator[Column]:
-        """Yields the columns that the log of a head has beside those of every log. Row t holds what is proposed for position
+        """Yield the columns that the log of a head has beside those of every log. Row t holds what is proposed for position
         t as the d-th draft of a round, which began at t - d + 1; depth 1 is in the columns of every log.
         """
         if self.reduced_vocabulary:
@@ -328,7 +327,7 @@ HEAD_COLUMNS = LogRules(("lossless",), depths=2, ranks_by_depth=True, reduced_vo
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
+    """Columns of the totals: a row per document and rule. Counts are expectations if acceptance is random."""
     count, lengths = pa.float64(), tuple(gammas)
     return (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
@@ -379,7 +378,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
 
 
 def hybrid_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """The same of a hybrid, which are never stored: only some of its rounds run draft steps."""
+    """Return the same of a hybrid, which are never stored: only some of its rounds run draft steps."""
     count, lengths = pa.float64(), tuple(gammas)
     return (
         *totals_columns(lengths),
@@ -389,29 +388,30 @@ def hybrid_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
 
 
 def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """The same of a run that was imported from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null."""
+    """Return the same of a run that was imported from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null."""
     columns = totals_columns(gammas)
     return tuple(replace(column, nullable=column.nullable or column.name in UNKNOWN_TO_ENGINES) for column in columns)
 
 
 def depth_names(name: str, gamma: int) -> list[str]:
-    """The columns of one of `DEPTH_COUNTS` at a gamma, by depth from 1 to gamma: accepted_4_1 to accepted_4_4."""
+    """Return the columns of one of `DEPTH_COUNTS` at a gamma, by depth from 1 to gamma: accepted_4_1 to accepted_4_4."""
     return [f"{name}_{gamma}_{depth}" for depth in range(1, gamma + 1)]
 
 
 def deeper_names(name: str, depths: int | None) -> list[str]:
-    """The columns of a head's log that hold at depths 2 to `depths` what `name` holds at depth 1: agrees_2, agrees_3."""
+    """Return the columns of a head's log that are `name` at depths 2 to `depths`: agrees_2, agrees_3."""
     return [f"{name}_{depth}" for depth in range(2, (depths or 1) + 1)]
 
 
 def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:
-    """The Arrow schema of columns; `metadata` goes into it as JSON beside the schema's version."""
+    """Return the Arrow schema of columns; `metadata` goes into it as JSON beside the schema's version."""
     notes = {"alphaprof_schema": json.dumps(SCHEMA_VERSION)} | {key: json.dumps(value) for key, value in metadata.items()}
     return pa.schema([column.field() for column in columns], metadata=notes)
 
 
 def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
-    """What in `table` contradicts the declaration of its columns: other columns, types, nulls, NaN and values out of range.
+    """Return what in `table` contradicts the declaration of its columns: other columns, types, nulls, NaN and values out of
+    range.
 
     The values inside a list obey the unit and range of its column, and are never null.
     """

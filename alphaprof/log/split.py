@@ -60,8 +60,8 @@ class RunText:
 
 
 def texts_of(run: Run) -> list[RunText]:
-    """The documents of a run, in its order. Raises `NoPositionLog` for an imported run, `RunUnreadable` where a copy of it
-    left the texts out, `DataEmpty` where it has none.
+    """Return the documents of a run, in its order. Raises `NoPositionLog` for an imported run, `RunUnreadable` if a copy of
+    it left the texts out, `DataEmpty` if it has none.
     """
     names = ["document", "domain", "cluster", "time", "continuation", "on_policy", "temperature", "top_k", "top_p", "min_p"]
     names += ["prompt_hash", "prompt_ids", "continuation_ids"]
@@ -85,17 +85,17 @@ def _text(row: Mapping[str, Any]) -> RunText:
 
 
 def learnable(texts: Sequence[RunText], depths: int = 3) -> list[RunText]:
-    """Those that the target wrote itself and that are longer than the depths of a round that are trained."""
+    """Return those that the target wrote itself and that are longer than the depths of a round that are trained."""
     return [text for text in texts if text.on_policy and len(text.ids) > depths and len(text.tokens) > depths + 2]
 
 
 def unit_of(cluster: str | None, prompt_hash: str) -> str:
-    """The digest of the unit that a document belongs to: of its cluster, or of its prompt's token ids."""
+    """Return the digest of the unit that a document belongs to: of its cluster, or of its prompt's token ids."""
     return (prompt_hash if cluster is None else hashlib.sha256(f"cluster {cluster}".encode()).hexdigest())[:DIGITS]
 
 
 def of_units(documents: pa.Table, units: Collection[str]) -> pa.Table:
-    """The rows of a documents table that belong to some independent units."""
+    """Return the rows of a documents table that belong to some independent units."""
     named = map(unit_of, documents["cluster"].to_pylist(), documents["prompt_hash"].to_pylist())
     wanted = set(units)
     return documents.filter(pa.array([unit in wanted for unit in named], pa.bool_()))
@@ -114,11 +114,11 @@ class Split:
     begins: dict[str, Time] = field(default_factory=dict)
 
     def part_of(self, unit: str) -> str:
-        """The part that a unit is in."""
+        """Return the part that a unit is in."""
         return next(part for part, units in self.units.items() if unit in units)
 
     def of(self, texts: Sequence[RunText], part: str) -> list[RunText]:
-        """Those of some texts that are in a part."""
+        """Return those of some texts that are in a part."""
         units = set(self.units[part])
         return [text for text in texts if text.unit in units]
 
@@ -135,11 +135,11 @@ class Split:
 
 
 def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] = SHARES, by: SplitBy = RANDOM) -> Split:
-    """The units of some texts in three parts, the same for the same units and `seed`. Of a domain with three groups or more
-    each part has one; a domain with fewer is all for training, which the notes say.
+    """Return the units of some texts in three parts, the same for the same units and `seed`. Of a domain with three groups
+    or more each part has one; a domain with fewer is all for training, which the notes say.
 
     `by` time: groups in the order of their latest text, the last ones to test, those before them to stop, with one boundary
-    for all domains; nothing is drawn. Raises `OptionInvalid` where a text has no time.
+    for all domains; nothing is drawn. Raises `OptionInvalid` if a text has no time.
     """
     groups = groups_of(texts)
     of = {unit: _digest(members) for unit, members in groups.items()}
@@ -169,7 +169,7 @@ def _at_random(
             units[part] += members
         if len(found) < len(PARTS):
             notes.append(
-                f"domain {domain} has {len(found)} independent units, too few for three parts: all are for training"
+                f"domain {domain} has {len(found)} independent units, too few for three parts: all are used for training"
             )
     return Split({part: tuple(sorted(members)) for part, members in units.items()}, of, tuple(notes))
 
@@ -184,7 +184,7 @@ def _by_time(texts: Sequence[RunText], of: dict[str, str], shares: Mapping[str, 
             missing = sum(each.time is None for each in texts)
             raise OptionInvalid(
                 f"a split by time needs the time of each text, and {missing} of {len(texts)} have none in this run",
-                "name the column that says when, data.time of each source, and profile again; or leave --split time out",
+                "set data.time of each source to its time column and profile again, or leave out --split time",
             )
         group = of[text.unit]
         latest[group] = max(text.time, latest.get(group, text.time))
@@ -205,9 +205,9 @@ def _by_time(texts: Sequence[RunText], of: dict[str, str], shares: Mapping[str, 
 
 
 def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
-    """Yields where a split by time lies, and what in its parts is not what their names promise."""
+    """Yield where a split by time lies, and what in its parts is not what their names promise."""
     if not result.begins:
-        yield "the texts are of fewer than three different times, too few for three parts: they are all for training"
+        yield "the texts have fewer than three different times, too few for three parts: all are used for training"
         return
     count = {part: len(units) for part, units in result.units.items()}
     stop, test = (_in_words(result.begins[part]) for part in (STOP, TEST))
@@ -222,12 +222,12 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
 
 
 def _in_words(time: Time) -> str:
-    """A time for people to read."""
+    """Return a time for people to read."""
     return f"{time.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _parted(found: Mapping[str, list[str]], seed: int, shares: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
-    """Yields part and units of each group of a domain. Large groups are to train on: a part that is one of them would say
+    """Yield part and units of each group of a domain. Large groups are to train on: a part that is one of them would say
     little of other texts.
     """
     total = sum(map(len, found.values()))
@@ -250,7 +250,7 @@ def groups_of(texts: Sequence[RunText]) -> dict[str, tuple[str, ...]]:
     """For each unit those that are in one group with it, itself among them, ascending.
 
     What a text has of its own are `OWN` tokens in a row or more that no `SHINGLE` of a template covers. Two texts are
-    near-copies where half of what the one with less of its own has, `GRAM` by `GRAM`, stands in the other one too. Texts
+    near-copies if half of what the one with less of its own has, `GRAM` by `GRAM`, stands in the other one too. Texts
     without any are made of pieces that many have, as many copies of one text are: all of them is compared.
     """
     names = sorted({text.unit for text in texts})
@@ -277,7 +277,7 @@ def groups_of(texts: Sequence[RunText]) -> dict[str, tuple[str, ...]]:
 
 
 def _near_copies(texts: Sequence[RunText]) -> Iterator[tuple[int, int]]:
-    """Yields pairs of texts that are near-copies of each other, the one that comes later first."""
+    """Yield pairs of texts that are near-copies of each other, the one that comes later first."""
     shingles = [_hashes(text.tokens, SHINGLE) for text in texts]
     common = _common(shingles, [text.unit for text in texts])
     every = [np.unique(_hashes(text.tokens, GRAM)) for text in texts]
@@ -296,7 +296,7 @@ def _near_copies(texts: Sequence[RunText]) -> Iterator[tuple[int, int]]:
 
 
 def _hashes(ids: Ids, size: int) -> Hashes:
-    """A hash of every `size` tokens in a row; of a shorter text one of all its tokens."""
+    """Return a hash of every `size` tokens in a row; of a shorter text one of all its tokens."""
     padded = np.pad(np.asarray(ids, dtype=np.uint64) + np.uint64(1), (0, max(0, size - len(ids))))
     factors = np.random.default_rng(0).integers(1, 2**63, size, dtype=np.uint64) | np.uint64(1)
     mixed = (np.lib.stride_tricks.sliding_window_view(padded, size) * factors).sum(1, dtype=np.uint64)
@@ -306,7 +306,7 @@ def _hashes(ids: Ids, size: int) -> Hashes:
 
 
 def _common(shingles: Sequence[Hashes], units: Sequence[str]) -> Hashes:
-    """The shingles that more than `COMMON` of the units have."""
+    """Return the shingles that more than `COMMON` of the units have."""
     by_unit: dict[str, list[Hashes]] = {}
     for unit, each in zip(units, shingles, strict=True):
         by_unit.setdefault(unit, []).append(each)
@@ -317,7 +317,7 @@ def _common(shingles: Sequence[Hashes], units: Sequence[str]) -> Hashes:
 
 
 def _own(ids: Ids, is_common: np.ndarray[Any, np.dtype[np.bool_]]) -> Hashes:
-    """The hashes of what a text has of its own; `is_common` [shingles]. A text that shares nothing is its own."""
+    """Return the hashes of what a text has of its own; `is_common` [shingles]. A text that shares nothing is its own."""
     if not is_common.any():
         return np.unique(_hashes(ids, GRAM))
     covered = np.zeros(len(is_common) + SHINGLE - 1, dtype=np.int8)

@@ -18,7 +18,7 @@ Span = tuple[int, int]  # first row, number of rows
 
 
 def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a table") -> pa.Buffer:
-    """The Parquet file of a table, after a check against the declaration of its columns."""
+    """Return the Parquet file of a table, after a check against the declaration of its columns."""
     _require_declared(table, columns, shown)
     # Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes.
     split = (column for column in columns if not column.name.startswith("accept_"))
@@ -37,10 +37,10 @@ def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a ta
 
 
 def totals_content(tables: Sequence[pa.Table], columns: Sequence[Column], shown: str) -> pa.Buffer:
-    """The file of the rows of some tables, each of them sorted by rule: a row group a rule, which holds their rows in this
-    order, after a check against the declaration of its columns; no rows, no row group.
+    """Return the file of the rows of some tables, each of them sorted by rule: a row group a rule, which holds their rows in
+    this order, after a check against the declaration of its columns; no rows, no row group.
 
-    Where every round drafts gamma tokens, a third of the columns holds what another one holds: the footer says which, and
+    If every round drafts gamma tokens, a third of the columns holds what another one holds: the footer says which, and
     readers need one of them.
     """
     schema, spans = tables[0].schema, dict[str, list[tuple[pa.Table, Span]]]()
@@ -91,7 +91,7 @@ def _alike(table: pa.Table) -> list[list[int]]:
 
 def _require_declared(table: pa.Table, columns: Sequence[Column], shown: str) -> None:
     if problems := violations(table, columns):
-        raise ValueError(f"{shown} contradicts the schema: {'; '.join(problems)}")  # a bug, not the user's fault
+        raise ValueError(f"{shown} contradicts the schema: {'; '.join(problems)}")  # a bug, not a user error
 
 
 def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -115,7 +115,7 @@ def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns:
 
 
 def _group(file: pq.ParquetFile, index: int, alike: Sequence[tuple[int, int]], columns: Sequence[str] | None) -> pa.Table:
-    """The rows of a row group: of columns that are alike one is read."""
+    """Return the rows of a row group: of columns that are alike one is read."""
     names = file.schema_arrow.names
     same = {names[place]: names[other] for place, other in alike}
     wanted = names if columns is None else columns
@@ -125,7 +125,7 @@ def _group(file: pq.ParquetFile, index: int, alike: Sequence[tuple[int, int]], c
 
 
 def _spans(table: pa.Table) -> dict[str, Span]:
-    """Where the rows of each rule begin, and how many there are: they follow each other."""
+    """Return where the rows of each rule begin, and how many there are: they follow each other."""
     spans = dict[str, Span]()
     if not len(table):
         return spans
@@ -137,14 +137,14 @@ def _spans(table: pa.Table) -> dict[str, Span]:
 
 
 def _of_span(table: pa.Table, span: Span, rule: str) -> pa.Table:
-    """The rows of a rule, whose name takes no room."""
+    """Return the rows of a rule, whose name takes no room."""
     place, (start, length) = table.schema.get_field_index("rule"), span
     alike = pa.DictionaryArray.from_arrays(np.zeros(length, dtype=np.int32), [rule])
     return table.slice(start, length).set_column(place, table.schema.field("rule"), alike)
 
 
 def of_rule(table: pa.Table, rule: str) -> pa.Table:
-    """The rows of one rule: often all of them, as dictionaries tell without a look at the rows."""
+    """Return the rows of one rule: often all of them, as dictionaries tell without a look at the rows."""
     if all(chunk.dictionary.to_pylist() == [rule] for chunk in table["rule"].chunks):
         return table
     return table.filter(pc.equal(table["rule"].cast(pa.string()), rule))

@@ -106,7 +106,7 @@ class TrainingSeconds:
 class TrainingRecord:
     """The content of training.json. `settings`: all that fixes the result, by name; `identity`: SHA-256 over settings, texts
     and the head that training began with. `floor`: share of test tokens that no head of this curve can propose, known
-    where all have one vocabulary. `best_step`: the one whose weights were kept, of `steps`.
+    if all have one vocabulary. `best_step`: the one whose weights were kept, of `steps`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -130,13 +130,13 @@ class TrainingRecord:
     device: str
 
     def to_json(self) -> str:
-        """The text of training.json."""
+        """Return the text of training.json."""
         return json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n"
 
 
 def texts_digest(manifest: Manifest) -> str:
-    """What identifies the token ids of a run's texts and the target that wrote them: SHA-256, the first 64 bits. A run that
-    reuses the texts of another one, with more drafts, has the same.
+    """Return what identifies the token ids of a run's texts and the target that wrote them: SHA-256, the first 64 bits. A
+    run that reuses the texts of another one, with more drafts, has the same.
     """
     files = [(shards_of(name), file.whole) for name, file in manifest.files.items() if name.startswith("continuations/")]
     ids = [whole for _, whole in sorted(files, key=lambda file: file[0] or (0, 0))]  # a name holds what attempt wrote it
@@ -144,8 +144,8 @@ def texts_digest(manifest: Manifest) -> str:
 
 
 def learnt(record: TrainingRecord) -> frozenset[str] | None:
-    """The units that a head has learnt from, those of the head that it began with among them. None: nothing says what that
-    one had learnt.
+    """Return the units that a head has learnt from, those of the head that it began with among them. None: nothing says what
+    that one had learnt.
     """
     before = record.settings.get(LEARNT, ()) if record.settings.get("init") is None or LEARNT in record.settings else None
     if before is None or not isinstance(before, (list, tuple)) or not all(isinstance(unit, str) for unit in before):
@@ -154,7 +154,7 @@ def learnt(record: TrainingRecord) -> frozenset[str] | None:
 
 
 def split_words(record: TrainingRecord) -> str:
-    """How the texts of a head were split, and of a split by time from when its parts begin."""
+    """Return how the texts of a head were split, and of a split by time from when its parts begin."""
     begins = record.settings.get(BEGINS)
     if record.settings.get("split") != TIME or not isinstance(begins, dict):
         return "at random: later traffic may be harder than the test part"
@@ -163,7 +163,7 @@ def split_words(record: TrainingRecord) -> str:
 
 
 def read_training(folder: Path) -> TrainingRecord:
-    """What training.json in the folder of a head says. Raises `HeadRecordUnreadable`."""
+    """Return what training.json in the folder of a head says. Raises `HeadRecordUnreadable`."""
     path = folder / TRAINING
     try:
         return TypeAdapter(TrainingRecord).validate_json(path.read_bytes())
@@ -180,7 +180,7 @@ def read_training(folder: Path) -> TrainingRecord:
 
 
 def fraction_of(text: str) -> float:
-    """The number of a fraction like "1/8" or "1", above 0 and at most 1. Raises `ValueError`."""
+    """Return the number of a fraction like "1/8" or "1", above 0 and at most 1. Raises `ValueError`."""
     value = float(Fraction(text)) if re.fullmatch("[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text) else 0.0
     if not 0 < value <= 1:
         raise ValueError(text)

@@ -1,11 +1,11 @@
-"""How a run comes to be, in any number of processes, and without locks (docs/decisions/029 says why).
+"""How any number of processes write a run without locks (docs/decisions/029 says why).
 
 1. `joined`: `profile.json`, the first file, names the profile. Processes with the same one share the run.
 2. `RunWriter.stage`, `write_latency`, `begin`: prompts and step times are written, then the manifest that names them, by
-   whoever is first.
+   the first process.
 3. `register` and `commit`: each process says who it is. It writes the files of a shard, once and under names of its own, and
    then the commit that names them. Of two processes that measure one shard the second removes its files.
-4. `finish`: whoever finds all shards committed collects documents, joins totals, writes the complete manifest, and removes
+4. `finish`: a process that finds all shards committed collects documents, joins totals, writes the complete manifest, and removes
    what nothing names. What is joined is named after its content, so that two who finish at once write the same.
 5. `reopen`: the commits of damaged shards are withdrawn, and the run is running again.
 """
@@ -94,12 +94,12 @@ class Beginning:
 def require_new(storage: Storage, hint: str = "add --resume to finish it, or choose another --out") -> None:
     """Raise `RunExists` if a run is there, and `DiskFull` if the directory cannot be made.
 
-    `hint`: what to do if it holds a run already.
+    `hint`: what to do if it already holds a run.
     """
     storage.require_writable()
     names = set(storage.names(""))
     if MANIFEST in names:
-        raise RunExists(f"{storage.shown} holds a run already", hint)
+        raise RunExists(f"{storage.shown} already holds a run", hint)
     if PROFILE not in names and names:
         raise RunExists(f"{storage.shown} exists and is not empty", "choose a new directory for --out")
 
@@ -251,8 +251,8 @@ class RunWriter(Run):
         return False
 
     def _is_wanted(self, commit: Commit) -> bool:
-        """Whether a run holds a shard whose commit was just written: it is running, or was finished with it. If it was
-        finished with an earlier commit that was withdrawn meanwhile, it is running again.
+        """Return whether a run holds a shard whose commit was just written: it is running, or was finished with it. If it
+        was finished with an earlier commit that was withdrawn meanwhile, it is running again.
         """
         if read_status(self.storage) == "running":
             return True
@@ -303,8 +303,8 @@ class RunWriter(Run):
             )
 
     def _warnings(self) -> tuple[dict[str, str], ...]:
-        """The warnings of a run, with one if its processes do not compute alike. Raises `RunMismatch` if its profile does
-        not allow that.
+        """Return the warnings of a run, with one if its processes do not compute alike. Raises `RunMismatch` if its profile
+        does not allow that.
         """
         if self.manifest.status == "complete":
             return self.manifest.warnings
@@ -320,7 +320,7 @@ class RunWriter(Run):
         return (*earlier, mixed)
 
     def _complete(self, join_totals: Callable[[RunWriter], None]) -> None:
-        """Join what shards have each, as far as it is not joined yet, and write the manifest that names it."""
+        """Join the files of shards that are not joined yet, and write the manifest that names them."""
         before = self.manifest
         joined_already = self._whole_documents()
         for first, last in ranges(self.shards):
@@ -343,7 +343,7 @@ class RunWriter(Run):
         self.storage.remove_temporary()  # a process that is still at it writes its own again
 
     def _whole_documents(self) -> set[tuple[int, int]]:
-        """The shards, from the first to the last, whose documents have a file of their own that is as it was written."""
+        """Return the (first, last) shards of documents whose own file is as it was written."""
         names = self._parts("documents")
         whole = zip(names, self._each(self._is_whole, names), strict=True)
         return {shards for name, there in whole if there and (shards := shards_of(name)) is not None}
@@ -365,8 +365,8 @@ class RunWriter(Run):
         self._record(name, content, lambda other: _overlap(other, name))
 
     def reopen(self, damaged: Sequence[int]) -> None:
-        """Take shards back that are damaged: the run is running again, and whoever goes on with it measures them anew. One
-        that ended before its last shard ends there again.
+        """Withdraw damaged shards: the run is running again, and the next process to resume it measures them again. A run that
+        ended before its last shard ends there again.
         """
         for index in damaged:
             self.withdraw(index)
@@ -421,13 +421,13 @@ def remove_unnamed(storage: Storage, named: Collection[str]) -> None:
 
 
 def _is_beyond(name: str, shards: int) -> bool:
-    """Whether a file is of a shard that the run was finished without."""
+    """Return whether a file is of a shard that the run was finished without."""
     covered = shards_of(name)
     return covered is not None and covered[1] >= shards and not name.startswith("prompts/")
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two files of one folder cover the same shards."""
+    """Return whether two files of one folder cover the same shards."""
     first, second = shards_of(one), shards_of(other)
     if one.rpartition("/")[0] != other.rpartition("/")[0] or first is None or second is None:
         return False
@@ -435,5 +435,5 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _some(numbers: Sequence[int]) -> str:
-    """The first five of some numbers, in words."""
+    """Return the first five of some numbers, in words."""
     return ", ".join([*map(str, numbers[:5]), *["..."] * (len(numbers) > 5)])

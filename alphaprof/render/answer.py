@@ -38,7 +38,7 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
         return render_json(answer) + "\n"
     if output == "terminal":
         colored = sys.stdout.isatty() and not to_file
-        width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, where that is set
+        width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, if that is set
         width = PLAIN_WIDTH if to_file and "COLUMNS" not in os.environ else width
         buffer = io.StringIO()
         console = Console(file=buffer, force_terminal=colored, width=width)

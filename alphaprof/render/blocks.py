@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a part of an answer, with the part's name where it can be asked for by that."""
+    """The heading of a part of an answer, with the part's name if it can be asked for by that."""
 
     title: str
     name: str = ""
@@ -130,7 +130,7 @@ def table_of(
     left: Collection[str] = (),
     below: Sequence[str] = (),
 ) -> Iterator[Table]:
-    """Yield a table with a row an item, nothing where there are none: by its heading, each column writes an item as a cell.
+    """Yield a table with a row an item, nothing if there are none: by its heading, each column writes an item as a cell.
     Items are named by their text `among` others (default: the items).
     """
     if items:
@@ -147,13 +147,13 @@ def table_by_columns(title: str, rows: Sequence[Row], **about: Any) -> Table:
 
 
 def text_names(items: Sequence[OfOneText], among: Sequence[OfText]) -> list[str]:
-    """Name the text of each item, marked where it is off-policy."""
+    """Name the text of each item, marked if it is off-policy."""
     return [text_name(item, among, not item.on_policy) for item in items]
 
 
 def text_name(item: OfText, items: Iterable[OfText], off_policy: bool = False) -> str:
-    """Name the text of one of several items: the domain, with the kind of text where the domain has several among them, and
-    where it is to be marked as off-policy. Of sampling settings the temperature is named, and what else differs there.
+    """Name the text of one of several items: the domain, with the kind of text if the domain has several among them, and
+    if it is to be marked as off-policy. Of sampling settings the temperature is named, and what else differs there.
     """
     same = [other for other in items if other.domain == item.domain]
     several = len({(other.continuation, str(other.sampling)) for other in same}) > 1

@@ -31,7 +31,7 @@ LEFT = ("pool", "draft", "verdict", "next best")  # columns of words
 MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
 ALONE = "*"  # marks a verdict that does not hold for all domains together
-SAME = "≈"  # marks a next best that is not told apart
+SAME = "≈"  # marks a next best that is not clearly different
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FirstScreen:
 
 
 def first_screen(report: Report) -> FirstScreen:
-    """The first screen of a report."""
+    """Return the first screen of a report."""
     by_code: dict[str, list[Note]] = {}
     for note in sorted(report.notes, key=_importance):
         by_code.setdefault(note.code, []).append(note)
@@ -92,7 +92,7 @@ def _what_was_run(report: Report) -> str:
 
 
 def _about(report: Report) -> Iterator[str]:
-    """The draft, its speedup and what was asked for; where nothing is decided, why."""
+    """Yield the draft, its speedup and what was asked for; if nothing is decided, why."""
     traffic = report.traffic
     asked = f"asked {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
@@ -109,7 +109,7 @@ def _about(report: Report) -> Iterator[str]:
     mine = _mine(report)
     if mine is not None and mine.documents_needed is not None:
         likely = f", of {fmt.count(mine.documents_likely)} with 80 %" if mine.documents_likely is not None else ""
-        yield f"a new run of {fmt.count(mine.documents_needed)} documents would settle it with an even chance{likely}"
+        yield f"a new run of {fmt.count(mine.documents_needed)} documents would settle it with a 50 % chance{likely}"
     else:
         yield traffic.reason
 
@@ -119,17 +119,17 @@ def _speculative_tokens(gamma: int | None) -> str:
 
 
 def _mine(report: Report) -> DraftAnswer | None:
-    """The draft that the verdict concerns, by itself on the whole traffic."""
+    """Return the draft that the verdict concerns, by itself on the whole traffic."""
     return next((answer for answer in report.drafts if answer.draft == report.draft), None)
 
 
 def _second(report: Report) -> DraftAnswer | None:
-    """The fastest of the other drafts on the whole traffic."""
+    """Return the fastest of the other drafts on the whole traffic."""
     return next((answer for answer in report.drafts if answer.draft != report.draft), None)
 
 
 def _route(report: Report) -> Iterator[str]:
-    """The pools that the verdicts call for, what they gain, and what speaks against them."""
+    """Yield the pools that the verdicts call for, what they gain, and what speaks against them."""
     route, over = report.routing, "no speculation"
     if report.speedup is None or len(report.domains) < 2 or (report.verdict == "NO-GO" and (route is None or route.why_not)):
         return
@@ -138,7 +138,7 @@ def _route(report: Report) -> Iterator[str]:
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    gain = f"{_gain_text(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} that did not choose them"
+    gain = f"{_gain_text(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} held out"
     faster = fmt.interval(route.speedup, "x")
     if not route.worth_it:
         yield f"one pool: not worth a {'second' if len(route.pools) == 2 else 'third'} pool, {route.why_not}"
@@ -154,7 +154,7 @@ def _configuration(pool: ServerPool) -> str:
 
 
 def _pool_of(report: Report, domain: str) -> str:
-    """The letter of a domain's pool, where there are several."""
+    """Return the letter of a domain's pool, if there are several."""
     pools = report.routing.pools if report.routing is not None and report.routing.worth_it else ()
     return next((letter for letter, pool in zip(LETTERS, pools, strict=False) if domain in pool.domains), "")
 
@@ -164,7 +164,7 @@ def _gain_text(gain: Interval) -> str:
 
 
 def _times(report: Report) -> str:
-    """What the step times are of, and the conditions that the verdict holds for."""
+    """Return what the step times are of, and the conditions that the verdict holds for."""
     cost, conditions = report.times, report.conditions
     if cost is None:
         return "no step times: tokens per round hold on any engine, a speedup needs your engine's times"
@@ -180,7 +180,7 @@ def _times(report: Report) -> str:
 
 
 def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> str:
-    """A speedup with its interval, whose ends are not rounded to the other side of what was asked for."""
+    """Return a speedup with its interval, whose ends are not rounded to the other side of what was asked for."""
     if interval is None:
         return fmt.NOTHING
     low, high = (beside(end, asked, 2) if math.isfinite(end) else fmt.number(end) for end in (interval.low, interval.high))
@@ -188,7 +188,7 @@ def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> st
 
 
 def _domain_table(report: Report) -> Table:
-    """The one table; columns in which nothing is known are left out."""
+    """Return the one table; columns in which nothing is known are left out."""
     every = [*(_domain_row(report, item) for item in report.domains), *_total_row(report)]
     known = {column for _, cells in every for column, cell in cells.items() if cell}
     rows = [(name, {column: cell for column, cell in cells.items() if column in known}) for name, cells in every]
@@ -204,12 +204,12 @@ def _domain_row(report: Report, item: DomainAnswer) -> Row:
 
 
 def _alone(item: DomainAnswer) -> bool:
-    """Whether the verdict on a domain does not hold for all domains together."""
+    """Return whether the verdict on a domain does not hold for all domains together."""
     return item.best.verdict != item.adjusted
 
 
 def _draft_cells(report: Report, answer: DraftAnswer) -> dict[str, str]:
-    """The cells of a draft and what it does."""
+    """Return the cells of a draft and what it does."""
     head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
     first = report.run.imported is not None or _all_heads(report)
     return {
@@ -245,7 +245,7 @@ def _total_row(report: Report) -> Iterator[Row]:
 
 
 def _below(report: Report) -> Iterator[str]:
-    """What the table's numbers rest on, what its marks mean, what would settle domains, and drafts that pay nowhere."""
+    """Yield the basis of the table's numbers, its marks, what would settle domains, and drafts that never pay."""
     shown = [item.best for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     if report.traffic.chosen and any(answer.speedup for answer in shown):
         yield "speedup: held-out documents; other columns: all documents"
@@ -255,14 +255,14 @@ def _below(report: Report) -> Iterator[str]:
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
-        marks.append(f"{SAME}: not told apart from the best")
+        marks.append(f"{SAME}: not clearly different from the best")
     if any(_alone(item) for item in report.domains):
-        marks.append(f"{ALONE}: not sure for all {len(report.domains)} domains together (Holm)")
+        marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
     if marks:
         yield "; ".join(marks)
     lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
     if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
-        yield f"documents that would settle a domain with an even chance: {', '.join(needed)}"
+        yield f"documents for a 50 % chance to settle a domain: {', '.join(needed)}"
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
         yield f"no step times: {', '.join(untimed)}"
@@ -271,7 +271,7 @@ def _below(report: Report) -> Iterator[str]:
 
 
 def _pays_nowhere(report: Report, answer: DraftAnswer) -> bool:
-    """Whether a draft is NO-GO in every domain."""
+    """Return whether a draft is NO-GO in every domain."""
     verdicts = {result.verdict for result in report.results if result.draft == answer.draft and result.verdict is not None}
     return verdicts == {"NO-GO"}
 
@@ -298,13 +298,13 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
 
 
 def _serve(report: Report) -> Iterator[tuple[str, str]]:
-    """The command that writes what an engine is started with, for each pool whose draft one serves as it was measured."""
+    """Yield the command that writes an engine's configuration, for each pool whose draft it serves as measured."""
     for pool in report.route:
         if pool.draft is None or pool.gamma is None:
             continue
         formats = paste_formats(report.run.draft_models[pool.draft], report.conditions.rule, report.conditions.p_min)
         if not formats:
-            yield "", f"no engine is known that serves {pool.draft} as it was measured"
+            yield "", f"no known engine serves {pool.draft} as measured"
             continue
         run = shlex.quote(f"{report.run.path}:{pool.draft}")
         also = f"(also {', '.join(formats[1:])})" if len(formats) > 1 else ""
@@ -325,8 +325,9 @@ CSV = (
 
 
 def first_screen_csv(report: Report) -> str:
-    """The one table in full: rows of scope `domain`, and one of scope `traffic` for the one draft of all. Numbers have all
-    their digits; what is not known is empty. A name that a spreadsheet would take for a formula begins with an apostrophe.
+    """Return the one table in full: rows of scope `domain`, and one of scope `traffic` for the one draft of all. Numbers
+    have all their digits; what is not known is empty. A name that a spreadsheet would take for a formula begins with an
+    apostrophe.
     """
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")

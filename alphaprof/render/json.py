@@ -50,10 +50,8 @@ def published() -> dict[str, str]:
 
 
 def json_schema(name: str) -> str:
-    """The JSON Schema (draft 2020-12) of a format, as text. Raises `OptionInvalid` for a format that does not exist."""
+    """Return the JSON Schema (draft 2020-12) of a format, as text. Raises `OptionInvalid` for an unknown format."""
     known = published()
     if name not in known:
-        raise OptionInvalid(
-            f"there is no JSON Schema called {shown(name)}", f"choose one of {', '.join(known)}, or leave --of out"
-        )
+        raise OptionInvalid(f"unknown JSON Schema {shown(name)}", f"choose one of {', '.join(known)}, or leave out --of")
     return files("alphaprof.render").joinpath("schemas", known[name]).read_text(encoding="utf-8")

@@ -20,8 +20,8 @@ def escaped(text: str) -> str:
 
 
 def escaped_sentence(text: str) -> str:
-    """A sentence of ours that may quote names: escaped whole, but for what sentences are made of. An address in a name is
-    no link, and a code no emoji.
+    """Return a sentence of ours that may quote names: escaped whole, but for what sentences are made of. An address in a
+    name does not become a link, nor a code an emoji.
     """
     return LINKS.sub(lambda found: SYMBOLS.sub(r"\\\1", found[0]), _neutral(SYMBOLS_IN_SENTENCES, text))
 
@@ -40,7 +40,7 @@ def text(blocks: Iterable[Block]) -> str:
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
+    """Return a row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -82,6 +82,6 @@ def table_lines(table: Table) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """A heading or cell; its line breaks stay, and an outcome has its sign."""
+    """Return a heading or cell; its line breaks stay, and an outcome has its sign."""
     sign = SIGNS.get(text.rstrip("*"))
     return f"{sign} {escaped_sentence(text)}" if sign else "<br>".join(map(escaped_sentence, text.split("\n")))

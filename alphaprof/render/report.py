@@ -75,7 +75,7 @@ class ReportAnswer(Report):
         return "\n".join(lines).rstrip() + "\n"
 
     def html(self) -> str:
-        """Return one self-contained page. Raises `ExtraMissing` where the packages that draw it are missing."""
+        """Return one self-contained page. Raises `ExtraMissing` if the packages that draw it are missing."""
         return render_html(self)
 
 

@@ -34,7 +34,7 @@ ALL = "all"
 
 
 def _figure(report: Report, name: str, heading: str, caption: str, marks: str, word: str) -> Figure:
-    """A figure of plotly's, which is slow to import: only the page draws it."""
+    """Return a figure of plotly's, which is slow to import: only the page draws it."""
 
     def draw() -> Any:
         from alphaprof.render.html.figures import FIGURES
@@ -60,7 +60,7 @@ def verdict(report: Report) -> Iterator[Block]:
     yield f"{traffic.verdict}  for the whole traffic, at least {traffic.min_speedup:g}x wanted"
     yield traffic.reason
     if traffic.speedup is not None:
-        chose_nothing = f"on the {fmt.many(traffic.documents, 'document')} that did not choose draft and gamma"
+        chose_nothing = f"on {fmt.many(traffic.documents, 'held-out document')}"
         on = chose_nothing if traffic.chosen else "over all documents"
         yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(report.confidence)} interval) {on}"
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
@@ -74,15 +74,15 @@ def _engine_free(report: Report) -> Iterator[str]:
     setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
     emits = fmt.interval(traffic.tokens_per_round)
     yield f"{fmt.sentence(any_engine(report))}, {setting}: a round emits {emits} tokens,"
-    yield "and is faster where it costs less than that many plain decode steps."
+    yield "and is faster if it costs less than that many plain decode steps."
     if traffic.break_even_length is not None:
         here = fmt.number(traffic.break_even_length)
-        slow = " (below 1: plain decoding was slow when it was timed)" if traffic.break_even_length < 1 else ""
+        slow = " (below 1: plain decoding was slow when timed)" if traffic.break_even_length < 1 else ""
         yield f"With the step times of section times it costs {here}{slow}."
 
 
 def any_engine(report: Report) -> str:
-    """Where tokens per round hold: of a target in another dtype than the served one, not there."""
+    """Return where tokens per round hold: of a target in another dtype than the served one, not there."""
     served = report.traffic.served_dtype
     where = "" if served is None else f" that serves the target in {report.run.dtype}, not in {served}"
     return f"on any engine{where}"
@@ -91,7 +91,7 @@ def any_engine(report: Report) -> str:
 FEW_MARK = "'"
 MARKS = {
     "*": "* off-policy: the rule's own decoding would not emit this text",
-    "~": "~ lossy: one step at a time along the target's own text; what it emits itself is not measured",
+    "~": "~ lossy: one step at a time along the target's own text; its own text is not measured",
     FEW_MARK: f"{FEW_MARK} of fewer than {wording.FEW} drafts",
 }
 
@@ -111,7 +111,7 @@ def drafts(report: Report) -> Iterator[Block]:
         "acceptance",
         "Acceptance by domain",
         "Acceptance (α) is the share of proposed tokens that the target keeps: the further right a point, the more often "
-        "the draft is right. Where the bars of two drafts overlap, they may be equally good.",
+        "the draft is right. If the bars of two drafts overlap, they may be equally good.",
         "Bars: intervals over documents. Hollow: that rule would write another text.",
         "alpha",
     )
@@ -122,7 +122,7 @@ def drafts(report: Report) -> Iterator[Block]:
         "docs": lambda item: str(item.documents),
         "can propose": lambda item: fmt.share_with_interval(item.proposable),
     }
-    note = "  share of the tokens that the draft has in its vocabulary: no rule that keeps the text accepts more"
+    note = "  share of the tokens that the draft has in its vocabulary: the ceiling of any rule that keeps the text"
     for draft in report.run.drafts:
         items = [item for item in report.vocabulary if item.draft == draft]
         yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
@@ -134,18 +134,18 @@ def of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
 
 
 def at_best(result: Result) -> GammaResult | None:
-    """A result at its chosen gamma."""
+    """Return a result at its chosen gamma."""
     return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
 
 
 def formula(value: str, error: float | None) -> str:
-    """What the textbook formula would have said, and by how much it is too high."""
+    """Return what the textbook formula would have said, and by how much it is too high."""
     return value if error is None else f"{value} ({fmt.signed_percent(error)})"
 
 
 def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], alpha: str) -> Table:
-    """The results of a rule; `every` result of the draft tells which domains have several kinds of text. `alpha`: what it is
-    called.
+    """Return the results of a rule; `every` result of the draft tells which domains have several kinds of text. `alpha`:
+    what it is called.
     """
     covered = all(result.coverage == 1 for result in results)
     columns: dict[str, Callable[[Result], str]] = {
@@ -159,7 +159,7 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "iid formula": of_best(
             lambda best: (
-                fmt.NOTHING  # a formula for rounds that there are none of
+                fmt.NOTHING  # a formula without rounds
                 if best.iid_error is None
                 else formula(fmt.number(best.iid_tokens_per_round), best.iid_error)
             )
@@ -179,7 +179,7 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
 
 
 def gammas(report: Report) -> Iterator[Block]:
-    """Yield tokens per round and speedup at every gamma, and acceptance by depth where depths differ, under every rule that
+    """Yield tokens per round and speedup at every gamma, and acceptance by depth if depths differ, under every rule that
     has rounds of its own.
     """
     yield _gamma_figure(report)
@@ -188,7 +188,7 @@ def gammas(report: Report) -> Iterator[Block]:
         "depths",
         "Acceptance by depth",
         "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
-        "that were right all the way: where it nears 0, a larger γ brings nothing.",
+        "that were right all the way: if it nears 0, a larger γ brings nothing.",
         f"At the largest γ. Solid: kept of the drafts that were reached; dotted: of all rounds. Open: fewer "
         f"than {wording.FEW} drafts.",
         "depth",
@@ -254,8 +254,8 @@ def _gamma_figure(report: Report) -> Figure:
             "speedups",
             "Tokens per round against γ",
             "Tokens per round are all tokens that one round emits, the target's own included: they grow with γ until the "
-            "draft is rarely right that deep. Decoding is faster where a round costs less than that many plain decode "
-            "steps; the step times that would tell are missing here.",
+            "draft is rarely right that deep. Decoding is faster if a round costs less than that many plain decode "
+            "steps; step times are needed to tell.",
             shaded,
             "tokens",
         )
@@ -266,7 +266,7 @@ def _gamma_figure(report: Report) -> Figure:
         "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
         "tokens are kept, and falls once checking them costs more than they bring. Serve with the γ at its top; below the "
         "dashed line the draft slows decoding down.",
-        f"{shaded} Dashed: 1x; dotted: the speedup that is wanted. Large points: the γ that was chosen; where half of the "
+        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ; if half of the  "
         "documents chose it, another can look better on all of them.",
         "speedup",
     )
@@ -334,12 +334,12 @@ def rules(report: Report) -> Iterator[Block]:
 
 
 def _mark(result: Result) -> str:
-    """The mark of an alpha, as wide where there is none."""
+    """Return the mark of an alpha, as wide if there is none."""
     return fmt.mark(result.on_policy, result.lossy) or " "
 
 
 def _phase_table(report: Report, draft: str) -> Iterator[Table]:
-    """Yield alpha while thinking and while answering, where the profile tells them apart."""
+    """Yield alpha while thinking and while answering, if the profile tells them apart."""
     columns: Mapping[str, Callable[[Result], str]] = {
         "rule": lambda item: item.rule + _mark(item),
         "thinking": lambda item: fmt.share_with_interval(item.phases["thinking"].alpha),
@@ -374,7 +374,7 @@ def causes(report: Report) -> Iterator[Block]:
 
 
 def reached(tokens: float | None, faster: float | None) -> str:
-    """A speedup, or where that is not known tokens per round, marked t."""
+    """Return a speedup, or if that is not known tokens per round, marked t."""
     if faster is not None:
         return fmt.number(faster, unit="x")
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
@@ -413,12 +413,12 @@ def load(report: Report) -> Iterator[Block]:
 
 
 def best_at(item: AtConcurrency) -> str:
-    """The best gamma's speedup, and that gamma."""
+    """Return the best gamma's speedup, and that gamma."""
     return fmt.NOTHING if item.speedup is None else f"{fmt.number(item.speedup.value, unit='x')} ({item.best_gamma})"
 
 
 def pays(last: int | None, known: Sequence[int]) -> str:
-    """Up to which concurrency it pays; where that is the largest that there are times for, no limit was seen."""
+    """Up to which concurrency it pays; if that is the largest that there are times for, no limit was seen."""
     if last is None:
         return "none"
     return "all" if last == known[-1] else str(last)
@@ -467,11 +467,11 @@ def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:
     if (where := axis.pays_below) is not None:
         begins, low = fmt.count(int(where.value)), fmt.count(int(where.low))
         high = "longer than all of these" if math.isinf(where.high) else fmt.count(int(where.high))
-        yield f"no gamma pays from {begins} tokens on [{low}, {high}]" if where.value else "no gamma pays at any of them"
+        yield f"no gamma pays from {begins} tokens [{low}, {high}]" if where.value else "no gamma pays at any of them"
     elif any(item.speedup for item in axis.ranges):
-        yield "no length was seen from which on no gamma pays"
+        yield "some gamma pays at every length seen"
     if longest is not None and axis.ranges[-1].context > 2 * longest:
-        yield f"step times were measured at up to {fmt.count(longest)} tokens of context, and stand for longer ones"
+        yield f"step times were measured at up to {fmt.count(longest)} tokens of context, which stand in for longer ones"
 
 
 def requests(report: Report) -> Iterator[Block]:
@@ -508,9 +508,9 @@ def certificates(report: Report) -> Iterator[Block]:
         )
     if report.certificates.inexact:
         part = fmt.percent(report.certificates.inexact)
-        yield f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there."
+        yield f"At {part} of the positions some rule accepts more tokens than the log has: a lower bound there."
     if report.certificates.unknown:
-        yield f"No certificate is known for {', '.join(report.certificates.unknown)}: no threshold, whatever the draft."
+        yield f"No certificate is known for {', '.join(report.certificates.unknown)}: no threshold for any draft."
 
 
 def without_mean_divergence(report: Report) -> dict[str, str]:
@@ -542,7 +542,7 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
     )
     yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
     if averaged:
-        title = f"draft {draft}: share rejected, and at most at this mean KL(p||q)"
+        title = f"draft {draft}: share rejected, and the most at this mean KL(p||q)"
         yield table_by_columns(title, rejected, draft=draft)
     certain = sum(round(item.certified.value * item.positions) for item in mine)
     wrong = sum(item.contradicted for item in mine)
@@ -584,9 +584,9 @@ def difficulty(report: Report) -> Iterator[Block]:
         report,
         "difficulty",
         "Where the draft is right",
-        "From left to right the target gets surer of its next token. A draft that is low even where the target is sure is a "
-        "poor match for it. One that is low only where the target is unsure is about as good as a draft can be.",
-        "Solid: share of the drafts that were kept, shaded: its interval. Dotted, where the log holds certificates: share "
+        "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
+        "match for the target. One that is low only at the left is about as good as a draft can be.",
+        "Solid: share of the drafts that were kept, shaded: its interval. Dotted, if the log holds certificates: share "
         "that the rule could not reject; what lies between was right, but not certain to be.",
         "margin",
     )
@@ -615,7 +615,7 @@ def _tenth_tables(what: str, items: Sequence[Decile], cell: Callable[[Decile], s
 
 
 def _range(item: Decile) -> str:
-    """A tenth by where it begins: the next one begins where it ends."""
+    """Return a tenth by where it begins: the next one begins where it ends."""
     edge = item.high if item.low is None else item.low
     if edge is None:
         return "all"
@@ -647,9 +647,9 @@ def predictability(report: Report) -> Iterator[Block]:
     title = "KL budget, nats: where half, 90 % and 99 % of the positions are still certain"
     yield table_by_columns(title, list(zip(names, budgets, strict=True)))
     runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
-    title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain of any draft whose KL(p||q) is nowhere larger"
+    title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft whose KL(p||q) is never larger"
     yield table_by_columns(title, list(zip(names, runs, strict=True)))
-    yield "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round."
+    yield "certain for any draft: share of positions, mean run of certain tokens from a position on, least tokens per round."
 
 
 def _budget(item: Budget) -> str:
@@ -657,13 +657,13 @@ def _budget(item: Budget) -> str:
 
 
 def _certain_cell(run: CertainRun) -> str:
-    """What is certain under a rule, for any draft with a bounded divergence."""
+    """Return what is certain under a rule, for any draft with a bounded divergence."""
     lines = [fmt.share_with_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
     return "\n".join(lines + ([f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []))
 
 
 def _spread_cell(values: Sequence[Interval]) -> str:
-    """A median with its interval, and how far the values spread."""
+    """Return a median with its interval, and how far the values spread."""
     low, middle, high = values
     return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
 
@@ -773,12 +773,12 @@ def legend(report: Report) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report: `blocks` yields what it shows, and no more than figures where a text has nothing to show."""
+    """A part of a report: `blocks` yields what it shows, and no more than figures if a text has nothing to show."""
 
     name: str  # as in --show
     title: str
     blocks: Callable[[Report], Iterator[Block]]
-    empty: str = ""  # what is said where there are no blocks
+    empty: str = ""  # what is said if there are no blocks
 
     def is_empty(self, report: Report) -> bool:
         """Return whether the section has nothing to show."""
@@ -787,12 +787,12 @@ class Section:
     def written(self, report: Report) -> list[Block]:
         """Return the section's blocks, or a line that says why there are none."""
         imported = report.run.imported
-        why = f"the run was imported from {imported}, whose metrics hold rounds and no tokens" if imported else self.empty
+        why = f"the run was imported from {imported}, whose metrics hold rounds but no tokens" if imported else self.empty
         return [f"nothing to show: {why}"] if self.is_empty(report) else list(self.blocks(report))
 
 
 SECTIONS = (
-    Section("verdict", "will it pay on the whole traffic, and why", verdict),
+    Section("verdict", "does it pay on the whole traffic, and why", verdict),
     Section("drafts", "every draft by domain, at its best gamma", drafts, "no document is complete yet"),
     Section("gammas", "tokens per round and speedup at every gamma", gammas, "no text has rounds"),
     Section(
@@ -823,7 +823,7 @@ SECTIONS = (
         "requests",
         "whole requests with their prefill, and single documents",
         requests,
-        "it needs step times, and a gamma that was chosen (see --show drafts)",
+        "it needs step times, and a chosen gamma (see --show drafts)",
     ),
     Section(
         "certificates",
@@ -839,19 +839,19 @@ SECTIONS = (
     ),
     Section(
         "difficulty",
-        "acceptance by how sure the target is",
+        "acceptance by the target's certainty",
         difficulty,
         "it needs the position log, and text under a rule of the verdict or one with certificates",
     ),
-    Section("times", "step times, and where they come from", times, "there are no step times (see --show notes)"),
-    Section("wiring", "how the files of draft heads were read", wiring, "there is no draft head"),
+    Section("times", "step times, and where they come from", times, "the run has no step times (see --show notes)"),
+    Section("wiring", "how the files of draft heads were read", wiring, "the run has no draft head"),
     Section(
         "documents",
         "the documents that a draft serves worst and best",
         documents,
-        f"it needs a gamma that was chosen (see --show drafts), and documents of {SHORTEST} tokens or more",
+        f"it needs a chosen gamma (see --show drafts), and documents of at least {SHORTEST} tokens",
     ),
-    Section("notes", "what to know before believing the numbers", notes, "no note applies to this run"),
+    Section("notes", "what to know before trusting the numbers", notes, "this run has no notes"),
     Section("legend", "what the columns, words and marks mean", legend),
 )
 NAMES = tuple(section.name for section in SECTIONS)

@@ -45,7 +45,7 @@ def named_table(name: str = "domain", *columns: str, left: Collection[str] = (),
 
 
 def show(table: Table, title: str, console: Console) -> None:
-    """Print a table below its title, which may be wider than the table: as it is where that fits, else with intervals below
+    """Print a table below its title, which may be wider than the table: as it is if that fits, else with intervals below
     their values, else in parts, each of which begins with the columns that tell rows apart.
     """
     columns = [_Texts.of(column) for column in table.columns]
@@ -78,7 +78,7 @@ class _Texts:
 
     @classmethod
     def of(cls, column: Column, cells: Sequence[Text] | None = None) -> _Texts:
-        """The texts of a column, or others in their place."""
+        """Return the texts of a column, or others in their place."""
         if cells is None:
             cells = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in column.cells]
         lines = [line for text in (str(column.header), *(cell.plain for cell in cells)) for line in text.split("\n")]
@@ -90,7 +90,7 @@ class _Texts:
         return cls(head, list(cells), column.min_width or word, line)
 
     def with_intervals_below(self) -> _Texts:
-        """The same with each interval below its value; several in a cell stay beside theirs, and so do words."""
+        """Return the same with each interval below its value; several in a cell stay beside theirs, and so do words."""
         if not self.head.no_wrap:
             return self
         once = (cell.plain.count(" [") == 1 for cell in self.cells)
@@ -102,7 +102,7 @@ class _Texts:
 
 
 def _total(columns: Sequence[_Texts]) -> int:
-    """How wide a table of these columns is at least."""
+    """Return how wide a table of these columns is at least."""
     return EDGE + sum(column.least + GAP for column in columns)
 
 
@@ -122,7 +122,7 @@ def _parts(columns: Sequence[_Texts], width: int) -> Iterator[list[_Texts]]:
 
 
 def _telling_apart(columns: Sequence[_Texts], room: int) -> list[_Texts]:
-    """The first column, and those after it that tell more rows apart, as far as there is room."""
+    """Return the first column, and those after it that distinguish more rows, if there is room."""
     names = [columns[0]]
     for column in columns[1:]:
         known, more = (

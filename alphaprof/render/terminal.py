@@ -65,5 +65,5 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _cell_text(text: str) -> Text:
-    """A cell with its line breaks; an outcome has its color."""
+    """Return a cell with its line breaks; an outcome has its color."""
     return Text("\n".join(map(fmt.visible, text.split("\n"))), COLOURS.get(text, ""))

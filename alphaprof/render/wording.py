@@ -15,12 +15,12 @@ FEW = 20  # drafts: a share of fewer says little
 
 
 def timed(report: Report) -> bool:
-    """Whether some result has a speedup: without step times none has."""
+    """Return whether some result has a speedup: without step times none has."""
     return any(item.speedup is not None for result in report.results for item in result.gammas)
 
 
 def alpha_name(run: RunFacts, draft: str) -> str:
-    """What alpha of a draft is called: a head's is that of depth 1 alone."""
+    """Return what alpha of a draft is called: a head's is that of depth 1 alone."""
     return "accept@1" if run.draft_models[draft].by_depth else "alpha"
 
 
@@ -32,7 +32,7 @@ def uncertified(report: Report) -> set[str]:
 
 
 def wiring_lines(facts: DraftFacts) -> Iterator[str]:
-    """How a head's files were read, and what other readings would get accepted, in words."""
+    """Yield how a head's files were read, and what other readings would get accepted, in words."""
     if facts.reading:
         yield "read as " + "; ".join(f"{name}: {value}" for name, value in facts.reading.items())
     for trial in facts.trials:
@@ -47,7 +47,7 @@ def wiring_lines(facts: DraftFacts) -> Iterator[str]:
 
 def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group results of any rules by the name of their text. Text that the target did not write is marked as off-policy
-    where the domain has text of that kind that it wrote.
+    if the domain has text of that kind that it wrote.
     """
     texts: dict[tuple[str, str, str, bool], list[Result]] = {}
     for result in results:
@@ -62,7 +62,7 @@ def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def by_kind(deciles: Sequence[Decile]) -> dict[str, list[Decile]]:
-    """Group tenths by kind of text, under what a title adds for each kind: nothing where there is one."""
+    """Group tenths by kind of text, under what a title adds for each kind: nothing if there is one."""
     kinds: dict[str, list[Decile]] = {}
     for item in deciles:
         off = "" if item.on_policy else ", off-policy"

@@ -53,7 +53,7 @@ class Report:
     gamma: int | None
     speedup: Interval | None  # over the documents that the verdict rests on
     tokens_per_round: Interval | None  # over all documents
-    route: tuple[ServerPool, ...]  # what to deploy: a pool a configuration, without a draft where none pays; empty: none yet
+    route: tuple[ServerPool, ...]  # what to deploy: a pool a configuration, without a draft if none pays; empty: none yet
     conditions: Conditions  # what the verdict holds for
     alphaprof: str
     confidence: float
@@ -63,18 +63,18 @@ class Report:
     traffic: Traffic  # the verdict on all domains together
     domains: tuple[DomainAnswer, ...]  # what to use for each domain by itself, the largest share first
     drafts: tuple[DraftAnswer, ...]  # every draft by itself on the whole traffic, the fastest first
-    routing: Route | None  # domains on several pools of servers, as far as that was tried
-    one_pool: str  # why it was not; empty where it was
+    routing: Route | None  # domains on several pools of servers, if that was tried
+    one_pool: str  # why it was not; empty if it was
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     stopping: tuple[StopSurface, ...]  # by γ and p_min, of drafts whose probabilities the log holds
     hybrids: tuple[HybridCurve, ...]  # by min_match, of drafts that are made of two others
-    context: tuple[ContextAxis, ...]  # by draft; empty where all contexts are about as long
+    context: tuple[ContextAxis, ...]  # by draft; empty if all contexts are about as long
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
     vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
     difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
-    predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
+    predictability: tuple[Predictability, ...]  # empty if a draft model was measured and the log holds no thresholds
     notes: tuple[Note, ...]
 
 
@@ -85,7 +85,8 @@ def build_report(
     rules: Sequence[str] | None = None,
     whole_log: bool = False,
 ) -> Report:
-    """The report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from elsewhere.
+    """Return the report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from
+    elsewhere.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it.
@@ -171,13 +172,13 @@ def _judged_pools(
 
 
 def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tuple[DraftPool, int]]:
-    """Each pool with the best gamma of its result: those of results with a verdict, which come in the same order."""
+    """Return each pool with the best gamma of its result: those of results with a verdict, which come in the same order."""
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     return [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
 
 
 def _to_deploy(traffic: Traffic, route: Route | None) -> tuple[ServerPool, ...]:
-    """The pools of servers that the verdicts call for."""
+    """Return the pools of servers that the verdicts call for."""
     if route is not None and route.worth_it:
         return route.pools
     if traffic.verdict == "UNDECIDED":
@@ -199,7 +200,7 @@ def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cos
 
 
 def settled(run: Run) -> str | None:
-    """Why a run in random order needs no more documents: its verdict is sure; None where it is not.
+    """Return why a run in random order needs no more documents: its verdict is sure; None if it is not.
 
     The run stops for the whole traffic; its report judges every domain by itself as well.
     """

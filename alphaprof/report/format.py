@@ -11,7 +11,7 @@ NAME = 40  # characters of a domain's name that are shown
 
 
 def share(value: float | None, digits: int = 3) -> str:
-    """A share in [0, 1]; 0.9996 is not written as 1.000, and 0.0004 not as 0.000."""
+    """Return a share in [0, 1]; 0.9996 is not written as 1.000, and 0.0004 not as 0.000."""
     if value is None:
         return NOTHING
     text = f"{value:.{digits}f}"
@@ -22,14 +22,14 @@ def share(value: float | None, digits: int = 3) -> str:
 
 
 def share_with_interval(interval: Interval | None) -> str:
-    """A share with its interval."""
+    """Return a share with its interval."""
     if interval is None:
         return NOTHING
     return f"{share(interval.value)} [{share(interval.low, 2)}, {share(interval.high, 2)}]"
 
 
 def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """A quantity, 0 or above; infinity is written as such, and 0.004 not as 0.00."""
+    """Return a quantity, 0 or above; infinity is written as such, and 0.004 not as 0.00."""
     if value is None:
         return NOTHING
     if math.isinf(value):
@@ -41,21 +41,21 @@ def number(value: float | None, digits: int = 2, unit: str = "") -> str:
 
 
 def interval(value: Interval | None, unit: str = "", digits: int = 2) -> str:
-    """A quantity with its interval."""
+    """Return a quantity with its interval."""
     if value is None:
         return NOTHING
     return f"{number(value.value, digits, unit)} [{number(value.low, digits)}, {number(value.high, digits)}]"
 
 
 def difference(value: Interval | None, digits: int) -> str:
-    """A signed quantity with its interval."""
+    """Return a signed quantity with its interval."""
     if value is None:
         return NOTHING
     return f"{value.value:+.{digits}f} [{value.low:+.{digits}f}, {value.high:+.{digits}f}]"
 
 
 def text_kind(continuation: str, sampling: dict[str, float] | None) -> str:
-    """What a text is: its kind, and the settings that it was drawn with."""
+    """Return what a text is: its kind, and the settings that it was drawn with."""
     if sampling is None:
         return continuation
     off = {"top_k": 0, "top_p": 1, "min_p": 0}
@@ -64,7 +64,7 @@ def text_kind(continuation: str, sampling: dict[str, float] | None) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as a whole percentage; 0.996 is not written as 100%, and 0.004 not as 0%."""
+    """Return a share as a whole percentage; 0.996 is not written as 100%, and 0.004 not as 0%."""
     text = f"{100 * value:.0f}"
     if 0 < value < 1 and text in ("0", "100"):
         return "<1%" if value < 0.5 else ">99%"
@@ -72,28 +72,28 @@ def percent(value: float) -> str:
 
 
 def documents(rows: int, clusters: int) -> str:
-    """How many documents; where some depend on each other, how many independent ones they amount to."""
+    """Return how many documents; if some depend on each other, how many independent ones they amount to."""
     return count(rows) if clusters == rows else f"{count(clusters)} of {count(rows)}"
 
 
 def mark(on_policy: bool, lossy: bool) -> str:
-    """What stands beside an alpha that is not of the rule's own decoding: * off-policy, ~ lossy."""
+    """Return what stands beside an alpha that is not of the rule's own decoding: * off-policy, ~ lossy."""
     return "*" if not on_policy else "~" if lossy else ""
 
 
 def signed_percent(value: float) -> str:
-    """A relative error as a whole percentage with its sign; 0.004 is not written as +0%."""
+    """Return a relative error as a whole percentage with its sign; 0.004 is not written as +0%."""
     text = f"{100 * value:+.0f}%"
     return f"{100 * value:+.1f}%" if text in ("+0%", "-0%") and abs(value) >= 0.0005 else text
 
 
 def level(confidence: float) -> str:
-    """A confidence level, with the digits it was given with."""
+    """Return a confidence level, with the digits it was given with."""
     return f"{100 * confidence:g}%"
 
 
 def duration(seconds: float) -> str:
-    """A rough time: two digits say enough."""
+    """Return a rough time: two digits say enough."""
     if seconds < 1:
         return "less than a second"
     size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= size)
@@ -101,7 +101,7 @@ def duration(seconds: float) -> str:
 
 
 def data_size(size: float) -> str:
-    """A rough number of bytes."""
+    """Return a rough number of bytes."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
             return f"{float(f'{size / unit:.3g}'):g} {name}"
@@ -109,12 +109,12 @@ def data_size(size: float) -> str:
 
 
 def count(value: int) -> str:
-    """A whole number with thousands separators."""
+    """Return a whole number with thousands separators."""
     return f"{value:,}"
 
 
 def many(value: int, what: str) -> str:
-    """How many of what: 1 document, 2 documents."""
+    """Return how many of what: 1 document, 2 documents."""
     return f"{count(value)} {what}" + ("" if value == 1 else "s")
 
 
@@ -124,10 +124,10 @@ def visible(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """A sentence as it begins a line."""
+    """Return a sentence as it begins a line."""
     return text[:1].upper() + text[1:]
 
 
 def short(name: str, most: int = NAME) -> str:
-    """A name cut to `most` characters, the last of them an ellipsis then."""
+    """Return a name cut to `most` characters, the last of them an ellipsis then."""
     return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -26,7 +26,7 @@ from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns
 from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
-FIRST = 16  # documents that step times are taken for, where documents come one after the other
+FIRST = 16  # documents that step times are taken for, if documents come one after the other
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ReportInputs:
         question = Question(**vars(profile.decision), measured_dtype=measured, order=order, route_by=profile.route_by)
         documents = run.documents()
         require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
-        # Step times must not depend on documents that they judge, where these come one after the other.
+        # Step times must not depend on documents that they judge, if these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
         costs = open_costs(run, profile.costs, mean_context(first))
         grouped = Documents.of(documents)
@@ -59,7 +59,7 @@ class ReportInputs:
         return cls(run, flavour, question, grouped, policies, costs)
 
     def request(self, rules: Sequence[str] = ()) -> TotalsRequest:
-        """The totals of rules, by their ids, that the question is about."""
+        """Return the totals of rules, by their ids, that the question is about."""
         return TotalsRequest(rules, self.run.gammas, self.flavour, float(self.question.p_min))
 
     @cached_property
@@ -109,7 +109,7 @@ class DraftTotalsReader:
         self._shared: list[dict[str, Array]] = []
 
     def pools(self, name: str) -> Iterator[DraftPool]:
-        """Yields the pools of one rule, by its id, one for each domain and kind of text."""
+        """Yield the pools of one rule, by its id, one for each domain and kind of text."""
         inputs, (rule,), shared = self._inputs, rules_of([name]), tuple(self._shared)
         gammas = inputs.run.gammas
 
@@ -129,7 +129,7 @@ class DraftTotalsReader:
 
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
-        """The totals of all rules that are asked for; None where they lie in files."""
+        """The totals of all rules that are asked for; None if they lie in files."""
         inputs, run = self._inputs, self._inputs.run
         request = inputs.request([rule.id for rule in rules_of(self._asked)])
         if request.stored and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
@@ -138,7 +138,7 @@ class DraftTotalsReader:
 
 
 def draft_pools(inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
-    """The pools of every draft (or of some), rule and domain."""
+    """Yield the pools of every draft (or of some), rule and domain."""
     for draft in drafts or inputs.run.manifest.drafts:
         reader = DraftTotalsReader(inputs, draft, rules)
         for rule in rules:
@@ -146,7 +146,7 @@ def draft_pools(inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str
 
 
 def evidence_of(inputs: ReportInputs, drafts: Sequence[DraftPool]) -> Evidence:
-    """What the verdict on the traffic rests on, of pools of any rules."""
+    """Return what the verdict on the traffic rests on, of pools of any rules."""
     decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in inputs.run.manifest.drafts}
     undefined: dict[str, str] = {}
     for item in drafts:

@@ -15,8 +15,8 @@ class GammaResult:
     """One speculation length: rounds, and what they say about tokens and time.
 
     `marginal[d-1]`: share of rounds with a proposal whose first d drafts were all accepted; `conditional[d-1]`: share
-    accepted of the drafts at depth d that were reached. Counts are expectations where the estimator is `expected`, and None
-    where an engine drafted trees, or a number of tokens that adapts itself.
+    accepted of the drafts at depth d that were reached. Counts are expectations if the estimator is `expected`, and None
+    if an engine drafted trees, or a number of tokens that adapts itself.
     """
 
     gamma: int
@@ -73,17 +73,17 @@ class Result:
     impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
     self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9 %
     burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
-    phases: dict[str, Phase]  # empty where no markers are configured
-    gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
+    phases: dict[str, Phase]  # empty if no markers are configured
+    gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
     speedup: Interval | None  # at best_gamma, over the documents that the verdict rests on
     chosen: bool  # other documents than these chose best_gamma
     tested_clusters: int  # independent units among the documents that the verdict rests on
-    load: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
+    load: tuple[AtConcurrency, ...]  # empty if step times of one concurrency are all there is
     pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
-    documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50 % chance
     documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
 
     @property
@@ -94,7 +94,7 @@ class Result:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """A draft and gamma, chosen on some documents and judged on the others where there was a choice."""
+    """A draft and gamma, chosen on some documents and judged on the others if there was a choice."""
 
     draft: str | None  # None: nothing could be chosen
     gamma: int | None
@@ -104,7 +104,7 @@ class DraftAnswer:
     verdict: VerdictName
     reason: str
     documents: int  # independent ones that there are
-    documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50 % chance
     documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
 
 
@@ -115,7 +115,7 @@ class DomainAnswer:
     domain: str
     share: float  # of output tokens
     documents: int
-    best: DraftAnswer  # the draft to use, where one could be chosen
+    best: DraftAnswer  # the draft to use, if one could be chosen
     adjusted: VerdictName  # its verdict if those of all domains are to be right together (Holm); alone each may be wrong
     next_best: DraftAnswer | None  # of the other drafts; None: there is none
     ahead: Interval | None  # how many times as fast as the next best it is, paired; on documents that chose neither
@@ -178,12 +178,12 @@ class Traffic:
     documents: int  # independent documents that the verdict rests on
     effective_documents: float | None  # of one length, that would say as much: (sum of b)^2 / sum of b^2
     length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
-    documents_needed: int | None  # independent ones of a new run that would settle it with an even chance
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50 % chance
     documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
     min_speedup: float  # what the decision asks for
     weights: dict[str, float]
     weights_observed: bool
-    served_dtype: str | None  # that the target is served in, where another one was measured: then nothing is decided
+    served_dtype: str | None  # that the target is served in, if another one was measured: then nothing is decided
     load: tuple[AtConcurrency, ...]  # of the chosen draft
     pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
 

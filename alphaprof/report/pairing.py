@@ -73,8 +73,8 @@ def _totals(pool: DocumentTotals, gamma: int | None) -> Totals:
 
 
 def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = False) -> None:
-    """Raise `NotComparable` where target, dtype, tokenizer, processing or how an engine served them differ: a difference
-    would not be the draft's.
+    """Raise `NotComparable` if target, dtype, tokenizer, processing or how an engine served them differ: a difference would
+    not be the draft's.
 
     `other_target`: a fine-tuned or quantised target is what is asked about.
     """
@@ -85,7 +85,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
     if first.run.imported != second.run.imported:
         imported, profiled = (here, there) if first.run.imported else (there, here)
         problem = f"{imported} was imported from an engine's metrics, and {profiled} was profiled"
-        raise NotComparable(problem, "import both, or profile both; compare shows what each says of a domain")
+        raise NotComparable(problem, "import both, or profile both; compare shows what each says about a domain")
     for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
@@ -101,7 +101,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
 
 
 def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
-    """Yields what must be equal on both sides, with what to do where it is not."""
+    """Yield what must be equal on both sides, with what to do if it is not."""
     imported = side.run.manifest.imported
     if imported is not None:
         for name in ("drafting", "gamma", "rule"):
@@ -116,7 +116,7 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
 
 
 def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[int]:
-    """The gammas of both drafts, or the one that is named. Raises `OptionInvalid` where it is not one of both."""
+    """Return the gammas of both drafts, or the one that is named. Raises `OptionInvalid` if it is not one of both."""
     both = sorted(set(first.gammas) & set(second.gammas))
     if named not in (None, *both):
         names = " or ".join(map(str, both)) or "none is"
@@ -125,7 +125,7 @@ def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[
 
 
 def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
-    """The gamma of some that a comparison speaks of first: that of the run's decision, or the largest; None of none."""
+    """Return the gamma that a comparison names first: that of the run's decision, or the largest; None of none."""
     decided = run.manifest.profile.decision.gamma
     return int(decided) if decided in gammas else max(gammas, default=None)
 
@@ -156,7 +156,7 @@ def matches(tables: Sequence[pa.Table], settings: Sequence[str]) -> tuple[Array,
 def pools_of_pairs(
     sides: Sequence[RunDraft], tables: Sequence[pa.Table], rows: tuple[Array, Array], rules: Sequence[str]
 ) -> tuple[Pools, Pools]:
-    """The pools of each side, on the `rows` of its documents table that have a partner."""
+    """Return the pools of each side, on the `rows` of its documents table that have a partner."""
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
     units = Units.of(pa.concat_tables(documents)).take(slice(len(rows[0])))  # what belongs together in either run
     one, two = (side_pools(side, Documents(table, units), rules) for side, table in zip(sides, documents, strict=True))
@@ -164,7 +164,7 @@ def pools_of_pairs(
 
 
 def side_pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Pools:
-    """The pools of some documents of a side. `rules`: their ids."""
+    """Return the pools of some documents of a side. `rules`: their ids."""
     totals = read_totals(side.run, side.draft, TotalsRequest(rules, side.run.gammas))
     return {
         (domain, pool.continuation, pool.policy, str(pool.sampling), rule): pool
@@ -174,7 +174,7 @@ def side_pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Po
 
 
 def _keys(documents: pa.Table, settings: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yields what pairs each document: domain, kind of text, prompt, settings, and its place among equal ones."""
+    """Yield what pairs each document: domain, kind of text, prompt, settings, and its place among equal ones."""
     columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
     columns += [documents[name].to_pylist() for name in settings]
     seen = Counter[tuple[Any, ...]]()
@@ -184,7 +184,7 @@ def _keys(documents: pa.Table, settings: Sequence[str]) -> Iterator[tuple[Any, .
 
 
 def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> NotComparable:
-    """Why no document has a partner: other prompts, or other text on the same prompts."""
+    """Return why no document has a partner: other prompts, or other text on the same prompts."""
     runs = f"{first.path} and {second.path}"
     shared = len(set.intersection(*(set(table["prompt_hash"].to_pylist()) for table in tables)))
     imported = first.manifest.imported
@@ -205,5 +205,5 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
 
 
 def _names_in_both(tables: Sequence[pa.Table], column: str) -> str:
-    """The different values of a column in each of two tables."""
+    """Return the different values of a column in each of two tables."""
     return " / ".join(", ".join(sorted(set(table[column].cast(pa.string()).to_pylist()))) for table in tables)

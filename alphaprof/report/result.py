@@ -91,7 +91,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
 def _round_results(
     key: ResultKey, pool: DocumentTotals, alpha: float | None, question: Question, gammas: Sequence[int]
 ) -> tuple[tuple[GammaResult, ...], tuple[AtConcurrency, ...], int | None, Decision]:
-    """The rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
+    """Return the rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
     `alpha`: where the textbook formula applies.
     """
     draft, pools, mix = key.draft, {key.domain: pool}, Mix.of({key.domain: 1.0})
@@ -112,7 +112,7 @@ def _round_results(
 
 
 def contradiction(pool: DocumentTotals) -> str:
-    """Why a text cannot be what it is said to be; empty where nothing contradicts it, or nothing could."""
+    """Return why a text cannot be what it is said to be; empty if nothing contradicts it, or nothing could."""
     if not pool.observed:
         return ""
     positions = pool["positions"].sum()
@@ -137,7 +137,7 @@ def _self_check(pool: DocumentTotals) -> Interval | None:
 
 
 def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
-    """How much acceptance at a position says about the next one; unknown for lossy rules, whose next one is another."""
+    """Return the lag-1 autocorrelation of acceptance; unknown for lossy rules, whose next position is another."""
     sums = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
     if np.isnan(sums[1]).any():
         return None
@@ -145,7 +145,7 @@ def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
 
 
 def _by_phase(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
-    """Acceptance while thinking and while answering; nothing where the profile has no markers."""
+    """Acceptance while thinking and while answering; nothing if the profile has no markers."""
     if np.isnan(pool["thinking_positions"].astype(float)).any():
         return {}
     phases = {}
@@ -193,9 +193,9 @@ def _gamma(
 
 
 def counted(pool: DocumentTotals, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
-    """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents; NaN where that is not known.
+    """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents; NaN if that is not known.
 
-    Where rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what
+    If rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what
     rounds and accepted drafts add up to.
     """
     counts = pool.counts(gamma)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ServingEngine:
     """An engine as its source says (`docs/exports.md` names the versions). `name`: as `Trial.engines` calls it; `method`:
-    its word for a draft, None where it has none; `draws`: whether it can draw a draft from q, where it else takes the top
+    its word for a draft, None if it has none; `draws`: whether it can draw a draft from q, instead of taking the top
     token; `schedules`: whether it can draft fewer tokens in a larger batch; `blocks`: whether it can verify a round's drafts
     together; `stops`: whether a draft model can stop at a p_min.
     """
@@ -50,14 +50,14 @@ PASTED = {"vllm-config": VLLM, "sglang-args": SGLANG, "llamacpp-args": LLAMACPP}
 
 
 def paste_formats(facts: DraftFacts, rule: str, p_min: float = 0.0) -> tuple[str, ...]:
-    """The formats of `alphaprof export` with which engines serve a draft as it was measured under `rule`: an id, auto, or
-    ids joined by " and ", as a verdict names them. A gamma must be known as well.
+    """Return the formats of `alphaprof export` with which engines serve a draft as it was measured under `rule`: an id,
+    auto, or ids joined by " and ", as a verdict names them. A gamma must be known as well.
     """
     return tuple(name for name, engine in PASTED.items() if not why_not_served(engine, facts, rule, p_min))
 
 
 def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str, p_min: float = 0.0) -> str:
-    """Why an engine cannot serve a draft as it was measured under `rule` (see `paste_formats`); empty where it can."""
+    """Return why an engine cannot serve a draft as it was measured under `rule` (see `paste_formats`); empty if it can."""
     from alphaprof.rules import parse_rule  # numpy, which the command line needs for no help page
 
     if engine.method(facts) is None:

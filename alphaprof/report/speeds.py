@@ -25,7 +25,7 @@ def tokens_interval(speedup: Speedup | None, gamma: int, confidence: float) -> I
 
 
 def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | None:
-    """A speedup with its two-sided interval."""
+    """Return a speedup with its two-sided interval."""
     return None if speedup is None else Interval(speedup.value, *speedup.bounds((1 - confidence) / 2))
 
 
@@ -37,7 +37,7 @@ def by_concurrency(
     gammas: Sequence[int],
     confidence: float,
 ) -> tuple[AtConcurrency, ...]:
-    """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
+    """Speedups of one draft on a mix of domains at every concurrency; nothing if there are times of one alone."""
     if costs is None or len(costs.concurrencies) < 2:
         return ()
     each = []
@@ -54,8 +54,8 @@ def by_concurrency(
 
 
 def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | None:
-    """The last concurrency before the first one at which the best gamma's speedup is below `least`; None: not even the first
-    one reaches it.
+    """Return the last concurrency before the first one at which the best gamma's speedup is below `least`; None: not even
+    the first one reaches it.
     """
     last = None
     for item in concurrencies:
@@ -66,8 +66,8 @@ def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | No
 
 
 def prefill_times(pool: DocumentTotals, costs: CostModel, draft: str) -> tuple[Array, Array] | None:
-    """Prefill of each document's prompt by target and draft, in ms, [documents] each; 0 for a draft without steps. None
-    where no prefill was timed.
+    """Prefill of each document's prompt by target and draft, in ms, [documents] each; 0 for a draft without steps. None if
+    no prefill was timed.
     """
     facts = costs.manifest.drafts[draft]
     model = facts.hybrid.then if facts.hybrid is not None else draft
@@ -91,7 +91,7 @@ def request_speedup(
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:
-    """Speedups of single documents; of expected rounds where rounds are expectations. None without a token."""
+    """Speedups of single documents; of expected rounds if rounds are expectations. None without a token."""
     emitted = counts.tokens > 0
     speeds = counts.tokens[emitted] / time_spent(counts, times)[emitted]
     if not len(speeds):

@@ -61,10 +61,10 @@ def find_route(
     gammas: Sequence[int],
     weights: Mapping[str, float],
 ) -> Route | str:
-    """The pools that half of the documents and of the timing rounds choose, and what they gain on the other half over one
-    pool for all domains; or why there is one pool.
+    """Return the pools that half of the documents and of the timing rounds choose, and what they gain on the other half over
+    one pool for all domains; or why there is one pool.
 
-    A second pool is always tried; a third one only where it gains `question.min_route_gain` on the half that chooses.
+    A second pool is always tried; a third one only if it gains `question.min_route_gain` on the half that chooses.
     `weights`: the share of output tokens of each domain.
     """
     if question.route_by != "domain":
@@ -72,7 +72,7 @@ def find_route(
     if len(mix.domains) < 2:
         return "there is one domain"
     if question.order is not None and question.weights is not None:
-        return "documents came in another mixture of domains than the weights ask for"
+        return "the documents' mixture of domains differs from the weights"
     if missing := next((draft for draft in candidates if draft not in timing.times), None):
         return f"there are no step times for {missing}"
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
@@ -88,7 +88,7 @@ def find_route(
     gain, whole = mix.gain(*ways), mix.routed(ways[1])
     faster, speedup = (speedup_interval(each, question.confidence) for each in (gain, whole))
     if gain is None or whole is None or faster is None or speedup is None:
-        return "some domain has no tokens to test pools on"
+        return "some domain has no tokens for testing pools"
     more = Interval(faster.value - 1, faster.low - 1, faster.high - 1)
 
     def served(used: Configuration, domains: Sequence[str]) -> ServerPool:
@@ -105,11 +105,13 @@ def find_route(
 
 
 def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> str:
-    """What speaks against the pools of a route; empty where nothing does. `gain`, `speedup`: lower ends of the intervals."""
+    """Return what speaks against the pools of a route; empty if nothing does. `gain`, `speedup`: lower ends of the
+    intervals.
+    """
     if question.stand_in:
         return question.stand_in
-    if question.order is not None:  # it stops where its luck takes it: an interval for a fixed number is no evidence
-        return "a run that stops once one draft is sure cannot tell"
+    if question.order is not None:  # it stops at a random place: an interval for a fixed number does not hold
+        return "a run that stops early cannot tell"
     if not enough:
         return "too few documents to tell"
     if gain < question.min_route_gain:
@@ -131,7 +133,7 @@ class _Half:
     cache: dict[tuple[str, Configuration], Decoded] = field(default_factory=dict)
 
     def decoded(self, configurations: Sequence[Configuration]) -> list[Decoded]:
-        """Each domain by its configuration; the same object for the same two."""
+        """Return each domain by its configuration; the same object for the same two."""
         return [self._decoded(domain, used) for domain, used in zip(self.mix.domains, configurations, strict=True)]
 
     def _decoded(self, domain: str, used: Configuration) -> Decoded:
@@ -142,8 +144,8 @@ class _Half:
         return self.cache[domain, used]
 
     def relative_times(self, options: Sequence[Configuration]) -> tuple[Array, Array]:
-        """The time of each domain by each option in units of that without a draft, [domains, options], and the weight of
-        each domain, [domains]. A domain without tokens has no weight, and the times of all others together.
+        """Return the time of each domain by each option in units of that without a draft, [domains, options], and the weight
+        of each domain, [domains]. A domain without tokens has no weight, and the times of all others together.
         """
         sums = [
             [[float(part.sum()) for part in spent_and_base(*self._decoded(domain, used))] for used in options]
@@ -161,7 +163,7 @@ class _Half:
 def _assigned(
     relative: Array, weights: Array, options: Sequence[Configuration], least_gain: float
 ) -> tuple[Configuration, list[Configuration]]:
-    """The best option for all domains, and the option of each domain among the two that are best together, or three."""
+    """Return the best option for all domains, and the option of each domain among the best two or three together."""
 
     def time(places: tuple[int, ...]) -> float:
         return float(weights @ relative[:, places].min(1))
@@ -177,9 +179,9 @@ def _assigned(
     return options[single], [options[best[place]] for place in relative[:, best].argmin(1)]
 
 
-SURELY = 0.01  # chance of a rank correlation as strong as this where there is none
+SURELY = 0.01  # chance of a rank correlation as strong as this if there is none
 IMPORT_DECIDES = (
-    "for the target in {} (decision.served_dtype) import the engine's metrics and compare them (alphaprof compare RUN "
+    "for the target in {} (decision.served_dtype), import the engine's metrics and compare them (alphaprof compare RUN "
     "IMPORT): the report of the import decides"
 )
 
@@ -233,8 +235,8 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
 def _length_facts(
     candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix
 ) -> tuple[float | None, float | None]:
-    """How many units of one length would say as much as all of these, and the rank correlation of their length and their
-    time per token, where there surely is one.
+    """Return how many units of one length would say as much as all of these, and the rank correlation of their length and
+    their time per token, if there surely is one.
     """
     counts = [candidates[pair[0]][domain].counts(pair[1]) for domain in mix.domains]
     sums = [spent_and_base(each, times[pair[0]]) for each in counts]
@@ -250,7 +252,9 @@ def _length_facts(
 def tested_rows(
     evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]
 ) -> Mapping[str, Mask] | None:
-    """The documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may judge."""
+    """Return the documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may
+    judge.
+    """
     _, _, candidates, mix, _ = basis(evidence, costs, question)
     if not question.chooses(question.options(candidates, gammas)):
         return None
@@ -259,7 +263,7 @@ def tested_rows(
 
 
 def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
-    """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
+    """Return what prevents a verdict on the whole traffic; empty if nothing does. `rounds`: domains that have rounds."""
     if not evidence.observed:
         return "no document is complete yet"
     if odd := sorted(set(weights) ^ set(evidence.observed)):
@@ -276,8 +280,8 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
 def basis(
     evidence: Evidence, costs: CostModel | None, question: Question
 ) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
-    """What a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step times, if
-    any has), and how domains are mixed.
+    """Return what a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step
+    times, if any has), and how domains are mixed.
     """
     candidates = evidence.candidates
     if question.draft != "auto":
@@ -338,9 +342,10 @@ def judge_parts(
     gammas: Sequence[int],
     documents: Mapping[str, int],
 ) -> Parts:
-    """The answers for parts of the traffic, each as of a traffic of its own. `documents`: how many there are of a domain.
+    """Return the answers for parts of the traffic, each as of a traffic of its own. `documents`: how many there are of a
+    domain.
 
-    Drafts that have no step times are left out where others have some.
+    Drafts that have no step times are left out if others have some.
     """
     _, timing, candidates, mix, weights = basis(evidence, costs, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
@@ -376,7 +381,7 @@ def judge_parts(
 
 
 class _Claim(NamedTuple):
-    """The verdict on a domain, and whether it holds where its bound may miss with another probability."""
+    """The verdict on a domain, and whether it holds if its bound may miss with another probability."""
 
     verdict: VerdictName
     holds: Callable[[float], bool]
@@ -391,7 +396,7 @@ def _still(
     gammas: Sequence[int],
     tail: float,
 ) -> bool:
-    """Whether a decision is the same where each bound misses with a probability of `tail`."""
+    """Return whether a decision is the same if each bound misses with a probability of `tail`."""
     if question.order is not None:  # bets are lost or won at their own error
         asked = replace(question, confidence=1 - tail)
         return judge(candidates, timing, mix, asked, gammas)[1].verdict == decision.verdict
@@ -400,7 +405,9 @@ def _still(
 
 
 def _adjusted(domains: Sequence[DomainAnswer], claims: Sequence[_Claim], error: float) -> list[DomainAnswer]:
-    """The answers with the verdicts that hold for all domains together: of each kind any is wrong with at most `error`."""
+    """Return the answers with the verdicts that hold for all domains together: of each kind any is wrong with at most
+    `error`.
+    """
     found = list(domains)
     for verdict in ("GO", "NO-GO"):
         mine = [claim.holds if claim.verdict == verdict else lambda _: False for claim in claims]
@@ -412,7 +419,7 @@ def _adjusted(domains: Sequence[DomainAnswer], claims: Sequence[_Claim], error: 
 def _lead(
     candidates: Pools, best: DraftAnswer, next_best: DraftAnswer, domain: str, timing: Timing, question: Question
 ) -> Interval | None:
-    """How many times as fast the best answer is as the next best, on the documents of a domain that chose neither."""
+    """Return how many times as fast the best answer is as the next best, on the documents of a domain that chose neither."""
     if best.speedup is None or next_best.speedup is None:
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain]}, question.order)
@@ -438,8 +445,8 @@ def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
 def _best_answer(
     candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
 ) -> tuple[DraftAnswer, Decision]:
-    """The best of some drafts, and the decision on it. Without step times that is the one that emits most tokens per round
-    at the largest gamma, and nothing is decided.
+    """Return the best of some drafts, and the decision on it. Without step times that is the one that emits most tokens per
+    round at the largest gamma, and nothing is decided.
     """
     if timing.times:
         best, decision = judge(candidates, timing, mix, question, gammas)
@@ -474,7 +481,7 @@ def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None
 
 def _pooled_acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:
     """Alpha over all these documents; of an imported run, whose positions are not known, the share of rounds whose first
-    draft was kept, where that is known.
+    draft was kept, if that is known.
     """
     observed = all(pool.observed for pool in pools)
     sums = [accepted_of(pool, None if observed else gamma) for pool in pools]

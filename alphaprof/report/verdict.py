@@ -49,7 +49,7 @@ class Order:
 
 
 def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
-    """The order of a run's documents, where they came in a random one. Rounds of `hf` emit the first token too."""
+    """Return the order of a run's documents, if they came in a random one. Rounds of `hf` emit the first token too."""
     settings = manifest.sequential
     if settings is None:
         return None
@@ -70,13 +70,13 @@ class Question(DecisionAsked):
 
     @property
     def stand_in(self) -> str:
-        """Why rounds of the target that was measured decide nothing about the one that is served; empty where they do."""
+        """Why rounds of the target that was measured decide nothing about the one that is served; empty if they do."""
         if self.served_dtype is None or self.measured_dtype in (None, self.served_dtype):
             return ""
-        return f"the target in {self.measured_dtype} stands in for the one that is served in {self.served_dtype}"
+        return f"the target in {self.measured_dtype} stands in for the one served in {self.served_dtype}"
 
     def rule_for(self, policy: str) -> str:
-        """The id of the rule that the verdict concerns on text of a policy."""
+        """Return the id of the rule that the verdict concerns on text of a policy."""
         return default_rule(policy) if self.rule == "auto" else self.rule
 
     def chooses(self, options: Sequence[Pair]) -> bool:
@@ -90,25 +90,25 @@ class Question(DecisionAsked):
         return [(draft, gamma) for draft, gamma in each if all(pool.has(gamma) for pool in candidates[draft].values())]
 
     def gammas(self, known: Sequence[int]) -> list[int]:
-        """The lengths that the verdict may choose from."""
+        """Return the lengths that the verdict may choose from."""
         return list(known) if self.gamma == "auto" else [int(self.gamma)]
 
 
 def without_times(rules: Sequence[str], missing: str | None = None) -> str:
-    """Why tokens per round of rules cannot be turned into speedup; `missing`: what step times lack."""
+    """Return why tokens per round of rules cannot be turned into speedup; `missing`: what step times lack."""
     if untimed := [rule for rule in rules if not parse_rule(rule).rule.timed]:
         return f"verification under {', '.join(untimed)} was not timed, so tokens per round cannot be turned into speedup"
     return f"{missing or 'no step times were measured'}, so acceptance cannot be turned into speedup"
 
 
 def not_defined(rule: str, policy: str, draft: DraftFacts) -> str:
-    """Why a rule has no rounds on text of a policy."""
+    """Return why a rule has no rounds on text of a policy."""
     bound = parse_rule(rule)
     if bound.rule.lossy:
-        return f"{rule} is lossy: its rounds depart from the text that was measured, and need alphaprof validate --rule"
+        return f"{rule} is lossy: its rounds leave the measured text; use alphaprof validate --rule"
     if policy in bound.rule.policies and not has_rounds(bound, draft):
         if bound.rule.logged:
-            return f"rounds of {rule} are not known of a head: its log holds what one draft at each depth does"
+            return f"rounds of {rule} are not known of a head: its log has only one draft per depth"
         return f"rounds of {rule} need a head's ranks at every depth: profile with ranks_by_depth: true of the draft"
     if not policy:
         return f"rounds of {rule} are not defined on text that the target did not produce"
@@ -130,7 +130,7 @@ def pooled_speedup(
 def decoded(
     candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None
 ) -> list[Decoded]:
-    """How each domain is decoded with one draft and gamma, on some of its documents (None: on all)."""
+    """Return how each domain is decoded with one draft and gamma, on some of its documents (None: on all)."""
     draft, gamma = option
     counts = [candidates[draft][domain].counts(gamma) for domain in mix.domains]
     if rows is not None:
@@ -154,9 +154,7 @@ def judge(
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
     if question.order is not None and question.weights is not None:
-        return only, no_decision(
-            "documents came in the mixture of domains that the data has, and weights ask for another one"
-        )
+        return only, no_decision("documents came in the data's mixture of domains, which differs from the weights")
     if question.order is not None and question.p_min:
         return only, no_decision("a run in random order decides without p_min: what a round drafts is known within bounds")
     order, best, testing = question.order, only, None
@@ -173,7 +171,7 @@ def judge(
         )
     elif order.choosing:
         decision = no_decision(
-            f"the first {order.choosing} documents choose draft and gamma, and the choice is not known yet"
+            f"the first {order.choosing} documents choose draft and gamma, and the choice is not made yet"
         )
     else:
         decision = no_decision("this run fixed draft and gamma before its first document, so none of them can choose")
@@ -186,13 +184,13 @@ def judge(
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
-        reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
+        reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
 
 
 def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
-    """The documents of each domain that choose what is auto, and those that test it; [documents] each. None where documents
-    come in random order and those that choose are not all there, or none choose.
+    """Return the documents of each domain that choose what is auto, and those that test it; [documents] each. None if
+    documents come in random order and those that choose are not all there, or none choose.
     """
     if order is None:
         testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
@@ -207,7 +205,7 @@ def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Ma
 def _fastest(
     candidates: Pools, times: Mapping[str, StepTimes], mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]
 ) -> Pair | None:
-    """The option that makes some documents of each domain fastest, all together; None where no speedup is known."""
+    """Return the option that makes some documents of each domain fastest, all together; None if no speedup is known."""
     values = {option: mix.value(decoded(candidates, option, times, mix, rows)) for option in options}
     known = {option: value for option, value in values.items() if value is not None}
     return max(known, key=lambda option: known[option], default=None)
@@ -216,7 +214,8 @@ def _fastest(
 def _decide_in_random_order(
     candidates: Pools, pair: Pair, times: StepTimes, mix: Mix, question: Question, order: Order, after: int
 ) -> Decision:
-    """The verdict on one draft and gamma by bets over the documents after the first `after`, in the order they came in.
+    """Return the verdict on one draft and gamma by bets over the documents after the first `after`, in the order they came
+    in.
 
     Equal prompts are one observation: the first of them counts.
     """
@@ -256,7 +255,7 @@ def _reason(sequential: Sequential, value: Speedup | None, question: Question, a
     if sequential.verdict != "UNDECIDED" and sequential.documents == 0:
         return by_times_alone(sequential.verdict, question.min_speedup)
     if value is None:
-        return f"no document after the first {after}, which choose, has been tested yet"
+        return f"no document has been tested yet after the first {after}, which choose"
     count = "1 document" if value.documents == 1 else f"{value.documents} documents"
     on = f"speedup {value.value:.2f}x on {count} in random order"
     if sequential.verdict == "UNDECIDED" and sequential.low == 0 and math.isinf(sequential.high):
@@ -305,7 +304,7 @@ class Decision:
 def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
-    Where there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
+    If there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
     `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
     """
     if speedup is None:
@@ -336,13 +335,13 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
 
 
 def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
-    """Why a verdict needs no document."""
+    """Return why a verdict needs no document."""
     side = "above" if verdict == "GO" else "below"
-    return f"whatever is accepted, these step times keep the speedup {side} {min_speedup:g}"
+    return f"at any acceptance, these step times keep the speedup {side} {min_speedup:g}"
 
 
 def _too_few(speedup: Speedup | None, held_out: bool) -> str:
-    """Why these documents decide nothing, and what to do."""
+    """Return why these documents decide nothing, and what to do."""
     documents = speedup.documents if speedup is not None else 0
     where, advice = "", ""
     if held_out:
@@ -354,7 +353,9 @@ def _too_few(speedup: Speedup | None, held_out: bool) -> str:
 
 
 def beside(bound: float, threshold: float, digits: int = 3) -> str:
-    """A bound with `digits` decimals, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
+    """Return a bound with `digits` decimals, or as many as it takes to stand on its side of the threshold: 1.0996 is not
+    1.100.
+    """
     texts = (f"{bound:.{more}f}" for more in range(digits, 17))
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
@@ -362,18 +363,18 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
 def _remedy(needed: int | None, likely: int | None, speedup: Speedup) -> str:
     if needed is not None:
         sure = f"{likely} with 80 %" if likely is not None else "no number with 80 %"
-        return f"a new run of {needed} independent documents would settle it with an even chance, {sure}"
+        return f"a new run of {needed} independent documents would settle it with a 50 % chance, {sure}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:
-        return f"it takes both more documents and surer step times ({SURER})"
+        return f"it takes more documents and more precise step times ({SURER})"
     if timing > 0:
-        return f"more documents alone would not settle it: step times must be surer ({SURER})"
-    return "it is too close to the threshold for any number of documents to settle it"
+        return f"more documents alone would not settle it: step times must be more precise ({SURER})"
+    return "it is too close to the threshold for more documents to settle it"
 
 
 def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wanted: float) -> int | None:
-    """The smallest number of documents like these whose bound clears the threshold with a chance of `wanted`; None if no
-    number up to a million has it.
+    """Return the smallest number of documents like these whose bound clears the threshold with a chance of `wanted`; None if
+    no number up to a million has it.
     """
 
     def settles(documents: int) -> bool:
@@ -386,7 +387,7 @@ def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wa
 
 
 def chance_of_settling(speedup: Speedup, documents: int, min_speedup: float, confidence: float) -> float:
-    """The chance that a new run of so many documents clears the threshold on either side.
+    """Return the chance that a new run of `documents` documents clears the threshold on either side.
 
     The truth is not the estimate: on the log scale what the new run finds is around it by t, with the variance of this
     sample, that of the new one, which is 1 / documents of it, and the error of step times twice (a predictive distribution).
@@ -408,7 +409,7 @@ def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
 
     `lots` [documents]: a pseudo-random number made from the name of each document's cluster (`totals.documents.lots_of`).
     Clusters in the order of their lots fall alternately on the two halves, domain by domain: every second one is held out,
-    whatever order the data had. A cluster is never divided, not even where it lies in several domains.
+    whatever order the data had. A cluster is never divided, not even if it lies in several domains.
     """
     if not lots:
         return {}

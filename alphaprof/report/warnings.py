@@ -34,7 +34,7 @@ def report_warnings(
     source: str,
     more: Sequence[dict[str, str]] = (),
 ) -> tuple[Note, ...]:
-    """The notes of a report. `source`: where step times were to come from; `more`: notes that sections found."""
+    """Return the notes of a report. `source`: where step times were to come from; `more`: notes that sections found."""
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
@@ -51,7 +51,7 @@ def report_warnings(
 
 
 def _file_notes(facts: RunFacts, run: Run) -> Found:
-    """What is missing of the run or its files."""
+    """Return what is missing of the run or its files."""
     manifest, documents, logged = run.manifest, facts.documents, facts.log_documents
     if not facts.complete:
         yield note("partial", documents=documents)
@@ -63,7 +63,7 @@ def _file_notes(facts: RunFacts, run: Run) -> Found:
 
 
 def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
-    """What is to know about the documents that were measured."""
+    """Return what is to know about the documents that were measured."""
     available = manifest.sequential["available"] if manifest.sequential else 0
     if manifest.documents < available:  # intervals, unlike verdicts, are not made for a look after every shard
         yield note("stopped", done=manifest.documents, available=available)
@@ -81,7 +81,7 @@ def _length_notes(traffic: Traffic) -> Found:
     effective, correlation = traffic.effective_documents, traffic.length_correlation
     if effective is None or (effective >= FEW_EFFECTIVE and correlation is None):
         return
-    lengths = f"the longest documents weigh as much as all others: {effective:.0f} of one length would say as much"
+    lengths = f"the longest documents dominate: {effective:.0f} of equal length would say as much"
     direction = "either way"
     if correlation is not None:
         slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")
@@ -91,7 +91,7 @@ def _length_notes(traffic: Traffic) -> Found:
 
 
 def _numeric_notes(results: Sequence[Result], dtype: str) -> Found:
-    """What numerical noise costs: it caps what any draft can reach."""
+    """Return what numerical noise costs: it caps what any draft can reach."""
     on_policy = [result for result in results if result.mismatches is not None]
     # These facts are the target's: every draft's result of a text repeats them.
     for result in {(result.domain, result.continuation): result for result in on_policy}.values():
@@ -105,7 +105,7 @@ def _numeric_notes(results: Sequence[Result], dtype: str) -> Found:
 
 
 def _contradiction_notes(results: Sequence[Result], certificates: Sequence[Certificate]) -> Found:
-    """What cannot be: rejections against a theorem, and sampled text on which what happened is not what was expected."""
+    """Yield notes about contradictions: rejections against a theorem, and sampled text that differs from expectation."""
     if wrong := [item for item in certificates if item.contradicted]:
         where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
         yield note("contradicted", count=sum(item.contradicted for item in wrong), where=where)
@@ -129,7 +129,7 @@ def _contradiction_notes(results: Sequence[Result], certificates: Sequence[Certi
 
 
 def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
-    """What rounds of draft heads leave out that engines do with them."""
+    """Return what rounds of draft heads leave out that engines do with them."""
     heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
     if heads:
         yield note("chain", heads=", ".join(heads))
@@ -139,7 +139,7 @@ def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
 
 
 def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
-    """Why a report has no step times; of rounds whose drafts are not known they would say nothing."""
+    """Return why a report has no step times; of rounds whose drafts are not known they would say nothing."""
     if manifest.drafting != CHAIN:
         return
     reason, remedy = "no step times were measured", "see the warnings of the profiling run"

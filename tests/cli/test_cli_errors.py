@@ -112,7 +112,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set target.model=./none", 4, "model of target: ", "correct the path"),
     (f"{NEW} --set target.model=hub/none", 4, "hub cannot be reached", "HF_HUB_OFFLINE"),
     (f"{NEW} --set 'drafts={{big: {{kind: model, model: none.gguf}}}}'", 4, "model of draft big: ", "correct the path"),
-    ("profile profile.yaml", 2, "a run needs a directory", "--out RUN"),
+    ("profile profile.yaml", 2, "--out is missing", "--out RUN"),
     ("profile none.yaml --out new", 2, "cannot read the profile none.yaml: No such file", "YAML"),
     ("profile malformed.yaml --out new", 2, "line 1", "correct the YAML"),
     ("profile profile.yaml --out taken", 6, "taken exists and is not empty", "--out"),
@@ -141,8 +141,8 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("import vllm none.jsonl --out new --rule strict", 3, "none.jsonl", ""),
     ("import vllm none.jsonl --out new --rule one_hot", 2, "does not fit temperature 0", "--temperature"),
     ("import vllm none.jsonl --out new --rule strict --temperature 1", 2, "strict does not fit temperature 1", "one_hot"),
-    ("predict --cost 0 --alpha 0.5 --out none/a.txt", 5, "cannot write none/a.txt: there is no directory none", "--out"),
-    ("predict --cost 0 --alpha 0.5 --out .", 5, "cannot write .: it is not a file (- is the standard output)", "--out"),
+    ("predict --cost 0 --alpha 0.5 --out none/a.txt", 5, "cannot write none/a.txt: the directory none does not exist", "--out"),
+    ("predict --cost 0 --alpha 0.5 --out .", 5, "cannot write .: it is not a file (use - for standard output)", "--out"),
     (f"predict --cost 0 --alpha 0.5 --out {LONG}", 5, "File name too long", "--out"),
 ]
 

@@ -117,7 +117,7 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["--rates", "0.5,x"], "--rates is '0.5,x'"),
     (["--rates", "0.8,0.7", "--gamma", "3"], "--gamma 3 is beyond the 2 rates given"),
     (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
-    (["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"], "a round's cost is either given or computed"),
+    (["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"], "a round's cost is either given or computed, not both"),
     (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1"),
     (["--alpha", "0.8", "--burstiness", "-0.5"], "at alpha 0.8 burstiness lies between -0.25"),
     (
@@ -157,7 +157,7 @@ def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_s
     assert "speedup [90%]" in text
     assert "90 % of published speedups lie within x/÷ 1.25" in " ".join(text.split())
     poor = printed(console_script, *CARD, "--rates", "0.3,0.1")
-    assert "decoding may be faster or slower if all of this holds" in poor
+    assert "decoding may be faster or slower if these inputs hold" in poor
     elsewhere = json.loads(printed(console_script, *CARD, *length, "--accelerator", "l4", "--format", "json"))
     assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
 
@@ -179,7 +179,7 @@ def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner,
         (tmp_path / "odd").write_text(json.dumps(llama | {"head_dim": None, key: value}))
         given = ("--alpha", "0.7", "--target-config", tmp_path / "odd", "--draft-config", CONFIGS / "head-llama-3.1-8b.json")
         code, output, errors = console_script("predict", *given)
-        assert (code != 0, output, "its numbers are not those of a model" in errors) == (True, "", True), key
+        assert (code != 0, output, "its numbers do not describe a model" in errors) == (True, "", True), key
     (tmp_path / "odd").write_text(json.dumps(llama | {"quantization_config": {"quant_method": "fp8"}}))
     code, _, errors = console_script("predict", *given)
     assert (code != 0, "--weight-bytes 1 for fp8" in errors) == (True, True)

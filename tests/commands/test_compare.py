@@ -330,7 +330,7 @@ def test_shares_and_gamma_of_the_decision_are_those_of_the_answer(tmp_path: Path
 def test_what_cannot_be_told_apart_is_not_called_better(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts={"one": 0.0, "two": 0.001}))
     text = first_lines(compare(RunDraft(run, "one"), RunDraft(run, "two"), ["strict"]))
-    assert text.startswith("no difference told apart: ")
+    assert text.startswith("no clear difference: ")
 
 
 def test_without_rounds_alpha_is_compared(tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ NO_FORECAST: dict[str, tuple[Any, dict[str, Any], bool | None]] = {  # the truth
     "there is one size only": (TRUTH, {"sizes": {"1": 1}}, None),
     "there are 2 sizes": (TRUTH, {"sizes": {"1/2": 3, "1": 1}}, None),
     "no size has two heads": (TRUTH, {"sizes": {"1/4": 1, "1/2": 1, "1": 1}}, None),
-    "there are too few independent test units to know the noise": (TRUTH, {"tests": 4}, None),
-    "heads of one size differ by more than the last step in size brought": (FLAT, {"spread": 0.03}, True),
+    "too few independent test units to estimate the noise": (TRUTH, {"tests": 4}, None),
+    "heads of one size differ by more than the last increase in size gained": (FLAT, {"spread": 0.03}, True),
     "the largest size fell outside what the smaller ones predict": (STEP, {"spread": 0.001}, False),
     # The largest size lies inside the wide band of its backtest; all sizes together contradict the model.
     "no curve 1 - alpha = e + A N^-b fits": (lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2), {}, True),

@@ -53,7 +53,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> DryRun:
 def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: DryRun) -> None:
     jsonschema.validate(json.loads(answer_text(looked, "json")), json.loads(json_schema("preflight")))
     (wide,) = found(looked, "vocabulary", "wide")
-    assert wide.cause == "320 logits, the last 60 of them padding that is left out"
+    assert wide.cause == "320 logits, the last 60 of them padding, left out"
     assert [each.level for each in found(looked, "context", "close")] == ["ok"]
     (brief,) = found(looked, "context", "brief")
     assert (brief.level, brief.cause.split(";")[0]) == ("note", "24 tokens")

@@ -199,8 +199,8 @@ UNCOUNTED = {
     "two choices": "for which vLLM counts no rounds | ask with n = 1",
     "responses": "where vLLM sends no metrics | send the requests to /v1/chat/completions",
     "stream without usage": "and so without metrics | ask with stream_options: {include_usage: tr",
-    "min_p": "answered with an error (1) | change the requests, and send them again: it said 'The min_p and logit_bias ",
-    "too long": "answered with an error (1) | change the requests, and send them again: it said 'max_tokens=5000 cannot ",
+    "min_p": "answered with an error (1) | change the requests and send them again; the engine said 'The min_p and logit_bias ",
+    "too long": "answered with an error (1) | change the requests and send them again; the engine said 'max_tokens=5000 cannot ",
 }
 
 
@@ -285,7 +285,7 @@ PARTS = (
 @each("part", PARTS)
 def test_chunks_of_a_stream_one_by_one_are_refused(part: dict[str, Any], tmp_path: Path) -> None:
     """Also where requests may be left out: each chunk would count as one."""
-    with pytest.raises(AlphaprofError, match="line 1: a chunk from within a stream") as found:
+    with pytest.raises(AlphaprofError, match="line 1: a chunk from the middle of a stream") as found:
         imported(tmp_path, [part, chunk(finish="length"), ANSWERS["stream"]], *STRICT, "--leave-out")
     assert "one line for each request, its chunks merged" in found.value.hint
 
@@ -736,7 +736,7 @@ UNREADABLE = (
     (b"{", "Expecting property name"),
     (b'{"a": "\xff"}', "codec"),
     (json.dumps([RESPONSE]).encode(), "write one response per line"),
-    (b"data: " + json.dumps(RESPONSE).encode(), "write one line for each request, its chunks merged"),
+    (b"data: " + json.dumps(RESPONSE).encode(), "write one line per request, its chunks merged"),
 )
 
 
@@ -863,7 +863,7 @@ def test_each_file_may_be_a_domain(tmp_path: Path) -> None:
 def test_an_import_overwrites_nothing(tmp_path: Path) -> None:
     run = imported(tmp_path, [response()])
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    with pytest.raises(AlphaprofError, match="holds a run already"):
+    with pytest.raises(AlphaprofError, match="already holds a run"):
         imported(tmp_path, [response(2)])
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 

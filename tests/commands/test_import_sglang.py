@@ -321,7 +321,7 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
     run = imported(tmp_path, [answer(1), brief, aborted, *failed, plain], *CHAIN, "--leave-out")
     assert run.manifest.documents == 1
     assert run.manifest.skipped == {
-        "no round: the prefill wrote all of it": 1,
+        "no round: prefill wrote the whole text": 1,
         "the request was aborted": 1,
         "the engine answered with an error": 2,
         "no spec_verify_ct in meta_info or sglext.spec_tokens_details": 1,

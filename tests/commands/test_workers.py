@@ -65,7 +65,7 @@ def test_workers_that_end_well_say_nothing(monkeypatch: pytest.MonkeyPatch, goin
 
 def test_a_worker_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch, going: Path) -> None:
     said = worked(monkeypatch, going, ENDS, KILLED_ONCE)
-    assert said == ["worker 1 was ended by SIGKILL, and is started again"]
+    assert said == ["worker 1 was ended by SIGKILL; restarting it"]
 
 
 def test_one_that_is_killed_again_and_again_has_failed(monkeypatch: pytest.MonkeyPatch, going: Path) -> None:

@@ -59,7 +59,7 @@ def test_processes_with_one_profile_share_a_directory_and_another_is_refused(
     assert files_in(tmp_path / "run") == sorted(
         ["manifest.json", "profile.json", *second.manifest.files, f"workers/{second.worker}.json"]
     )
-    with pytest.raises(RunExists, match="holds a run already") as caught, written(Path("run")):
+    with pytest.raises(RunExists, match="already holds a run") as caught, written(Path("run")):
         pass
     assert "--resume" in caught.value.hint
     with joined(storage_of("run"), CONFIG, resume=True):

@@ -161,7 +161,7 @@ def test_each_part_has_a_unit_of_each_domain_with_three_and_others_are_named() -
     for part in PARTS:
         assert {"three", "many"} <= {each.domain for each in result.of(texts, part)}
     assert {result.part_of(each.unit) for each in texts if each.domain == "two"} == {TRAIN}
-    assert result.notes == ("domain two has 2 independent units, too few for three parts: all are for training",)
+    assert result.notes == ("domain two has 2 independent units, too few for three parts: all are used for training",)
 
 
 def test_a_group_that_is_most_of_a_domain_is_for_training_and_said_so() -> None:

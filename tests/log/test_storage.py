@@ -459,7 +459,7 @@ VERBS: dict[str, Callable[[Storage], Any]] = {
     "names": lambda place: place.names("commits"),
 }
 KINDS = ("put", "open", "names")  # obstore raises other errors for a listing, and an answer to HEAD says nothing
-GIVEN_UP = "the store failed or cannot be reached, and asking again did not help"
+GIVEN_UP = "the store failed or cannot be reached, and retries did not help"
 
 
 def failing(place: Storage, verb: str) -> str:

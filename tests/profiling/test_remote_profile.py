@@ -34,7 +34,7 @@ def test_parts_of_a_run_in_an_object_store_make_the_run_of_a_folder(
     profiled(path, Part(0, 2))
     gate.faults["GET"] = [503]
     require_equal(profiled(path, Part(1, 2)), sampled_run)
-    with pytest.raises(RunExists, match="s3://bucket/runs/r1 holds a run already"):
+    with pytest.raises(RunExists, match="s3://bucket/runs/r1 already holds a run"):
         profiled(path)
     assert "sesame" not in "".join(str(storage_of(OUT).read(name)) for name in storage_of(OUT).names("") if "json" in name)
 
@@ -53,7 +53,7 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(
                 gate.always = 503
 
     with pytest.raises(
-        (DiskFull, RunUnreadable), match="the store failed or cannot be reached, and asking again did not help"
+        (DiskFull, RunUnreadable), match="the store failed or cannot be reached, and retries did not help"
     ):
         profiling.profile(load_profile(path), OUT, Failing())
     gate.always = None

@@ -46,7 +46,7 @@ def export(
     side: RunDraft, to: str, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
 ) -> Artefact:
     """One draft of a run in the format of EXPORTS; `rule`, `gamma` and `domain`: None for what the run's own decision says.
-    Raises `OptionInvalid` where it is not defined, and `RunUnreadable`.
+    Raises `OptionInvalid` if it is not defined, and `RunUnreadable`.
     """
     form, manifest = EXPORTS[to], side.run.manifest
     if manifest.documents == 0:
@@ -104,7 +104,7 @@ class ExportScope:
         return {domain: self.weights[domain] * sum(tokens.values()) / tokens[domain] for domain in self.pools}
 
     def times(self, concurrency: int) -> StepTimes | None:
-        """Step times of the draft; None where there are none."""
+        """Step times of the draft; None if there are none."""
         return self.costs.times(concurrency).get(self.side.draft) if self.costs else None
 
     @property
@@ -114,14 +114,14 @@ class ExportScope:
 
 
 def named(domain: str) -> str:
-    """A domain in words that a person reads: data may call it anything."""
+    """Return a domain in words that a person reads: data may call it anything."""
     return f"'{short(visible(domain))}'"
 
 
 def scope_of(
     side: RunDraft, to: str, rule: str | None = None, gamma: int | None = None, domain: str | None = None
 ) -> ExportScope:
-    """What to export, at the gamma of the decision, or at the one that it would choose for this draft. Raises
+    """Return what to export, at the gamma of the decision, or at the one that it would choose for this draft. Raises
     `OptionInvalid`.
     """
     gammas, inputs = _allowed_gammas(side, to, gamma), _report_inputs(side, to, rule, gamma)
@@ -157,7 +157,7 @@ def scope_of(
 
 
 def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None) -> ReportInputs:
-    """What a report on this draft would read. Raises `OptionInvalid` for drafting or a rule without chains."""
+    """Return what a report on this draft would read. Raises `OptionInvalid` for drafting or a rule without chains."""
     run = side.run
     if (drafting := run.manifest.drafting) != CHAIN:
         problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
@@ -189,7 +189,7 @@ def _allowed_gammas(side: RunDraft, to: str, named: int | None) -> list[int]:
 def _pools_to_export(
     side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
 ) -> dict[str, DocumentTotals]:
-    """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
+    """Return the pools to export by domain, in the order of their weights. Raises `OptionInvalid` if they have no rounds."""
     pools = evidence.candidates[side.draft]
     if domain is not None and domain not in evidence.observed:
         known = ", ".join(map(named, evidence.observed))
@@ -226,7 +226,7 @@ def pooled_depths(scope: ExportScope) -> Depths:
 
 
 def _require_serving(side: RunDraft, to: str, scope: ExportScope) -> None:
-    """Raise `OptionInvalid` where an engine cannot serve the draft as it was measured."""
+    """Raise `OptionInvalid` if an engine cannot serve the draft as it was measured."""
     manifest, engine = side.run.manifest, PASTED[to]
     if manifest.imported:
         raise OptionInvalid(
@@ -242,9 +242,9 @@ def _require_serving(side: RunDraft, to: str, scope: ExportScope) -> None:
 
 
 def _gamma_schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, int], ...] | None:
-    """The gamma by concurrency, 0 to draft nothing: that of the decision, and another one from where on that is told apart
-    from it. None where none is, or a gamma was named. Up to the exported one; a server drafts as many as the largest asks
-    for. Where two differ, bisection with interpolated step times finds the place of the change.
+    """Return the gamma by concurrency, 0 to draft nothing: that of the decision, and others from where they clearly differ
+    from it. None if none does, or a gamma was named. Up to the exported one; a server drafts as many as the largest asks
+    for. If two differ, bisection with interpolated step times finds the place of the change.
     """
     facts = scope.side.run.manifest.drafts[scope.side.draft]
     if scope.question.gamma != AUTO or not (form.engine and form.engine.schedules(facts)):
@@ -272,8 +272,8 @@ def _gamma_schedule(scope: ExportScope, form: Export) -> tuple[tuple[int, int, i
 
 
 def _told_apart(scope: ExportScope, concurrency: int, present: int, most: int) -> int:
-    """The fastest gamma up to `most` at a concurrency, 0 for no drafts, of those that are faster than the `present` one by
-    the lower bound of their gain, each at its share of what may be wrong; else the present one.
+    """Return the fastest gamma up to `most` at a concurrency, 0 for no drafts, of those that are faster than the `present`
+    one by the lower bound of their gain, each at its share of what may be wrong; else the present one.
     """
     if (times := scope.times(concurrency)) is None:
         return present
@@ -294,7 +294,7 @@ def _decoded_at(scope: ExportScope, gamma: int, times: StepTimes) -> list[Decode
 
 
 def _own_model(manifest: Manifest, name: str) -> str | None:
-    """The checkpoint of a draft; None: it has none of its own. A head may lie in the target's."""
+    """Return the checkpoint of a draft; None: it has none of its own. A head may lie in the target's."""
     draft = manifest.drafts[name]
     return None if draft.by_depth and draft.reference == manifest.target.reference else draft.own_model
 
@@ -351,11 +351,11 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
         if faster is not None and faster.value < 1:
             shown = interval(speedup_interval(faster, scope.question.confidence), "x")
-            yield f"by this run's step times the draft makes decoding slower at gamma {gamma}: speedup {shown}"
+            yield f"with this run's step times, the draft makes decoding slower at gamma {gamma}: speedup {shown}"
     if form.layers_of_target and acceptance.draft.own_model is not None:
         yield from _priced_as_layers(scope, times)
     if acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
-        yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"
+        yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences too, which were not timed"
 
 
 def _priced_as_layers(scope: ExportScope, times: StepTimes | None) -> Iterator[str]:
@@ -374,12 +374,12 @@ def _priced_as_layers(scope: ExportScope, times: StepTimes | None) -> Iterator[s
 
 
 def _scheduled_gamma(schedule: tuple[tuple[int, int, int], ...] | None, size: int) -> int:
-    """The gamma that vLLM takes for a batch: the last one that begins at its size or below; 0 without a schedule."""
+    """Return the gamma that vLLM takes for a batch: the last one that begins at its size or below; 0 without a schedule."""
     return next((gamma for first, _, gamma in reversed(schedule or ()) if first <= size), 0)
 
 
 def _of_rates(scope: ExportScope, chosen: Depths, over: Over) -> Iterator[str]:
-    """Where rates are not what they seem."""
+    """Yield where rates are not what they seem."""
     if not scope.exact:
         yield "rounds are exact expectations given the texts, not counts of rounds that took place"
     if (silent := 1 - chosen.ready / chosen.rounds) > SOME:

@@ -27,8 +27,8 @@ DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
 class Depths:
     """Rounds at one gamma: all, those that had a proposal (`ready`), those that drafted gamma tokens (`full`), and for
     d = 1, ..., gamma those whose d-th draft was `tested` (there was one, all before it were accepted, and the text had not
-    ended) and those that `accepted` at least d drafts. Counts; expectations where acceptance is a matter of chance, and
-    scaled where domains have weights. Some round has a proposal.
+    ended) and those that `accepted` at least d drafts. Counts; expectations if acceptance is a matter of chance, and
+    scaled if domains have weights. Some round has a proposal.
     """
 
     rounds: float
@@ -38,7 +38,7 @@ class Depths:
     accepted: tuple[float, ...]
 
     def over(self, which: Over) -> float:
-        """The rounds that rates are of."""
+        """Return the rounds that rates are of."""
         return self.ready if which == PROPOSING else self.rounds
 
     def marginal(self, over: Over) -> tuple[float, ...]:
@@ -52,7 +52,7 @@ class Depths:
         return tuple(count / self.rounds for count in self.accepted)
 
     def conditional(self, over: Over) -> tuple[float, ...]:
-        """P(draft d accepted | the first d - 1 were), 0 where none is reached. Over proposing rounds: of the drafts that
+        """P(draft d accepted | the first d - 1 were), 0 if none is reached. Over proposing rounds: of the drafts that
         were tested. Over all rounds: quotients of marginals, so that products give these again.
         """
         if over == PROPOSING:
@@ -72,7 +72,7 @@ class Acceptance:
     `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint,
     with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q;
     `blocks`: they are verified together. `depths`: rounds at the exported `gamma`. `schedule`: first and last concurrency,
-    and the gamma there (0: the draft does not make decoding faster); None where one is for all. `p_min`: the top probability
+    and the gamma there (0: the draft does not make decoding faster); None if one is for all. `p_min`: the top probability
     below which the draft stops.
     """
 
@@ -89,7 +89,7 @@ class Acceptance:
 
 
 def vllm_config(chain: Acceptance) -> str:
-    """VLLM's --speculative-config for serving, with the schedule over batch sizes where there is one."""
+    """VLLM's --speculative-config for serving, with the schedule over batch sizes if there is one."""
     config = _vllm_draft(chain) | {
         "draft_sample_method": "probabilistic" if chain.drawn else "greedy",
         "rejection_sample_method": "block" if chain.blocks else "standard",
@@ -98,7 +98,7 @@ def vllm_config(chain: Acceptance) -> str:
 
 
 def vllm_synthetic(chain: Acceptance) -> str:
-    """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes where there is one."""
+    """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes if there is one."""
     config = _vllm_draft(chain) | {
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": _rounded(chain.depths.marginal(PROPOSING)),
@@ -139,7 +139,7 @@ def sglang_args(chain: Acceptance) -> str:
 
 
 def _sglang_words(chain: Acceptance) -> list[str]:
-    """One branch of gamma drafts, and the draft where SGLang has an algorithm for it."""
+    """One branch of gamma drafts, and the draft if SGLang has an algorithm for it."""
     words = []
     if (algorithm := SGLANG.method(chain.draft)) is not None:
         words = ["--speculative-algorithm", str(algorithm)]
@@ -282,6 +282,6 @@ def _comma_listed(values: Sequence[float]) -> str:
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    """A JSON object with a line for every entry; ASCII, so that names from data cannot reach a terminal as they are."""
+    """Return a JSON object with one entry per line; ASCII, so that names from data reach a terminal escaped."""
     lines = (f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"

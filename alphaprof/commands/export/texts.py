@@ -31,7 +31,7 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     and `NoPositionLog` and `DataEmpty` for a run without texts.
     """
     if narrowed or out is None:
-        problem = f"{TEXTS} are all texts of a run, in a folder with a file for each part"
+        problem = f"{TEXTS} exports all texts of a run, as a folder with one file per part"
         raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER, and no other option but --split")
     run, storage = Run.open(where), LocalStorage(out)
     require_new(storage, "choose another --out")
@@ -58,13 +58,13 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
 
 
 def _trainer_line(text: RunText) -> str:
-    """A document as both trainers read it: ids, and where to learn. `document` leads back to the tables of the run."""
+    """Return a document as both trainers read it: ids and a loss mask. `document` is its key in the run's tables."""
     ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
     return json.dumps({"document": text.document, "input_ids": ids, "loss_mask": mask}, separators=(",", ":")) + "\n"
 
 
 def _in_order(texts: Sequence[RunText], parts: Split) -> tuple[list[RunText], dict[str, int]]:
-    """The texts to train on, those of a smaller size before those that a larger one adds; and how many each size has."""
+    """Return the texts to train on, smaller sizes before those that a larger one adds, and how many each size has."""
     rows, done, starts = list[RunText](), set[str](), dict[str, int]()
     for name in SIZES:
         units = set(parts.nested(fraction_of(name), 0))
@@ -79,7 +79,7 @@ def _amount(texts: Sequence[RunText], parts: Split, part: str) -> str:
 
 
 def _doubts(run: Run, every: Sequence[RunText], texts: Sequence[RunText]) -> list[str]:
-    """Where the texts are not what a trainer takes them for, or not all of the run."""
+    """Return warnings if the texts are not what a trainer expects, or not all of the run."""
     doubts = []
     if left := len(every) - len(texts):
         doubts.append(f"{many(left, 'document')} of {count(len(every))} left out: too short, or not the target's own text")

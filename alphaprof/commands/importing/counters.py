@@ -39,7 +39,7 @@ class CountedRounds:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a server's counters say between two readings, over all its requests. There is no interval and no verdict: how
+    """What a server's counters say between two readings, over all its requests, without an interval or a verdict: how
     much requests differ is not in a sum over them.
     """
 
@@ -70,14 +70,14 @@ def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     rate = f"{fmt.count(found.accepted)} of {fmt.count(found.drafted)} drafted tokens accepted"
     yield f"{fmt.many(found.drafts, 'round')} with a draft, {rate}"
     share = f"accepted/drafted {fmt.share(found.accepted_per_drafted)}"
-    yield f"{share}: what engines call acceptance rate; it depends on gamma, and is not alpha"
+    yield f"{share}: the acceptance rate of engines; it depends on gamma and is not alpha"
     yield ""
     shares = zip(map(fmt.share, found.marginal), map(fmt.share, found.conditional), strict=True)
     rows = [(str(depth), dict(zip(SHARES, each, strict=True))) for depth, each in enumerate(shares, 1)]
     yield Table("by depth", SHARES, rows, "depth")
     full = found.drafted == found.gamma * found.drafts
     cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
-    short = f" conditional: n/a where {cause}." if None in found.conditional else ""
+    short = f" conditional: n/a if {cause}." if None in found.conditional else ""
     yield Small(f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were.{short}")
     yield ""
 
@@ -93,7 +93,7 @@ def _traffic_lines(traffic: ServerTraffic, speculates: bool) -> Iterator[str]:
     each = f"{fmt.number(traffic.tokens_per_step)} tokens per sequence and step"
     waits = f"{fmt.number(traffic.first_token_ms, 0)} ms, {fmt.number(traffic.queue_ms, 0)} of them in the queue"
     yield f"{each}; first token after {waits}"
-    yield "not in these counters: what verification costs, and what a draft that is not loaded would get accepted"
+    yield "not in these counters: the cost of verification, and the acceptance of a draft that is not loaded"
     if traffic.sequences and traffic.prompt_tokens is not None and traffic.written_tokens is not None:
         context = traffic.prompt_tokens + traffic.written_tokens / 2
         load, places = max(1, round(traffic.sequences)), ("decision.concurrency", "costs.concurrency")
@@ -106,13 +106,13 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None) -> Counters
     rises, traffic = rises_between(pages[0], pages[-1]), traffic_between(pages, seconds)
     models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
     if len(models) > 1:
-        raise DataUnreadable(f"the pages count {fmt.many(len(models), 'model')}", "save the pages of a server of one model")
+        raise DataUnreadable(f"the pages count {fmt.many(len(models), 'model')}", "save pages of a server with one model")
     sums: Counter[tuple[str, str | None]] = Counter()  # over engines, by name and position
     for (name, labels), rise in rises.items():
         sums[name, dict(labels).get("position")] += rise
     speculation = _speculation(sums) if (DRAFTS, None) in sums else None
     if speculation is None and (traffic is None or not traffic.steps):
-        hint = "read a page, send requests, and read another when they are done"
+        hint = "save a page, send requests, and save another when they are done"
         raise DataEmpty("nothing was decoded between the readings", hint)
     return Counters(
         alphaprof=__version__,
@@ -132,7 +132,7 @@ def _speculation(sums: Mapping[tuple[str, str | None], float]) -> CountedRounds 
     if not ordered or sum(by_position) != accepted or not accepted <= drafted <= gamma * drafts:
         problem = f"since the first page {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by position "
         problem += f"{by_position[:8]}, which contradict each other"
-        raise DataUnreadable(problem, "read both pages while no request is running")
+        raise DataUnreadable(problem, "save both pages while no request is running")
     if not drafts:
         return None
     full = drafted == gamma * drafts  # every round drafted gamma tokens

@@ -16,7 +16,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Fields = Mapping[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
-MERGE = "write one line for each request, its chunks merged: the first and the last are needed (see docs/import.md)"
+MERGE = "write one line per request, its chunks merged: the first and the last are needed (see docs/import.md)"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Line:
         return Line(self.path, self.number, fields)
 
     def refuse(self, problem: str, hint: str) -> DataUnreadable:
-        """What is wrong with this line."""
+        """Return what is wrong with this line."""
         return DataUnreadable(f"{self.where}: {problem}", hint)
 
     def read(self, model: type[Model], fields: Fields) -> Model:
@@ -48,7 +48,7 @@ class Line:
             first = error.errors(include_url=False)[0]
             name, given = ".".join(map(str, first["loc"])), shown(first["input"])
             problem = f"{name} is missing" if first["type"] == "missing" else f"{name} is {given}: {first['msg']}"
-            raise self.refuse(problem, "write what the engine answers as it came; docs/import.md lists the fields") from None
+            raise self.refuse(problem, "write the engine's answers unchanged; docs/import.md lists the fields") from None
 
 
 class LeftOut(Exception):
@@ -72,7 +72,7 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                 if text.strip():
                     yield _parsed(Line(path, number, {}), text)
     except OSError as error:
-        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a file of JSON lines") from None
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a JSON Lines file") from None
 
 
 def _parsed(line: Line, text: bytes) -> Line:
@@ -80,14 +80,14 @@ def _parsed(line: Line, text: bytes) -> Line:
         content = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         chunk = text.startswith((b"data:", b"event:"))
-        raise line.refuse(str(error), MERGE if chunk else "each line is one JSON object, in UTF-8") from None
+        raise line.refuse(str(error), MERGE if chunk else "write one JSON object per line, in UTF-8") from None
     if not isinstance(content, dict | list):
         raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
     return line.inside(content if isinstance(content, dict) else {"response": content})
 
 
 def group(fields: Fields, name: str) -> Fields:
-    """An object inside another one; empty where there is none."""
+    """Return an object inside another one; empty if there is none."""
     value = fields.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -110,17 +110,17 @@ def unwrapped(fields: Fields, is_answer: Callable[[Fields], bool]) -> tuple[Any,
 
 
 def error_in(fields: Fields) -> Any:
-    """What an answer says of its failure; empty where it did not fail."""
+    """Return what an answer says of its failure; empty if it did not fail."""
     status = fields.get("status_code")
     failed = fields.get("object") == "error" or (isinstance(status, int) and status >= 400)
     return fields.get("error") or (failed and (fields.get("message") or group(fields, "body").get("error") or True))
 
 
 def failure(error: Any) -> LeftOut:
-    """A request that the engine answered with an error."""
+    """Return a request that the engine answered with an error."""
     text = error.get("message") if isinstance(error, dict) else error
     hint = (
-        f"change the requests, and send them again: it said {cut(repr(text), 160)}"
+        f"change the requests and send them again; the engine said {cut(repr(text), 160)}"
         if isinstance(text, str)
         else "see its log"
     )

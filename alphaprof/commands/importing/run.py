@@ -96,7 +96,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         if not read.requests:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
             most = max(read.left_out, key=read.left_out.__getitem__, default="")
-            hint = read.advice.get(most, f"see docs/import.md for how to get metrics out of {asked.engine}")
+            hint = read.advice.get(most, f"see docs/import.md for how to get metrics from {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _imported_manifest(asked, read)
         run = RunWriter(storage, manifest)
@@ -104,7 +104,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             run.write_totals([_totals_table(read.requests, imported)], (0, 0), asked.draft)
             run.write_documents(_documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
             if not run.begin():
-                raise RunExists(f"{out} holds a run already", "choose another --out")
+                raise RunExists(f"{out} already holds a run", "choose another --out")
         remove_unnamed(storage, run.manifest.files)  # what killed imports left, of files as they were then
         return run
 
@@ -115,7 +115,7 @@ def _require_names(asked: ImportRequest) -> None:
     if files < len(asked.files) or domains not in (0, 1, files) or (domains and asked.domain_key):
         key = " and a --domain-key" if asked.domain_key else ""
         problem = f"{len(asked.files)} files, of which {files} differ, with {domains} --domain{key}"
-        raise OptionInvalid(problem, "name each file once, and one --domain, one for each file, or the --domain-key alone")
+        raise OptionInvalid(problem, "give each file once, and one --domain, one per file, or --domain-key alone")
     if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
         problem = f"--draft {shown(asked.draft)} is not a valid name"
         raise OptionInvalid(problem, "use lower case, at most 200 characters, and neither auto nor target")
@@ -129,7 +129,7 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
                 request = engine.request_of(answer, asked.gamma, asked.drafting)
             except LeftOut as omitted:
                 if not omitted.unmeasured and not asked.leave_out:
-                    hint = f"{omitted.hint}; --leave-out imports the other requests and counts these"
+                    hint = f"{omitted.hint}; use --leave-out to skip and count such requests"
                     raise line.refuse(omitted.reason, hint) from None
                 read.left_out[omitted.reason] += 1
                 read.advice.setdefault(omitted.reason, omitted.hint)
@@ -148,21 +148,21 @@ def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -
     if request.request_id is not None:
         before = read.seen.setdefault(request.request_id, request.line)
         if before is not request.line:
-            problem = f"the request {shown(request.request_id)} is in {before.where} as well"
+            problem = f"the request {shown(request.request_id)} is also in {before.where}"
             raise request.line.refuse(problem, "keep each request once")
     if not asked.target and request.model is None:
-        raise ColumnMissing(f"{request.line.where}: there is no model", "name the served model: --target NAME")
+        raise ColumnMissing(f"{request.line.where}: no model is named", "name the served model: --target NAME")
     first = (read.requests or [request])[0]
     served, at_first = ((asked.target or one.model, one.rounds.gamma) for one in (request, first))
     if served != at_first:
         problem = "model {!r} with {} speculative tokens, and {} has {!r} with {}"
         problem = problem.format(*served, first.line.where, *at_first)
-        hint = "import requests of one target and number of speculative tokens at a time; --target gives the target one name"
+        hint = "import only requests with one target and number of speculative tokens; --target gives the target one name"
         raise request.line.refuse(problem, hint)
 
 
 def _named(line: Line, key: str, option: str) -> str | None:
-    """The text under a dotted key of a line, or of the response in it; None where it is null. Raises `ColumnMissing`."""
+    """Return the text under a dotted key of a line, or of the response in it; None if it is null. Raises `ColumnMissing`."""
     value: Any = None
     for path in (key, f"response.{key}", f"response.body.{key}"):
         value = line.fields
@@ -174,23 +174,23 @@ def _named(line: Line, key: str, option: str) -> str | None:
     halved = str(value).encode(errors="ignore").decode() != str(value)  # a JSON string may end in half a character
     if not named or halved or (value is None and option == "--domain-key"):
         known = ", ".join(shown(name) for name in list(line.fields)[:8])
-        problem = f"there is no {shown(key)}" if value is ... else f"{shown(key)} is {shown(value)}, not a name"
+        problem = f"{shown(key)} is missing" if value is ... else f"{shown(key)} is {shown(value)}, not a name"
         raise ColumnMissing(f"{line.where}: {problem}", f"{option} names a field; the line has {known}")
     return None if value is None else str(value)
 
 
 def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
-    """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest.
-    Raises `OptionInvalid` and `ProfileInvalid`.
+    """Return the profile that such a run answers to: decision and costs are what reports read of it. Models are in the
+    manifest. Raises `OptionInvalid` and `ProfileInvalid`.
     """
     if len(domains) > MOST_DOMAINS:
         problem = f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}"
-        raise OptionInvalid(problem, "name a field with one value for each kind of traffic")
+        raise OptionInvalid(problem, "name a field with one value per kind of traffic")
     decided = DECIDED if asked.drafting == CHAIN else ("decision.rule=", "costs.")
     for override in asked.overrides:
         if not override.startswith(("decision.", "costs.")) or override.startswith(decided):
-            problem = f"--set {cut(override, VALUE)}: the engine decided it, or it needs what is not known of served drafts"
-            hint = "an import can set decision.*, except the rule, and where rounds drafted chains costs.source=table"
+            problem = f"--set {cut(override, VALUE)}: the engine decided it, or it is not known for served drafts"
+            hint = "an import can set decision.* except the rule, and costs.source=table if rounds drafted chains"
             raise ProfileInvalid(problem, hint)
     tree: dict[str, Any] = {
         "target": {"model": "served"},
@@ -288,7 +288,7 @@ def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.T
 
 
 def _served_model(name: str) -> ModelFacts:
-    """What is known of a model that another engine ran: what it is called."""
+    """Return what is known of a model that another engine ran: what it is called."""
     digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(
         reference=name,
@@ -306,12 +306,12 @@ def _served_model(name: str) -> ModelFacts:
 
 
 def _served_draft(name: str) -> DraftFacts:
-    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known."""
+    """Return the same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known."""
     return DraftFacts(**vars(_served_model(name)), has_distribution=False, has_steps=True)
 
 
 def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
-    """What a reader of the report has to know."""
+    """Yield what a reader of the report has to know."""
     yield note("imported")
     gamma, known_by = imported.gamma, imported.prompts_known_by
     deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth

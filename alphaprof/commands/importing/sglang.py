@@ -7,7 +7,7 @@ vLLM:
 - The histogram (pull request 18332) counts rounds by accepted drafts without the bonus token, and ends at the largest
   count that occurred.
 - `spec_num_proposed_drafts` is not counted but worked out, rounds times `speculative_num_draft_tokens` - 1. Of a chain
-  these are its drafts. Of a tree they are its nodes, and where the number of steps adapts itself they mean nothing.
+  these are its drafts. Of a tree they are its nodes, and if the number of steps adapts itself they mean nothing.
 - A request that ended before its first round has no such fields at all.
 
 Names changed twice (0.5.11, 0.5.12: pull requests 23530 and 24081); the older ones are read as well.
@@ -46,8 +46,8 @@ class Counts(BaseModel):
 
 
 def answers_of(line: Line) -> list[Line]:
-    """The answers in a line: one, a list of them, what a batch file or a proxy wrapped in `response` and `body`, or the
-    choices of one answer where each has its own `meta_info`. What the line says of its prompt stands with each.
+    """Return the answers in a line: one, a list of them, what a batch file or a proxy wrapped in `response` and `body`, or
+    the choices of one answer if each has its own `meta_info`. What the line says of its prompt stands with each.
     """
     body, error = unwrapped(line.fields, lambda fields: bool({"meta_info", "choices", "sglext"} & fields.keys()))
     listed = body if isinstance(body, list) else _choices(body)
@@ -59,7 +59,7 @@ def answers_of(line: Line) -> list[Line]:
 
 
 def _choices(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answer itself, or its choices where these hold more than it does."""
+    """Return the answer itself, or its choices if these hold more than it does."""
     choices = body.get("choices")
     whole = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
     if "meta_info" not in body and any(group(choice, "meta_info") for choice in whole):
@@ -75,8 +75,8 @@ def _prompt(fields: Fields) -> Any:
 
 
 def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineRequest:
-    """The request of an answer. `gamma`: drafts of a round (None: what the counts of a chain say); where it did not draft a
-    chain of one length, the most that a round can accept, which must be given.
+    """Return the request of an answer. `gamma`: drafts of a round (None: what the counts of a chain say); if it did not
+    draft a chain of one length, the most that a round can accept, which must be given.
 
     Raises `LeftOut`, and `DataUnreadable` for an answer that contradicts itself or lacks what it needs.
     """
@@ -86,7 +86,7 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     reason = info.get("finish_reason") or fields.get("finish_reason")
     reason = reason.get("type") if isinstance(reason, dict) else reason
     if reason == "abort":
-        raise LeftOut("the request was aborted", "its text is not whole", unmeasured=True)
+        raise LeftOut("the request was aborted", "its text is incomplete", unmeasured=True)
     sizes = info or usage or fields
     found = _counts_in(fields, info, sizes.get("completion_tokens"))
     counts, capped = answer.read(Counts, found), any(found.get(name) for name in CAPPED)
@@ -113,9 +113,9 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
 
 
 def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
-    """Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
+    """Return every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
 
-    Raises `LeftOut` where these do not account for them either.
+    Raises `LeftOut` if these do not account for them either.
     """
     if request.rounds.plain > counts.retractions:
         hint = "num_retractions is in meta_info only; else the counts mean something other than is known here"
@@ -125,7 +125,7 @@ def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
 
 
 def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
-    """Where the counts of rounds stand. Raises `LeftOut` where there are none."""
+    """Return where the counts of rounds stand. Raises `LeftOut` if there are none."""
     details = group(fields, "sglext").get(DETAILS)
     if isinstance(details, list):
         raise LeftOut("several choices (n > 1) in one answer", "ask with n = 1, or with return_meta_info: true")
@@ -133,7 +133,7 @@ def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
         if place.get(ROUNDS):
             return place
     if written in (0, 1):
-        raise LeftOut("no round: the prefill wrote all of it", "nothing was decoded", unmeasured=True)
+        raise LeftOut("no round: prefill wrote the whole text", "nothing was decoded", unmeasured=True)
     ask = "with the native /generate, or return_spec_tokens_details (or return_meta_info): true"
     raise LeftOut(
         f"no {ROUNDS} in meta_info or sglext.{DETAILS}", f"start SGLang with --speculative-algorithm, and ask {ask}"
@@ -141,12 +141,12 @@ def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
 
 
 def _drafts(answer: Line, counts: Counts, capped: bool) -> int:
-    """The drafts of each round of a chain. Raises `DataUnreadable`."""
+    """Return the drafts of each round of a chain. Raises `DataUnreadable`."""
     if counts.proposed is None:
-        raise answer.refuse("spec_num_proposed_drafts is missing", "give the answer as SGLang wrote it")
+        raise answer.refuse("spec_num_proposed_drafts is missing", "give the answer unchanged, as SGLang wrote it")
     gamma, rest = divmod(counts.proposed, counts.rounds)
     if capped or rest or not len(counts.histogram) - 1 <= gamma <= MOST_DRAFTED:
         problem = f"{counts.rounds} rounds proposed {counts.proposed} drafts and accepted up to {len(counts.histogram) - 1}"
         problem += ", and verified fewer than they proposed (spec_cap_length)" if capped else ""
-        raise answer.refuse(problem, "where rounds draft a tree, or no fixed number of tokens: --drafting tree or adaptive")
+        raise answer.refuse(problem, "if rounds draft a tree or a varying number of tokens, use --drafting tree or adaptive")
     return gamma

@@ -37,7 +37,7 @@ class Metrics(BaseModel):
     acceptance_histogram_by_draft_length: dict[int, list[Count]] | None = None
 
     def by_round(self) -> list[tuple[int, int, int]] | None:
-        """Drafted and accepted tokens, and how many such rounds there were; None where the metrics are a summary."""
+        """Drafted and accepted tokens, and how many such rounds there were; None if the metrics are a summary."""
         if self.per_step_accepted is not None and self.per_step_drafted is not None:
             pairs = zip(self.per_step_drafted, self.per_step_accepted, strict=False)
             return [(drafted, accepted, 1) for drafted, accepted in pairs]
@@ -47,7 +47,7 @@ class Metrics(BaseModel):
 
 
 class Answered(BaseModel):
-    """What an answer says beside its metrics, wherever it stands. `name`: what tells its prompt from others, where neither
+    """What an answer says beside its metrics, wherever it stands. `name`: what tells its prompt from others, if neither
     token ids nor the text do.
     """
 
@@ -61,7 +61,7 @@ class Answered(BaseModel):
     finish_reason: Any = None
 
     def names(self) -> dict[str, str]:
-        """What the prompt is known by, by kind, in hex."""
+        """Return what the prompt is known by, by kind, in hex."""
         names = {}
         if self.prompt_token_ids:
             names["token ids"] = hashlib.sha256(np.array(self.prompt_token_ids, dtype="<i4").tobytes()).hexdigest()
@@ -109,12 +109,13 @@ class EngineRequest:
 
 
 def answers_of(line: Line) -> list[Line]:
-    """The answers in a line: the line itself."""
+    """Return the answers in a line: the line itself."""
     return [line]
 
 
 def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> EngineRequest:
-    """The request of a line; `gamma`: what it must have been served with (None: what it says); `drafting`: always a chain.
+    """Return the request of a line; `gamma`: what it must have been served with (None: what it says); `drafting`: always a
+    chain.
 
     Raises `LeftOut`, and `DataUnreadable` for a line that contradicts itself or lacks what it needs.
     """
@@ -128,7 +129,7 @@ def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> Eng
     first: Fields = choices[0] if choices and isinstance(choices[0], dict) else {}
     usage = group(body, "usage") or body
     if usage.get("completion_tokens") == 0:
-        raise LeftOut("no token was written", "ask for one at least: max_tokens", unmeasured=True)
+        raise LeftOut("no token was written", "ask for at least one token: max_tokens", unmeasured=True)
     if not (metrics := _metrics(body)) or len(choices) > 1:
         raise _without_metrics(line, body, first, len(choices))
     ids = body.get("prompt_token_ids") or first.get("prompt_token_ids")
@@ -147,12 +148,12 @@ def request_of(line: Line, gamma: int | None, drafting: Drafting = CHAIN) -> Eng
 
 
 def prompt_of(*places: Fields) -> Any:
-    """The prompt or the messages in the first of some places that has them."""
+    """Return the prompt or the messages in the first of some places that has them."""
     return next((value for place in places for name in ("prompt", "messages") if (value := place.get(name))), None)
 
 
 def counted_request(line: Line, fields: Fields, metrics: Fields, gamma: int | None) -> EngineRequest:
-    """The request of an answer's `fields` (see `Answered`) and `metrics` (see `Metrics`). Raises `LeftOut` and
+    """Return the request of an answer's `fields` (see `Answered`) and `metrics` (see `Metrics`). Raises `LeftOut` and
     `DataUnreadable`.
     """
     answer, counts = line.read(Answered, fields), line.read(Metrics, metrics)
@@ -170,26 +171,26 @@ def counted_request(line: Line, fields: Fields, metrics: Fields, gamma: int | No
 
 
 def _metrics(fields: Fields) -> Fields:
-    """The metrics that an answer holds; empty where there are none."""
+    """Return the metrics that an answer holds; empty if there are none."""
     places = (group(fields, "metrics"), fields)
     return next((metrics for place in places for name in METRICS if (metrics := group(place, name))), {})
 
 
 def _without_metrics(line: Line, body: Fields, first: Fields, choices: int) -> Exception:
-    """Why an answer has no metrics, and how to get them."""
+    """Return why an answer has no metrics, and how to get them."""
     kind = body.get("object")
     if choices > 1:
         several = "several choices (n > 1, or several prompts) in one answer, for which vLLM counts no rounds"
-        return LeftOut(several, "ask with n = 1 and one prompt a request")
+        return LeftOut(several, "use n = 1 and one prompt per request")
     if kind == "response":
-        reason = "an answer of /v1/responses, where vLLM sends no metrics"
+        reason = "an answer of /v1/responses, which has no vLLM metrics"
         return LeftOut(reason, "send the requests to /v1/chat/completions or /v1/completions")
     if kind in STREAMED and first and first.get("finish_reason") is None:
-        return line.refuse("a chunk from within a stream", MERGE)
+        return line.refuse("a chunk from the middle of a stream", MERGE)
     if kind in STREAMED and first and body.get("usage") is None:
-        hint = "ask with stream_options: {include_usage: true}, which adds a chunk with both after this one"
+        hint = "set stream_options: {include_usage: true}, which adds a final chunk with both"
         return LeftOut("a stream without usage, and so without metrics", hint)
-    hint = "start vLLM with --per-request-spec-decode-metrics detailed, and ask with n = 1 and one prompt a request"
+    hint = "start vLLM with --per-request-spec-decode-metrics detailed, and use n = 1 and one prompt per request"
     return LeftOut("no metrics.speculative_decoding", hint)
 
 
@@ -199,7 +200,7 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
     for name, value in (("num_spec_tokens", metrics.num_spec_tokens), ("--gamma", wanted)):
         if value is not None and value != gamma:
             problem = f"{name} is {value}, and rounds are counted by 0 to {gamma} accepted drafts"
-            raise line.refuse(problem, "import requests of one number of speculative tokens at a time")
+            raise line.refuse(problem, "import only requests with the same number of speculative tokens")
     steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
     counted = (metrics.num_spec_steps, metrics.num_accepted_draft_tokens)
     if counted != (steps, accepted) or not accepted <= metrics.num_draft_tokens <= steps * gamma:
@@ -225,7 +226,7 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
 
 
 def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
-    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
+    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` if the metrics do not tell."""
     size, drafted = len(histogram), metrics.num_draft_tokens
     lengths, joint = np.arange(size), np.zeros((size, size), dtype=np.int64)
     if (rounds := metrics.by_round()) is not None:
@@ -246,6 +247,6 @@ def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
     else:
         raise LeftOut(
             "drafts of several lengths, in metrics that are not detailed",
-            "start vLLM with --per-request-spec-decode-metrics detailed: summary is too little for prompt lookup",
+            "start vLLM with --per-request-spec-decode-metrics detailed: summary is not enough for prompt lookup",
         )
     return joint

@@ -51,7 +51,7 @@ def validate_by(
     """
     if engine == "vllm" and more_rules:
         hint = "leave out --rule, or --engine to decode by it here"
-        raise OptionInvalid("vLLM decodes by decision.rule, and --rule names others", hint)
+        raise OptionInvalid("vLLM decodes by decision.rule, but --rule names others", hint)
     if engine == "vllm":
         return _validate_in_vllm(options, out, gammas, repeats, concurrency, progress)
     if concurrency > 1:
@@ -69,7 +69,7 @@ def _validate_in_vllm(
     engine = options.engine
     if engine is None or engine.python is None:
         raise OptionInvalid(
-            "--engine vllm needs engine.python in the profile", "name the python that has vLLM (docs/vllm.md)"
+            "--engine vllm needs engine.python in the profile", "set it to the Python that has vLLM (docs/vllm.md)"
         )
     rules = [decoded_rule(options.decision.rule, policy) for policy in sorted(require_own_text(options))]
     if odd := [rule for rule in rules if rule not in RULES]:
@@ -93,7 +93,7 @@ def _validate_in_vllm(
 def _decode_in_turn(
     plan: Plan, engines: EngineSteps, rules: Sequence[str], repeats: int, concurrency: int, progress: Progress
 ) -> DecodingTimes:
-    """Every document by every engine, all engines in turn, `repeats` times; the order rotates, so that none is always
+    """Return every document by every engine, all engines in turn, `repeats` times; the order rotates, so that none is always
     first. One sequence at a time, all engines decode a document before the next; else each decodes all of them.
     """
     texts, short, foreign = decodable_texts(plan)
@@ -122,9 +122,9 @@ def _decode_in_turn(
 
 
 def _decoded(answer: Answer) -> Decoded:
-    """A text that an engine decoded. Its time is that of steps with all sequences; how it divides is not known."""
+    """Return a text that an engine decoded. Its time is that of steps with all sequences; how it divides is not known."""
     if not answer["emitted"]:
-        problem = "a text ended before as many sequences as --concurrency were decoded together"
+        problem = "a text ended before --concurrency sequences were decoded together"
         raise EngineFailed(problem, "use a lower --concurrency, more --documents, or longer texts")
     wall, cpu = (answer[clock] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"] for clock in ("wall_ms", "cpu_ms"))
     return Decoded(np.array(answer["ids"]), *rounds_of(answer), 0.0, wall, cpu, math.nan, math.nan, None)

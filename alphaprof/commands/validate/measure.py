@@ -73,7 +73,7 @@ def validate(
 
 
 def as_decoded(options: ProfileOptions) -> MeasuredCosts:
-    """How steps are timed that shall predict this decoder's: here, one text at a time, without graphs."""
+    """Return how steps are timed that shall predict this decoder's: here, one text at a time, without graphs."""
     given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
     return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
@@ -81,7 +81,9 @@ def as_decoded(options: ProfileOptions) -> MeasuredCosts:
 def _decode_in_turn(
     plan: Plan, gammas: Sequence[int], more: Sequence[BoundRule], repeats: int, progress: Progress
 ) -> DecodingTimes:
-    """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
+    """Return every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always
+    first.
+    """
     texts, short, foreign = decodable_texts(plan)
     usual = [decoded_rule(plan.options.decision.rule, policy) for policy in sorted({text.policy for text in texts})]
     rules = {rule.id: rule for rule in (*map(parse_rule, usual), *more)}.values()
@@ -133,7 +135,7 @@ def _warm_up(
 
 
 def decodable_texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
-    """What is decoded; how many documents are too short, and how many have text that the target did not write here."""
+    """Return the texts to decode, how many documents are too short, and how many have text the target did not write here."""
     stored: dict[int, Ids] = {}
     for shard in plan.run.shards:
         table = plan.run.continuations(shard.index, ["document", "continuation_ids"])
@@ -152,7 +154,7 @@ def collected(
     texts: Sequence[DecodableText],
     regret: np.ndarray[Any, Any] | None = None,
 ) -> Decodings:
-    """The decodings [repeats][documents] of one way (draft, rule and gamma), which decoded `rows` of the texts."""
+    """Return the decodings [repeats][documents] of one way (draft, rule and gamma), which decoded `rows` of the texts."""
     draft, rule, gamma = way
 
     def taken(name: str) -> np.ndarray[Any, Any]:

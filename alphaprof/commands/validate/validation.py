@@ -75,10 +75,10 @@ class Cell:
     `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
     measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
     step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
-    None where both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it,
-    at 95 %. A lossy rule writes its own text, so nothing is predicted of it.
-    `excess_regret`: mean log p(top) - log p(token) of its text, p the target's plain softmax, less that of the target's own
-    text, in nats per token, paired by document, at 95 %.
+    None if both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it, at 95
+    %. A lossy rule writes its own text, so nothing is predicted of it. `excess_regret`: mean log p(top) - log p(token) of
+    its text, p the target's plain softmax, less that of the target's own text, in nats per token, paired by document, at 95
+    %.
     """
 
     draft: str
@@ -127,8 +127,8 @@ class Validation:
     `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
     steps were timed, between which times are interpolated; `mean_context`: of the documents. `outcome`: whether the median
     absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; on a CPU by the wall clock
-    and by CPU time together: outside where both say so, within where one does and the other does not say outside. None
-    where no speedup was predicted.
+    and by CPU time together: outside if both say so, within if one does and the other does not say outside. None if no
+    speedup was predicted.
     """
 
     format: ClassVar[str] = "alphaprof-validate"
@@ -186,11 +186,11 @@ class Validation:
         yield Small(f"speedup: decode time without / with a draft, no prefill, {loop}.")
         yield Small("error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times].")
         if self.cpu is not None:
-            yield Small("CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock.")
+            yield Small("CPU: time of this process on all cores, less affected by a busy machine than the wall clock.")
         if not self.in_engine:
-            yield Small("other: predicted, taking rejected tokens out of the caches; measured, all that is between steps.")
+            yield Small("other: predicted, removing rejected tokens from the caches; measured, everything between steps.")
         if lossy:
-            yield Small("excess regret: nats per token that the target would not have given up; whether that is good enough")
+            yield Small("excess regret: nats per token lost compared to the target's decoding; whether that is good enough")
             yield Small("is for your own task to judge.")
 
 
@@ -206,7 +206,7 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
 
 
 def verdict_reason(validation: Validation) -> str:
-    """Why the outcome is what it is, in words."""
+    """Return why the outcome is what it is, in words."""
     medians = []
     for clock, by in ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time")):
         if clock is not None:
@@ -231,16 +231,16 @@ def _how_far_off(validation: Validation) -> Iterator[str]:
 
 
 def next_step(validation: Validation) -> str:
-    """What to do about an outcome."""
+    """Return what to do about an outcome."""
     if validation.outcome == "within":
         here = "this engine on this machine" if validation.in_engine else "this loop here, not for an engine"
         return f"alphaprof profile and report: their speedups hold for {here}"
     if validation.outcome == "outside":
         return "the table of round times shows where the time goes; alphaprof latency times the steps again"
     if validation.repeats < 2:
-        return "one repeat does not show how repeats differ: --repeats 3"
+        return "one repeat does not show variation: use --repeats 3"
     if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
-        return "one document of a domain does not show how documents differ: --documents 4"
+        return "one document per domain does not show variation: use --documents 4"
     return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
 
 
@@ -343,7 +343,7 @@ class Decodings:
     regret: Array | None = None
 
     def of(self, rows: Array) -> Decodings:
-        """The decodings of some of its documents, given by their places among all."""
+        """Return the decodings of some of its documents, given by their places among all."""
         places = np.searchsorted(self.rows, rows)
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         chosen = {name: value[:, places] if name.endswith("_s") else value[places] for name, value in arrays.items()}
@@ -365,14 +365,15 @@ class DecodingTimes:
 
 
 def by_depth(counts: Array, gamma: int) -> Array:
-    """How many of some rounds [rounds] reached a depth of d = 1..gamma, [gamma]."""
+    """Return how many of some rounds [rounds] reached a depth of d = 1..gamma, [gamma]."""
     return np.asarray((np.arange(1, gamma + 1) <= counts[:, None]).sum(0))
 
 
 def contexts_of(prompt_tokens: Array, continuation_tokens: Array) -> list[int]:
-    """The smallest and the largest mean context of some documents [documents], in tokens: where steps are to be timed.
+    """Return the smallest and the largest mean context of some documents [documents], in tokens: where steps are to be
+    timed.
 
-    A document's mean context is its prompt and half of its continuation. One context where both are the same.
+    A document's mean context is its prompt and half of its continuation. One context if both are the same.
     """
     contexts = prompt_tokens + continuation_tokens / 2
     return sorted({max(SHORTEST_CONTEXT, round(float(context))) for context in (contexts.min(), contexts.max())})
@@ -388,9 +389,9 @@ class TimedPair:
     drafted_tokens: Array
 
     def speedup(self) -> float | None:
-        """Plain decode time per token / that with the draft; None where nothing was decoded.
+        """Plain decode time per token / that with the draft; None if nothing was decoded.
 
-        The median over repeats of each document, summed over documents. Where the texts are equal, as in float32, this is
+        The median over repeats of each document, summed over documents. If the texts are equal, as in float32, this is
         the ratio of the times.
         """
         if not (self.plain_tokens.sum() > 0 and self.drafted_tokens.sum() > 0):
@@ -401,7 +402,7 @@ class TimedPair:
         return float(ratio * self.drafted_tokens.sum() / self.plain_tokens.sum())
 
     def error(self, predicted: float, cost_per_token: Array, timing: ErrorPart) -> RelativeError | None:
-        """How far a predicted speedup is off, None where nothing was decoded.
+        """Return how far a predicted speedup is off, None if nothing was decoded.
 
         `cost_per_token` [documents]: the predicted time per token with the draft, in units of a plain one; `timing`: the
         error of the step times in the prediction. The variances of documents, repeats and step times add up, with Welch and
@@ -419,7 +420,7 @@ class TimedPair:
         return RelativeError(predicted / measured - 1, low - 1, high - 1)
 
     def _by_documents(self, cost_per_token: Array) -> ErrorPart:
-        """What documents contribute: how much slower than predicted each was with the draft, less the same without."""
+        """Return the part of documents: how much slower than predicted each was with the draft, less the same without."""
         # Their rounds stand on both sides, so these residuals are of the time that a round takes and of the clock.
         kept = (self.plain_tokens > 0) & (self.drafted_tokens > 0)
         if kept.sum() < 2:
@@ -431,7 +432,7 @@ class TimedPair:
         return float((slower**2).sum()), small_sample(base)[1]
 
     def _by_repeats(self) -> ErrorPart:
-        """What repeats contribute: how the speedup of all documents differs between them."""
+        """Return what repeats contribute: how the speedup of all documents differs between them."""
         repeats = len(self.plain)
         if repeats < 2:
             return math.inf, 0.0
@@ -441,12 +442,12 @@ class TimedPair:
 
 
 def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError | None:
-    """What the rows say together, by one clock; None without rows.
+    """Return what the rows say together, by one clock; None without rows.
 
     The interval of the median goes from the median of the rows' lower ends to that of their upper ends. Rows share step
-    times and plain decodings, so nothing is gained from their number. Where no row is off by more than the tolerance, one
+    times and plain decodings, so nothing is gained from their number. If no row is off by more than the tolerance, one
     lies outside with a probability of at most 2 TAIL, and half of them at once with at most 4 TAIL = 5 %, however they
-    depend on each other (Markov's inequality; Rueger 1978: twice the median of p-values is a p-value). Where every row is
+    depend on each other (Markov's inequality; Rueger 1978: twice the median of p-values is a p-value). If every row is
     off by more than the tolerance, `within` is as rare.
     """
     if not errors:
@@ -458,7 +459,7 @@ def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError
 
 
 def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
-    """What several clocks say: outside where all do, within where some do and none says outside."""
+    """Return what several clocks say: outside if all do, within if some do and none says outside."""
     if set(outcomes) == {"outside"}:
         return "outside"
     return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
@@ -507,7 +508,7 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
 def _ways_by_text(
     run: Run, draft: str, table: pa.Table, measured: DecodingTimes
 ) -> Iterator[tuple[Decodings, TextGroup, DocumentTotals | None]]:
-    """Yields the decodings with a draft by kind of text, with the totals of the rounds; None for a lossy rule, whose text is
+    """Yield the decodings with a draft by kind of text, with the totals of the rounds; None for a lossy rule, whose text is
     not the one in the log.
     """
     ways = [way for way in measured.drafted if way.draft == draft]
@@ -565,7 +566,7 @@ def _compared_cell(
 
 
 def _excess_regret(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
-    """Mean regret per token of a lossy rule's text less that of the target's own; None where it was not taken."""
+    """Mean regret per token of a lossy rule's text less that of the target's own; None if it was not taken."""
     if way.regret is None or plain.regret is None:
         return None
     own = np.zeros(len(plain.regret)) if group.policy == GREEDY else plain.regret  # greedy text has none by definition

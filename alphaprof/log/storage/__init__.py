@@ -43,24 +43,24 @@ def storage_of(where: str | Path) -> Storage:
     match = REMOTE.fullmatch(text)
     if match is None:  # it may hold a key: nothing of it is repeated
         raise OptionInvalid(
-            "unsupported address: name a folder, or s3://BUCKET/FOLDER (gs://, az://), nothing more",
-            "use letters, digits and _.=+-@!()' in the names of folders; credentials come from the environment alone",
+            "unsupported address: give a folder, or s3://BUCKET/FOLDER (gs://, az://), nothing more",
+            "use letters, digits and _.=+-@!()' in the names of folders; credentials come only from the environment",
         )
     return ObjectStorage(match[1].lower(), match[2], match[3] or "")
 
 
 def address_of(storage: Storage) -> str:
-    """How a process in another directory names the run's storage."""
+    """Return how a process in another directory names the run's storage."""
     return str(storage.path.absolute()) if isinstance(storage, LocalStorage) else storage.shown
 
 
 def is_remote(where: str) -> bool:
-    """Whether an address names something in an object store."""
+    """Return whether an address names something in an object store."""
     return where.lower().startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
 
 
 def require_put_if_absent(storage: Storage) -> None:
-    """Write a hidden file twice, and raise `DiskFull` where the second took the place of the first: commits of several
+    """Write a hidden file twice, and raise `DiskFull` if the second took the place of the first: commits of several
     processes would not be safe there.
     """
     name = f".probe-{secrets.token_hex(8)}"
@@ -71,5 +71,5 @@ def require_put_if_absent(storage: Storage) -> None:
     if not heeded:
         raise DiskFull(
             f"{storage.shown} ignores put-if-absent: two processes could commit the same shard",
-            "write it by one process, or use a store that heeds If-None-Match, as Amazon S3, Google's and Azure's do",
+            "write it with one process, or use a store that honors If-None-Match: Amazon S3, Google's or Azure's",
         )

@@ -1,4 +1,4 @@
-"""A folder as the storage of a run: files are written for good, and failures are told in our words."""
+"""A folder as the storage of a run: files are written durably, and failures become our own errors."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class LocalStorage:
         return fs.SubTreeFileSystem(str(self.path), fs.LocalFileSystem())
 
     def discard(self) -> None:
-        """Remove the folder and those in it, as far as they are empty."""
+        """Remove the folder and those in it if they are empty."""
         for folder, _, _ in os.walk(self.path, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
     def require_there(self) -> None:
-        """Raise `DiskFull` where the folder is gone."""
+        """Raise `DiskFull` if the folder is gone."""
         if not os.path.isdir(self.path):
             raise DiskFull(
                 f"{self.path} was deleted or renamed while it was written",
@@ -77,7 +77,7 @@ class LocalStorage:
             )
 
     def require_writable(self) -> None:
-        """Raise `DiskFull` where the folder, or the one that it would be made in, is none or may not be written."""
+        """Raise `DiskFull` if the folder, or the one that it would be made in, is none or may not be written."""
         with writing(self.path):
             parent = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -124,13 +124,13 @@ class LocalStorage:
         return written
 
     def read(self, name: str) -> bytes:
-        """The content of a file. Raises `FileNotFoundError`, and `RunUnreadable`."""
+        """Return the content of a file. Raises `FileNotFoundError`, and `RunUnreadable`."""
         path = self._path(name)
         with _found(path):
             return path.read_bytes()
 
     def open(self, name: str) -> pa.NativeFile:
-        """A file to read any part of. Raises `FileNotFoundError`, and `RunUnreadable`."""
+        """Return a file to read any part of. Raises `FileNotFoundError`, and `RunUnreadable`."""
         path = self._path(name)
         with _found(path):
             return pa.OSFile(str(path), "rb")
@@ -143,10 +143,10 @@ class LocalStorage:
             return dict(sorted(_files(folder, f"{prefix}/" if prefix else "")))
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name. Raises `RunUnreadable`."""
+        """Return whether there is a file of that name. Raises `RunUnreadable`."""
         path = self._path(name)
         with reading(path, MEND):
-            return os.path.exists(path)  # unlike Path.exists, also where a name is too long
+            return os.path.exists(path)  # unlike Path.exists, also if a name is too long
 
     def remove(self, name: str) -> None:
         """Remove a file. Raises `DiskFull`."""
@@ -160,7 +160,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Raise `DiskFull` where a file cannot be written; another one where the run is gone."""
+        """Raise `DiskFull` if a file cannot be written; another one if the run is gone."""
         with writing(path):
             try:
                 yield
@@ -169,8 +169,8 @@ class LocalStorage:
                 raise
 
     def _placed(self, path: Path, content: Content, place: Callable[[Path, Path], object]) -> object:
-        """What `place` makes of a hidden file with the content and of its path; once more where the hidden file was removed
-        meanwhile: whoever finishes a run removes those of others.
+        """Return what `place` makes of a hidden file with the content and of its path; once more if the hidden file was
+        removed meanwhile: the process that finishes a run removes those of others.
         """
         try:
             with self._beside(path, content) as temporary:
@@ -182,7 +182,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _beside(self, path: Path, content: Content) -> Iterator[Path]:
-        """A hidden file with the content, on the disk. Its number is random: processes of several machines write here."""
+        """Yield a hidden file with the content, on disk. Its number is random: processes of several machines write here."""
         self._fold(path.parent)
         temporary = path.with_name(f".{path.name}.{secrets.randbits(48)}.tmp")
         try:
@@ -206,7 +206,7 @@ class LocalStorage:
 
 @contextlib.contextmanager
 def _found(path: Path) -> Iterator[None]:
-    """Raise `RunUnreadable` where a file cannot be read, but let it be missing."""
+    """Raise `RunUnreadable` if a file cannot be read, but let it be missing."""
     missing = False
     with reading(path, MEND):
         try:
@@ -218,7 +218,7 @@ def _found(path: Path) -> Iterator[None]:
 
 
 def _same(temporary: Path, path: Path) -> bool:
-    """Whether a name is of this very file: NFS may repeat a link whose answer was lost, and then refuse it."""
+    """Return whether a name is of this very file: NFS may repeat a link whose answer was lost, and then refuse it."""
     try:
         return os.path.samefile(temporary, path)
     except FileNotFoundError:  # removed meanwhile
@@ -226,7 +226,7 @@ def _same(temporary: Path, path: Path) -> bool:
 
 
 def _exclusive(path: Path, content: Content) -> bool:
-    """Write a file that this call alone could make; nothing of it is left where it cannot be written."""
+    """Write a file that this call alone could make; nothing of it is left if it cannot be written."""
     try:
         file = path.open("xb")
     except FileExistsError:
@@ -255,7 +255,7 @@ def _files(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def synced(path: Path) -> None:
-    """Have the system write a file or a folder to the disk, where it can."""
+    """Have the system write a file or a folder to the disk, if it can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -268,7 +268,7 @@ def synced(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `DiskFull`, with the step that mends its cause, where the system refuses to write a path of a run or to read it
+    """Raise `DiskFull`, with the step that mends its cause, if the system refuses to write a path of a run or to read it
     back.
     """
     try:
@@ -280,7 +280,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path | str, hint: str) -> Iterator[None]:
-    """Raise `RunUnreadable`, which names the path, where it cannot be read."""
+    """Raise `RunUnreadable`, which names the path, if it cannot be read."""
     try:
         yield
     except (OSError, pa.ArrowException, KeyError) as error:

@@ -21,7 +21,7 @@ from alphaprof.version import install_line
 
 PATIENCE = timedelta(seconds=90)  # how long a store that fails is asked again, with growing pauses
 SILENCE = timedelta(minutes=5)  # the longest that one request may take, its content included
-CONFLICTS = 8  # how often `put_new` asks again when the store names a conflict and there is no object
+CONFLICTS = 8  # how often `put_new` asks again when the store names a conflict and the object does not exist
 WRITER = "attempt"  # metadata of what `put_new` wrote: whose it is
 ASKING: set[int] = set()  # processes that have asked an object store; after a fork the child would wait for ever
 KEYS = {
@@ -42,15 +42,15 @@ FAILED = ("code: 5", "error sending request")
 # What the text of an error may hold, why it failed, and what to do: the first that fits. Errors of obstore have few classes,
 # and those of listings have one.
 CAUSES = (
-    (NO_BUCKET, "there is no bucket {bucket}", "create it, or check the name, {where}"),
+    (NO_BUCKET, "the bucket {bucket} does not exist", "create it, or check the name, {where}"),
     (OTHER_REGION, "the bucket is in another region", "set AWS_REGION to the bucket's"),
-    (NO_ACCESS, "access is denied", "check {keys}, and that they may list, read, write and delete there"),
+    (NO_ACCESS, "access is denied", "check {keys}, and that they can list, read, write and delete there"),
     (
         FAILED,
-        "the store failed or cannot be reached, and asking again did not help",
-        "check the network, and {where}; a profile goes on with --resume",
+        "the store failed or cannot be reached, and retries did not help",
+        "check the network and {where}; resume a profile with --resume",
     ),
-    (("",), "the store refused it", "check {where}, and the store's log; a profile goes on with --resume"),
+    (("",), "the store refused it", "check {where} and the store's log; resume a profile with --resume"),
 )
 
 
@@ -58,7 +58,7 @@ CAUSES = (
 class ObjectStorage:
     """A part of a bucket: of S3 or what speaks like it, of Google Cloud Storage, or of Azure (a container).
 
-    obstore takes region, endpoint and keys from the environment. Raises `ExtraMissing`, and `OptionInvalid` where that holds
+    obstore takes region, endpoint and keys from the environment. Raises `ExtraMissing`, and `OptionInvalid` if that holds
     nonsense.
     """
 
@@ -91,7 +91,7 @@ class ObjectStorage:
         """Nothing: an object store has no folders."""
 
     def require_writable(self) -> None:
-        """Raise `DiskFull` where nothing can be written."""
+        """Raise `DiskFull` if nothing can be written."""
         name = f".probe-{secrets.token_hex(8)}"
         self.put(name, b"")
         self.remove(name)
@@ -127,12 +127,14 @@ class ObjectStorage:
         raise DiskFull(f"cannot write {self.shown}/{name}: it comes and goes", "see what else writes there")
 
     def read(self, name: str) -> bytes:
-        """The content of an object. Raises `FileNotFoundError`, and `RunUnreadable`."""
+        """Return the content of an object. Raises `FileNotFoundError`, and `RunUnreadable`."""
         with self._asking(name, RunUnreadable):
             return bytes(self._store.get(name).bytes())
 
     def open(self, name: str) -> pa.NativeFile:
-        """An object to read any part of, each by a request. Raises `FileNotFoundError` and `RunUnreadable`, as reads do."""
+        """Return an object to read any part of, each by a request. Raises `FileNotFoundError` and `RunUnreadable`, as reads
+        do.
+        """
         with self._asking(name, RunUnreadable):
             size = self._store.head(name)["size"]
         return pa.PythonFile(_Object(self, name, size), mode="r")
@@ -145,7 +147,7 @@ class ObjectStorage:
         return dict(sorted((item["path"], item["size"]) for item in found if not _hidden(item["path"])))
 
     def has(self, name: str) -> bool:
-        """Whether there is an object of that name. Raises `RunUnreadable`."""
+        """Return whether there is an object of that name. Raises `RunUnreadable`."""
         try:
             with self._asking(name, RunUnreadable):
                 self._store.head(name)
@@ -159,7 +161,7 @@ class ObjectStorage:
             self._store.delete(name)
 
     def range_of(self, name: str, start: int, end: int) -> bytes:
-        """The bytes of an object from `start` up to `end`. Raises `FileNotFoundError`, and `RunUnreadable`."""
+        """Return the bytes of an object from `start` up to `end`. Raises `FileNotFoundError`, and `RunUnreadable`."""
         with self._asking(name, RunUnreadable):
             return bytes(self._store.get_range(name, start=start, end=end))
 
@@ -186,7 +188,7 @@ class ObjectStorage:
             raise kind(f"{verb}: {reason}", hint) from None
 
     def _why(self, text: str) -> tuple[str, str]:
-        """What a store says against it, and what to do. Nothing of its text is repeated: it may hold keys."""
+        """Return what a store says against it, and what to do. Nothing of its text is repeated: it may hold keys."""
         sign, reason, hint = next((sign, reason, hint) for signs, reason, hint in CAUSES for sign in signs if sign in text)
         code = f" ({sign})" if sign.isalpha() else ""
         names = {"bucket": self.bucket, "where": WHERE[self.scheme], "keys": KEYS[self.scheme]}
@@ -201,7 +203,7 @@ class _Object:
         self._storage, self._name, self._size, self._at = storage, name, size, 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes, as many as there are."""
+        """Return the next bytes, as many as there are."""
         start, self._at = self._at, min(self._at + size, self._size)
         return self._storage.range_of(self._name, start, self._at) if start < self._at else b""
 
@@ -211,7 +213,7 @@ class _Object:
         return self._at
 
     def tell(self) -> int:
-        """The position."""
+        """Return the position."""
         return self._at
 
     def close(self) -> None:
@@ -223,16 +225,16 @@ class _Files(fs.FSSpecHandler):  # type: ignore[misc]
     """A run's objects as a filesystem of pyarrow's, whose readers of columns open files, and ask for nothing else."""
 
     def get_type_name(self) -> str:
-        """How pyarrow's messages name it."""
+        """Return how pyarrow's messages name it."""
         return "object store"
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        """An object to read any part of."""
+        """Return an object to read any part of."""
         return self.fs.open(path)
 
 
 def _view(content: Content) -> memoryview:
-    """What obstore takes: unsigned bytes, which Arrow's buffers do not say they are."""
+    """Return what obstore takes: unsigned bytes, which Arrow's buffers do not say they are."""
     return memoryview(content).cast("B")
 
 
@@ -241,7 +243,7 @@ def _hidden(name: str) -> bool:
 
 
 def _store(scheme: str, bucket: str, prefix: str) -> Any:
-    """What obstore makes of the environment; it looks for nothing yet."""
+    """Return what obstore makes of the environment; it looks for nothing yet."""
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, S3Store
 

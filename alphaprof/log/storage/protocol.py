@@ -33,13 +33,13 @@ class Storage(Protocol):
         """A filesystem of pyarrow's whose root is the run, for readers of columns."""
 
     def discard(self) -> None:
-        """Remove the run's own folder as far as it is empty."""
+        """Remove the empty folders of the run."""
 
     def require_there(self) -> None:
-        """Raise `DiskFull` where the run's own folder is gone; of an object store the next write tells."""
+        """Raise `DiskFull` if the run's own folder is gone; of an object store the next write tells."""
 
     def require_writable(self) -> None:
-        """Raise `DiskFull` where it cannot be made or written, as far as that is known before any work."""
+        """Raise `DiskFull` if it is known before any work that it cannot be made or written."""
 
     def remove_temporary(self) -> None:
         """Remove what killed processes left of files that were half written."""
@@ -51,24 +51,24 @@ class Storage(Protocol):
         """Write a file unless the name exists already, and say whether this call has written it."""
 
     def read(self, name: str) -> bytes:
-        """The content of a file. Raises `FileNotFoundError`."""
+        """Return the content of a file. Raises `FileNotFoundError`."""
 
     def open(self, name: str) -> pa.NativeFile:
-        """A file to read any part of, as pyarrow's Parquet reader does. Raises `FileNotFoundError`."""
+        """Return a file to read any part of, as pyarrow's Parquet reader does. Raises `FileNotFoundError`."""
 
     def names(self, prefix: str) -> dict[str, int]:
-        """The size in bytes of every file below a folder ("": the run's own), by name in order; hidden ones left out."""
+        """Return the bytes of every file below a folder ("": the run's own), by sorted name; hidden ones are left out."""
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
+        """Return whether there is a file of that name."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, where it exists."""
+        """Remove a file, if it exists."""
 
 
 def require_inside(storage: Storage, name: str) -> None:
     """Raise `RunUnreadable` for a name that is none of a run's file, or leads out of it."""
     if not NAME.fullmatch(name):
         raise RunUnreadable(
-            f"{storage.shown} names a file that is none of its own: {shown(name)}", "profile again with another --out"
+            f"{storage.shown} names a file that is not its own: {shown(name)}", "profile again with another --out"
         )

@@ -192,7 +192,7 @@ def speedups(report: Report) -> Figure:
 
 
 def _gamma_curve(result: Result, name: str, with_times: bool, style: Style) -> list[Scatter]:
-    """Return a curve and the ground of its intervals; without ground and with an open point where one has no end."""
+    """Return a curve and the ground of its intervals; without ground and with an open point if one has no end."""
     values = [(item, item.speedup if with_times else item.tokens_per_round) for item in result.gammas]
     known = [(item, value) for item, value in values if value is not None]
     x, intervals, colour = [item.gamma for item, _ in known], [value for _, value in known], style.colour(result.draft)

@@ -74,7 +74,7 @@ def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
 
 
 def render_html(report: Report) -> str:
-    """Return the page of a report. Raises `ExtraMissing` where the packages that draw it are missing."""
+    """Return the page of a report. Raises `ExtraMissing` if the packages that draw it are missing."""
     _require_html()
     from markupsafe import Markup
 
@@ -100,7 +100,7 @@ def render_html(report: Report) -> str:
 
 
 def _require_html() -> None:
-    """Raise `ExtraMissing` where the plotting library or the template language is not installed."""
+    """Raise `ExtraMissing` if the plotting library or the template language is not installed."""
     if missing := [name for name in ("jinja2", "plotly") if find_spec(name) is None]:
         raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", install_line("html"))
 
@@ -137,7 +137,7 @@ def _embedded(value: Mapping[str, Any]) -> str:
 
 @cache
 def _template() -> Template:
-    """The template of the page, which escapes all that is put into it."""
+    """Return the template of the page, which escapes all that is put into it."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -147,7 +147,7 @@ def _template() -> Template:
 
 
 def _title(reference: str) -> str:
-    """A model as its users call it: of a local path only what it ends in."""
+    """Return a model as its users call it: of a local path only what it ends in."""
     return fmt.visible(reference.rstrip("/").rsplit("/", 1)[-1] if reference.startswith(("/", ".")) else reference)
 
 
@@ -210,7 +210,7 @@ def _labelled(label: str, markup: str) -> str:
 
 
 def _table_markup(table: Table, whole_names: Sequence[str] = ()) -> str:
-    """A table, and under the pointer the whole names of its rows, which may be cut in their first cells."""
+    """Return a table, and under the pointer the whole names of its rows, which may be cut in their first cells."""
     heads = "".join(f'<th scope="col"{_class(table, name)}>{_escaped(name)}</th>' for name in table.columns)
     names = [
         *(f' title="{_escaped(_shortened(name))}"' for name in whole_names),

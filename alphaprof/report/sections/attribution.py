@@ -1,9 +1,9 @@
 """Why drafts are rejected, and what it would bring to mend each cause.
 
 Each position that is lost has one cause, and rounds are replayed without the losses of a cause. A position without a
-proposal loses all; any other loses 1 - a_t, the probability that its token was not an accepted draft (1 - beta_t where the
+proposal loses all; any other loses 1 - a_t, the probability that its token was not an accepted draft (1 - beta_t if the
 rule's own decoding would not emit the text, and for lossy rules). The whole of it goes to the first of CAUSES that applies
-to the token that the draft should have proposed: the emitted one, or the target's top token where acceptance does not depend
+to the token that the draft should have proposed: the emitted one, or the target's top token if acceptance does not depend
 on the emitted one. What costs least to mend comes first, so that the last holds what nothing but a better draft mends.
 """
 
@@ -46,7 +46,7 @@ from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_len
 
 Array = np.ndarray[Any, Any]
 WIDTH = 4  # of the tree that a cause speaks of
-UNSURE = 0.1  # nats: where a smaller KL(p||q) allows a rejection, even good drafts are not safe
+UNSURE = 0.1  # nats: if a smaller KL(p||q) allows a rejection, even good drafts are not safe
 NO_PROPOSAL, BEYOND, TIE, VOCABULARY, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
     "no proposal",
     "beyond context",
@@ -62,7 +62,7 @@ SILENT = 2  # causes, the first ones, whose positions have no proposal
 REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
-    TIE: "none by a better draft: the target itself may go either way; profile in the dtype that is served",
+    TIE: "none by a better draft: the target itself may choose either; profile in the served dtype",
     VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic, or "
     "train a head with its own (alphaprof train)",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
@@ -73,7 +73,7 @@ REMEDIES = {
     "reaches, and with more data)",
 }
 WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
-    NO_PROPOSAL: "a draft model where the text so far holds nothing to copy",
+    NO_PROPOSAL: "a draft model if the text so far holds nothing to copy",
     SPECIAL: "none: a draft that copies never proposes the end of a text, and copies other markers from where they occurred",
     DRAFT: "a draft model: what followed there before is not what follows here",
 }
@@ -127,7 +127,7 @@ class ResultOnText:
 def attribution(
     part: LogPart, judged: Sequence[ResultOnText], request: TotalsRequest, timing: Timing, confidence: float
 ) -> tuple[Attribution, ...]:
-    """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text where it is theirs.
+    """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text if it is theirs.
     Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
     """
     if not part.run.has_log or not part.run.shards:
@@ -190,11 +190,11 @@ def _attribution(
 
 
 def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
-    """What is lost by cause [documents, causes], adding up to what alpha says is lost.
+    """Return what is lost by cause [documents, causes], adding up to what alpha says is lost.
 
     Positions without a proposal are facts. Of the others alpha counts the probability of a rejection before the token is
     known, and causes are those of the tokens that came: all are scaled alike, by a factor that is 1 on average over texts
-    (and always 1 where acceptance is a fact).
+    (and always 1 if acceptance is a fact).
     """
     happened, expected = split[:, SILENT:].sum(), max(0.0, float(lost.sum() - split[:, :SILENT].sum()))
     result = np.array(split, dtype=np.float64)
@@ -206,7 +206,7 @@ def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
 
 
 def _counts(rounds: Rounds, rows: Array, cluster: Array, gamma: int, stop: Flavour | None) -> RoundCounts:
-    """The rounds of some documents at their gamma."""
+    """Return the rounds of some documents at their gamma."""
     chosen = (values[rows] for values in vars(rounds).values())
     narrow = Rounds(*(values if values.ndim == 1 else values[:, :gamma] for values in chosen))
     return RoundCounts.of(narrow, cluster, stop)
@@ -233,12 +233,12 @@ def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
 
 
 def _more_text(trained: Trained) -> str:
-    """The remedy for what a head of one's own lacks, with the forecast of its learning curve."""
+    """Return the remedy for what a head of one's own lacks, with the forecast of its learning curve."""
     forecast = "alphaprof train --curve, then alphaprof curve"
     if trained.curve is not None:
         forecast = shlex.join(["alphaprof", "curve", trained.curve])
-    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it learnt from"
-    return f"this head trained on more text than {size}; what that would bring: {forecast}"
+    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it was trained on"
+    return f"this head trained on more text than {size}; to see what that would gain: {forecast}"
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Losses:
     `lost` [documents]: positions less what the rule accepts, as alpha counts it; `split` [documents, causes]: what
     happened to the emitted tokens, by cause: the same on average over texts; `top` [documents]: the target's largest
     probabilities. `rounds` [documents] at each document's gamma: with the losses of each cause recovered, as things are, and
-    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted where it is 0. `stop`: as of
+    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted if it is 0. `stop`: as of
     `RoundCounts.of`.
     """
 
@@ -261,8 +261,8 @@ class Losses:
 
 
 def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], request: TotalsRequest) -> list[Losses]:
-    """What is lost under each of some drafts and rules, in one pass over the log; [jobs]. The texts of a domain are replayed
-    at its best gamma.
+    """Return what is lost under each of some drafts and rules, in one pass over the log; [jobs]. The texts of a domain are
+    replayed at its best gamma.
     """
     gammas = [np.zeros(len(part.documents.numbers), dtype=np.int64) for _ in jobs]
     for items, gamma in zip(jobs, gammas, strict=True):
@@ -306,7 +306,7 @@ class ShardTexts:
 def _losses(
     run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tuple[Array, int], request: TotalsRequest
 ) -> Losses:
-    """The losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
+    """Return the losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
     shape, target, facts = texts.shape, run.manifest.target, run.manifest.drafts[draft]
     request = dataclasses.replace(request, rules=[rule.id])
     names = dict.fromkeys([*columns_of(request, facts), *deeper_names("agrees", facts.depths)])
@@ -342,7 +342,7 @@ def _losses(
 
 
 def _joined(parts: Sequence[Losses]) -> Losses:
-    """The losses of several shards as one; there is a shard at least."""
+    """Return the losses of several shards as one; there is a shard at least."""
     sums = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "lost", "split", "top")}
     together = zip(*(part.rounds for part in parts), strict=True)
     columns = (zip(*(vars(rounds).values() for rounds in several), strict=True) for several in together)
@@ -352,7 +352,7 @@ def _joined(parts: Sequence[Losses]) -> Losses:
 def _causes(
     rule: BoundRule, columns: dict[str, Array], texts: ShardTexts, own: Array, target: ModelFacts, draft: DraftFacts
 ) -> Array:
-    """The cause [positions] that a loss at each position has, as its number in CAUSES.
+    """Return the cause [positions] that a loss at each position has, as its number in CAUSES.
 
     `own` [positions]: the rule's own decoding would emit the text, and acceptance depends on the emitted token.
     """
@@ -363,7 +363,7 @@ def _causes(
     with np.errstate(divide="ignore", invalid="ignore"):
         top = np.log(columns["target_top_prob"])
         gap = np.maximum(top - np.log(columns["target_prob_of_draft_top"]), top - np.log(wanted_prob))
-    ordered = GREEDY in rule.rule.policies  # the target takes its top token; a tie of drawn tokens is no numerical noise
+    ordered = GREEDY in rule.rule.policies  # the target takes its top token; a tie of drawn tokens is not numerical noise
     rank = columns["draft_rank_of_token"]
     silent = columns["proposed"] == 0
     where = {
@@ -381,20 +381,20 @@ def _causes(
 
 
 def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Array, wrong: Array) -> Array:
-    """Where no draft could count on the token that was wanted, [positions]."""
+    """Return where no draft could count on the token that was wanted, [positions]."""
     if rule.rule.drawn:
         return np.zeros(len(own), dtype=bool)
     close = strict_thresholds(columns["target_top_prob"], columns["target_second_prob"]) < UNSURE
     drawn = own & shape.each(shape.policy == SAMPLED)
-    # Not wrong and yet lost: the rule draws what it keeps, whoever proposes it.
+    # Not wrong and yet lost: the rule draws what it keeps, for any proposal.
     return np.asarray(np.where(drawn, columns["token"] != columns["target_top"], close | ~wrong))
 
 
 @dataclass(frozen=True)
 class LossReplay:
     """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions], of a head
-    [positions, depths], and `gamma` [documents], 0 where no rounds are wanted; depths are counted up to `widest`. `accept`:
-    None where rounds are facts. `blocks`: see `expected_replays`.
+    [positions, depths], and `gamma` [documents], 0 if no rounds are wanted; depths are counted up to `widest`. `accept`:
+    None if rounds are facts. `blocks`: see `expected_replays`.
     """
 
     trace: Trace
@@ -425,7 +425,7 @@ class LossReplay:
         return rounds
 
     def _granted(self, changed: Array, gamma: int) -> Trace:
-        """The trace with the drafts of changed positions accepted, and proposed where there were none."""
+        """Return the trace with the drafts of changed positions accepted, and proposed if there were none."""
         trace, shape = self.trace, self.shape
         place = np.arange(len(changed))
         stop = shape.each(trace.stop)

@@ -36,7 +36,7 @@ class Certificate:
     accepted: Interval  # share that the rule accepts
     accepted_not_certified: Interval  # share that was accepted without having to be
     contradicted: int  # certified and yet rejected: never, unless something is wrong
-    mean_divergence: float  # mean KL(p||q), nats; infinite where q gives 0 to what p can emit
+    mean_divergence: float  # mean KL(p||q), nats; infinite if q gives 0 to what p can emit
     rejected_at_most: float  # largest share that any draft with this mean divergence can have rejected
 
 
@@ -146,7 +146,7 @@ def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Sh
 
 
 def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
-    """What divergences promise about lossless sampling, and what it is; None for a draft without a distribution."""
+    """Return what divergences promise about lossless sampling, and what it is; None for a draft without a distribution."""
     parts = []
     for columns, shape in shards(run, draft, ["overlap", "kl_target_draft", "kl_draft_target"]):
         known = ~np.isnan(columns["overlap"])
@@ -166,7 +166,7 @@ def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
 
 
 def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
-    """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
+    """Return what the log of a run says; None if it holds no thresholds, or no complete shard yet."""
     run, groups = part.run, part.documents.groups
     if not run.log_rules.certified or not run.shards or not run.has_log:
         return None
@@ -186,7 +186,7 @@ def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
 
 
 def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Certificate | None:
-    """One domain's certificate under one rule; None where nothing was judged."""
+    """One domain's certificate under one rule; None if nothing was judged."""
     shares = (tally.certified, tally.accepted, tally.accepted - tally.both)
     certified, accepted, beyond = (text.share(values, tally.judged, confidence) for values in shares)
     if certified is None or accepted is None or beyond is None:
@@ -214,7 +214,9 @@ def _lossless_bounds(text: TextGroup, draft: str, tally: LosslessTally, confiden
 
 
 def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:
-    """What certificates and bounds say of their text; `counts`, `divergence` [documents]: positions, and sums over them."""
+    """Return what certificates and bounds say of their text; `counts`, `divergence` [documents]: positions, and sums over
+    them.
+    """
     positions = counts[text.rows].sum()
     return {
         "domain": text.domain,

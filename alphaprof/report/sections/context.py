@@ -69,7 +69,9 @@ class ContextAxis:
 
 
 def context_axes(inputs: ReportInputs, part: LogPart, gamma: int | None) -> tuple[ContextAxis, ...]:
-    """The axis of every draft with rounds in two ranges of contexts at least. `gamma`: of the verdict; None: not known."""
+    """Return the axis of every draft with rounds in two ranges of contexts at least. `gamma`: of the verdict; None: not
+    known.
+    """
     run, axes = part.run, list[ContextAxis]()
     for draft, facts in run.manifest.drafts.items() if run.has_log and run.shards else ():
         rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
@@ -130,14 +132,14 @@ class ContextTokens:
 
     @classmethod
     def joined(cls, parts: Sequence[ContextTokens]) -> ContextTokens:
-        """The tokens of several parts."""
+        """Return the tokens of several parts."""
         names = ("unit", "document", "context", "begun", "left", "proposed", "kept")
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         rounds = {gamma: np.concatenate([part.rounds[gamma] for part in parts], axis=1) for gamma in parts[0].rounds}
         return cls(**arrays, rounds=rounds, stop=parts[0].stop)
 
     def counts(self, gamma: int, chosen: Array) -> RoundCounts:
-        """The shares of rounds that lie at some of the tokens, by document."""
+        """Return the shares of rounds that lie at some of the tokens, by document."""
         documents, first, row = np.unique(self.document[chosen], return_index=True, return_inverse=True)
         drafted, accepted, emitted = (values[chosen] for values in self.rounds[gamma])
         size, share = len(documents), 1.0 / emitted
@@ -169,13 +171,15 @@ class ContextTokens:
 
 
 def _of_each_token(trace: Trace, gamma: int, flavour: Flavour) -> Array:
-    """What the round of every token drafted, accepted and emitted, [3, tokens]."""
+    """Return what the round of every token drafted, accepted and emitted, [3, tokens]."""
     found = listed_rounds(trace, gamma, flavour)
     return np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
 
 
 def edges_of(context: Array, unit: Array) -> list[int]:
-    """Where ranges of contexts begin: at powers of two, those with fewer than ENOUGH documents joined with one before."""
+    """Return where ranges of contexts begin: at powers of two, those with fewer than ENOUGH documents joined with one
+    before.
+    """
     powers = [2**power for power in range(int(math.log2(max(context.max(), 1))) + 1)]
     edges: list[int] = []
     for low in reversed(powers):
@@ -216,7 +220,7 @@ def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, gamma: int) -
 def _best(
     draft: str, counts: Mapping[int, RoundCounts], costs: CostModel | None, inputs: ReportInputs
 ) -> tuple[list[BestGamma], Interval | None]:
-    """The best γ at every concurrency, and the speedup at the best γ for that of the question."""
+    """Return the best γ at every concurrency, and the speedup at the best γ for that of the question."""
     question = inputs.question
     gammas = [gamma for gamma in question.gammas(inputs.run.gammas) if gamma in counts]
 
@@ -236,10 +240,12 @@ def _best(
 
 
 def _pays_below(ranges: Sequence[ContextRange]) -> Interval | None:
-    """Where the last ranges begin in which no γ pays: by the speedups, and from where on they may, and surely, do not."""
+    """Return where the last ranges begin in which no γ pays: by the speedups, and from where on they may, and surely, do
+    not.
+    """
 
     def last(ends: Sequence[float]) -> int | None:
-        """Where the run of ranges below 1 at the end of `ends` begins; None: the last one is not below."""
+        """Return where the run of ranges below 1 at the end of `ends` begins; None: the last one is not below."""
         paying = [place for place, end in enumerate(ends) if end >= 1]
         place = paying[-1] + 1 if paying else 0
         return ranges[place].low if place < len(ranges) else None

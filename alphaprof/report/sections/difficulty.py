@@ -34,7 +34,7 @@ class Decile:
     sampling: dict[str, float] | None
     on_policy: bool  # the target produced this text
     axis: str  # margin (p1 - p2) or entropy (nats)
-    place: int  # 1 for the lowest values; there are fewer than ten where values tie
+    place: int  # 1 for the lowest values; there are fewer than ten if values tie
     low: float | None  # at least, less than; None: unbounded
     high: float | None  # less than this
     positions: int  # with a proposal
@@ -64,8 +64,7 @@ def decile_counts(
     run: Run, draft: str, rules: Sequence[BoundRule], edges: Mapping[str, Array]
 ) -> dict[tuple[str, str], Array]:
     """Count a draft's positions by id of the rule and axis, [documents, bins, 4]: those with a proposal, the sum of beta_t
-    over them, those that have a certificate, and those of them that are certified. Nothing where the run has no complete
-    shard.
+    over them, those that have a certificate, and those of them that are certified. Nothing if the run has no complete shard.
 
     `edges`: see `log_sample.decile_edges`.
     """
@@ -94,7 +93,7 @@ def decile_counts(
 
 
 def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Decile, ...]:
-    """Builds the tenths of all positions of every draft under some rules; none without a complete shard or a log."""
+    """Build the tenths of all positions of every draft under some rules; none without a complete shard or a log."""
     run = part.run
     if not run.has_log or not run.shards:
         return ()
@@ -125,9 +124,10 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
 def extremes(
     pools: Sequence[tuple[DraftPool, int]], times: Mapping[str, StepTimes], documents: Documents
 ) -> tuple[DocumentResult, ...]:
-    """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
+    """Return the EXTREMES documents of every draft and rule at either end, the slowest first; all of them if they are
+    few.
 
-    By speedup, or by tokens per round where the draft has no step times. Texts of fewer than SHORTEST tokens are left out.
+    By speedup, or by tokens per round if the draft has no step times. Texts of fewer than SHORTEST tokens are left out.
     `pools`: each with the gamma that is best for it; `times`: by draft.
     """
     by_rule: dict[tuple[str, str], list[DocumentResult]] = {}
@@ -142,7 +142,7 @@ def extremes(
 
 
 def _ends(item: DraftPool, gamma: int, times: StepTimes | None, documents: Documents) -> Iterator[DocumentResult]:
-    """The documents of one pool that can be among those at either end."""
+    """Yield the documents of one pool that can be among those at either end."""
     pool, counts = item.pool, item.pool.counts(gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
     tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)

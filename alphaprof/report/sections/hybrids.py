@@ -42,7 +42,7 @@ class HybridCurve:
 
 
 def hybrid_curves(inputs: ReportInputs, answers: Sequence[DraftAnswer]) -> tuple[HybridCurve, ...]:
-    """The curve of each hybrid of a run. `answers`: every draft by itself on the whole traffic."""
+    """Return the curve of each hybrid of a run. `answers`: every draft by itself on the whole traffic."""
     known = {answer.draft: answer.speedup for answer in answers}
     curves = []
     for draft, facts in inputs.run.manifest.drafts.items():

@@ -74,7 +74,7 @@ class Predictability:
     positions: int
     entropy: tuple[Interval, ...]  # of the target, in nats
     margin: tuple[Interval, ...]  # of the target's two largest probabilities
-    top_prob: Interval  # mean; the ceiling of one_hot for any draft, where this text was sampled
+    top_prob: Interval  # mean; the ceiling of one_hot for any draft, if this text was sampled
     budgets: tuple[Budget, ...]  # by rule: how close in KL a draft would have to come
     runs: tuple[CertainRun, ...]  # by rule and KL: runs of certain tokens
     free: tuple[FreeDraft, ...]  # what drafts that run no model reach
@@ -106,7 +106,7 @@ class TargetLog:
         return cls(columns, thresholds, np.concatenate([shape.stop - shape.start for _, shape in parts]))
 
     def part(self, chosen: Array) -> TargetLog:
-        """The positions of some documents, chosen by number."""
+        """Return the positions of some documents, chosen by number."""
         mask = np.isin(np.arange(len(self.lengths)), chosen)
         rows = np.repeat(mask, self.lengths)
         columns = {name: values[rows] for name, values in self.columns.items()}
@@ -140,7 +140,7 @@ def predictability(part: LogPart, results: Sequence[Result], confidence: float) 
 
 
 def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft, ...], confidence: float) -> Predictability:
-    """What the target's columns at the positions of a text say. `free`: what drafts without a model reach."""
+    """Return what the target's columns at the positions of a text say. `free`: what drafts without a model reach."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
         return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)

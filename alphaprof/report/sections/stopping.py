@@ -1,7 +1,7 @@
 """Stopping a draft that is unsure (p_min of llama.cpp, assistant_confidence_threshold of Hugging Face).
 
 A round drafts until γ, or until the draft's top probability falls below p_min. What it gets accepted is a fact of the log.
-What it drafted is one where it stopped or all was accepted; after a wrong draft it lies between that one and γ, which widens
+What it drafted is one if it stopped or all was accepted; after a wrong draft it lies between that one and γ, which widens
 the interval of a speedup (`costs.speedup.Speedup.doubt`).
 """
 
@@ -49,7 +49,7 @@ class StopSurface:
 
 
 def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, ...]:
-    """The surface of each draft whose probabilities the log holds; none of large runs but with the `whole_log`."""
+    """Return the surface of each draft whose probabilities the log holds; none of large runs but with the `whole_log`."""
     run = inputs.run
     drafts = [draft for draft, facts in run.manifest.drafts.items() if stops(facts)]
     if not drafts or not run.has_log or inputs.question.order or (run.manifest.positions > MOST and not whole_log):
@@ -59,13 +59,15 @@ def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, .
 
 
 def answered_p_min(inputs: ReportInputs) -> ReportInputs:
-    """The same with a number where `decision.p_min` is auto: what the half of the documents that chooses draft and γ chooses
-    with them. Raises `OptionInvalid` where a draft's log does not say when it stops.
+    """Return the same with a number if `decision.p_min` is auto: what the half of the documents that chooses draft and γ
+    chooses with them. Raises `OptionInvalid` if a draft's log does not say when it stops.
     """
     question, facts = inputs.question, inputs.run.manifest.drafts
     judged = list(facts) if question.draft == AUTO else [question.draft]
     if question.p_min and (silent := [draft for draft in judged if facts[draft].by_depth]):
-        problem = f"decision.p_min: the log of {silent[0]} holds no probabilities by depth, so that it is not known to stop"
+        problem = (
+            f"decision.p_min: the log of {silent[0]} holds no probabilities by depth, so it is not known where it stops"
+        )
         raise OptionInvalid(problem, "leave p_min out, or name another decision.draft")
     if question.p_min != AUTO:
         return inputs
@@ -90,7 +92,7 @@ def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]
 
 
 def _halves(tried: Mapping[float, Tried], question: Question) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
-    """The documents of each domain that choose, and those that test."""
+    """Return the documents of each domain that choose, and those that test."""
     mix, pools = tried[0.0].mix, next(iter(tried[0.0].candidates.values()))
     return halves({domain: pools[domain] for domain in mix.domains}, question.order)
 

@@ -71,7 +71,7 @@ def test_the_folder_of_a_curve_is_all_that_the_command_needs(heads: Path, consol
     units = [point["units"] for point in answer["points"]]
     assert units == sorted(units)
     assert answer["gamma_from"] in ("stop", "test")
-    assert answer["reason"] == "there are too few independent test units to know the noise"
+    assert answer["reason"] == "too few independent test units to estimate the noise"
 
 
 def test_a_profile_of_all_documents_tests_a_head_on_those_held_out(
