@@ -5,8 +5,8 @@
    the first process.
 3. `register` and `commit`: each process says who it is. It writes the files of a shard, once and under names of its own, and
    then the commit that names them. Of two processes that measure one shard the second removes its files.
-4. `finish`: a process that finds all shards committed collects documents, joins totals, writes the complete manifest, and removes
-   what nothing names. What is joined is named after its content, so that two who finish at once write the same.
+4. `finish`: a process that finds all shards committed collects documents, joins totals, writes the complete manifest, and
+   removes what nothing names. What is joined is named after its content, so that two who finish at once write the same.
 5. `reopen`: the commits of damaged shards are withdrawn, and the run is running again.
 """
 
@@ -365,8 +365,8 @@ class RunWriter(Run):
         self._record(name, content, lambda other: _overlap(other, name))
 
     def reopen(self, damaged: Sequence[int]) -> None:
-        """Withdraw damaged shards: the run is running again, and the next process to resume it measures them again. A run that
-        ended before its last shard ends there again.
+        """Withdraw damaged shards: the run is running again, and the next process to resume it measures them again. A run
+        that ended before its last shard ends there again.
         """
         for index in damaged:
             self.withdraw(index)

@@ -141,7 +141,12 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("import vllm none.jsonl --out new --rule strict", 3, "none.jsonl", ""),
     ("import vllm none.jsonl --out new --rule one_hot", 2, "does not fit temperature 0", "--temperature"),
     ("import vllm none.jsonl --out new --rule strict --temperature 1", 2, "strict does not fit temperature 1", "one_hot"),
-    ("predict --cost 0 --alpha 0.5 --out none/a.txt", 5, "cannot write none/a.txt: the directory none does not exist", "--out"),
+    (
+        "predict --cost 0 --alpha 0.5 --out none/a.txt",
+        5,
+        "cannot write none/a.txt: the directory none does not exist",
+        "--out",
+    ),
     ("predict --cost 0 --alpha 0.5 --out .", 5, "cannot write .: it is not a file (use - for standard output)", "--out"),
     (f"predict --cost 0 --alpha 0.5 --out {LONG}", 5, "File name too long", "--out"),
 ]

@@ -117,7 +117,10 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["--rates", "0.5,x"], "--rates is '0.5,x'"),
     (["--rates", "0.8,0.7", "--gamma", "3"], "--gamma 3 is beyond the 2 rates given"),
     (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
-    (["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"], "a round's cost is either given or computed, not both"),
+    (
+        ["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"],
+        "a round's cost is either given or computed, not both",
+    ),
     (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1"),
     (["--alpha", "0.8", "--burstiness", "-0.5"], "at alpha 0.8 burstiness lies between -0.25"),
     (

@@ -199,8 +199,8 @@ UNCOUNTED = {
     "two choices": "for which vLLM counts no rounds | ask with n = 1",
     "responses": "where vLLM sends no metrics | send the requests to /v1/chat/completions",
     "stream without usage": "and so without metrics | ask with stream_options: {include_usage: tr",
-    "min_p": "answered with an error (1) | change the requests and send them again; the engine said 'The min_p and logit_bias ",
-    "too long": "answered with an error (1) | change the requests and send them again; the engine said 'max_tokens=5000 cannot ",
+    "min_p": "answered with an error (1) | change the requests and send them again; the engine said 'The min_p and",
+    "too long": "answered with an error (1) | change the requests and send them again; the engine said 'max_tokens=5000",
 }
 
 

@@ -52,9 +52,7 @@ def test_a_store_that_fails_for_good_leaves_what_is_committed(
             if storage_of(OUT).names("commits"):
                 gate.always = 503
 
-    with pytest.raises(
-        (DiskFull, RunUnreadable), match="the store failed or cannot be reached, and retries did not help"
-    ):
+    with pytest.raises((DiskFull, RunUnreadable), match="the store failed or cannot be reached, and retries did not help"):
         profiling.profile(load_profile(path), OUT, Failing())
     gate.always = None
     assert "commits/00000.json" in storage_of(OUT).names("commits")
