@@ -85,8 +85,7 @@ def build_report(
     rules: Sequence[str] | None = None,
     whole_log: bool = False,
 ) -> Report:
-    """Return the report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from
-    elsewhere.
+    """Return the report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for others' step times.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it.
