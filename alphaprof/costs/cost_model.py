@@ -60,7 +60,7 @@ def roofline_ms(
 
 
 def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]:
-    """Return the factor within which 90 % of published speedups lie of computed ones, as far as that is known, and what the
+    """Return the factor within which 90 % of published speedups lie of computed ones, if that is known, and what the
     times are made of, in words. Where the engine's ground ends, or numbers replace its own, the error is taken twice.
     """
     engine = ENGINES[costs.engine]
@@ -111,7 +111,7 @@ def roofline_rows(
                 rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
                 continue
             once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape))
-            # Published rounds are those of heads: the steps of another draft are off as far as those elsewhere.
+            # Published rounds are those of heads: the steps of another draft are off by as much as those elsewhere.
             own = error if name in heads else max(error, _standard_error(added.factor**2) if added.accelerator else 0.0)
             steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
             steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]

@@ -21,7 +21,7 @@ class ModelShape:
     `experts` in each layer that has them, `experts_per_token` of them used, `expert_parameters` of one expert summed over
     all layers; 0 for a dense model. `tied`: input embedding and output head are one matrix.
 
-    Of a draft head, `parameters` are those that the first step of a round uses, whoever they belong to, without the input
+    Of a draft head, `parameters` are those that the first step of a round uses, the target's included, without the input
     embedding (`tied` says that there is none beside them). Among them are `first_parameters`, which later steps do not use
     (what joins the target's states), and `last_parameters`, which a step uses for its last token alone (the logits).
     `stored_parameters` are all of its own, which take memory (0: `parameters`).

@@ -187,7 +187,7 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
 
 
 def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
-    """The weighted sum of times: round by round, as far as all of them go; errors of their own are independent, of a
+    """The weighted sum of times: round by round, up to the shortest of them; errors of their own are independent, of a
     shared one the largest counts.
     """
     ms = sum(weight * time.ms for weight, time in parts)

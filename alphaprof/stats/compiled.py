@@ -76,7 +76,7 @@ def _compile(function: Function, fastmath: Any) -> Function:
     try:
         numba.config.CACHE_DIR = str(folder or before)  # numba asks for it while it wraps a function
         return cast(Function, make(cache=folder is not None)(function))
-    except RuntimeError:  # numba keeps nothing of what is no file: compiled again in every process
+    except RuntimeError:  # numba caches only what comes from a file: compiled again in every process
         return cast(Function, make()(function))
     finally:
         numba.config.CACHE_DIR = before

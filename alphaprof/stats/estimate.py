@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
 SPARSE = 16  # numbers up to this multiple of their count are counted in a table
 UNSEEN = 2  # documents of another kind that may have gone unseen
-MOST_FOR_A_TENTH = 28  # with at most so many documents, a tenth of the traffic may be of a kind that was not seen
-NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
+MOST_FOR_A_TENTH = 28  # up to this many documents, a tenth of the traffic may be of a kind not seen yet
+NO_SPREAD = 1e-6  # relative standard error below which documents agree within the precision of float32 columns
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def unseen(documents: int) -> float:
     """The share of documents that a bound takes to be of another kind than all that were seen: 2 / documents, at most 1, and
     a tenth up to 28 documents, with which a tenth goes unseen in more than 5 % of samples (0.9^28 = 0.052).
 
-    No bound may be nearer than what that share at the far end of what is possible would make of it. So agreement is no
-    certainty, and one document that differs is no gain (docs/decisions/020).
+    No bound may be nearer than what that share at the far end of what is possible would make of it. Agreement is
+    not certainty, and one document that differs is not a gain (docs/decisions/020).
     """
     return max(min(1.0, UNSEEN / documents), 0.1 if documents <= MOST_FOR_A_TENTH else 0.0)
 

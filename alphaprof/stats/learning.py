@@ -121,7 +121,7 @@ def scenarios(curve: LearningCurve, size: float, confidence: float) -> Scenarios
 
 def backtest(curve: LearningCurve, confidence: float) -> Backtest:
     """Hide the largest size and predict it, on the same test units and for as many heads as it has: what test units have
-    in common is not held against the forecast.
+    in common does not count against the forecast.
     """
     seen, joint = curve.without_largest(), curve.covariance
     weights = np.linalg.solve(seen.covariance, joint[:-1, -1])

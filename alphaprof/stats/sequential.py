@@ -1,6 +1,6 @@
 """Is a speedup above a threshold, asked after every document: a verdict that may stop as soon as it is sure.
 
-An interval of fixed size is right for one look. Whoever looks after every few documents and stops at the first good news is
+An interval of fixed size is right for one look. A reader who looks every few documents and stops at the first good news is
 wrong several times as often as it says. Here evidence is the wealth of a player who bets against a threshold: where the
 threshold holds, no way of betting gains on average, so the wealth ever reaches 1 / error with a probability of at most
 `error` (Ville), whenever one stops. The bets are those of Waudby-Smith and Ramdas (2024, "Estimating means of bounded random
@@ -77,8 +77,8 @@ def decide_sequentially(
     all that lie before it on a fixed grid have won: `low` can exceed S only if the first threshold above S was rejected.
 
     `timing_error` is the relative standard error that step times give the speedup, and `timing_freedom` its degrees of
-    freedom. More documents do not lessen it, so it is no part of the betting: a tenth of 1 - confidence pays for t bounds on
-    it, by which thresholds move away (up for GO, down for NO-GO; at least by `waited`, a logarithm), and nine tenths are
+    freedom. More documents do not lessen it, so it is not part of the betting: a tenth of 1 - confidence pays for t bounds
+    on it, by which thresholds move away (up for GO, down for NO-GO; at least by `waited`, a logarithm), and nine tenths are
     left for the documents. If it is infinite, every question stays open. Raises `ValueError` for documents outside their
     bounds.
     """

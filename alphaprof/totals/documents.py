@@ -229,7 +229,7 @@ class Documents:
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
     """The stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one: its
-    number of documents is no matter of chance. Those that were read to their end are one together, and so are all
+    number of documents is not random. Those that were read to their end are one together, and so are all
     documents of an imported run or of one in random order.
     """
     limits = manifest.profile.limits if manifest.sequential is None else ()

@@ -61,8 +61,8 @@ class Cached:
                 "speculative decoding needs a model with attention layers only: recurrent states cannot be taken back",
             )
         if rewinds:
-            # Sliding windows forget what falls out of them unless told that it may be needed again. Told after the prefill,
-            # so that they need not keep all of it.
+            # Sliding windows forget what falls out of them unless past recording is on. It is turned on after
+            # the prefill, so that they need not keep all of it.
             self._cache.activate_past_recording()
         self._rewinds = rewinds
         return rows

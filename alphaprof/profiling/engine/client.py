@@ -73,11 +73,11 @@ class VllmEngine:
     def start(self) -> Mapping[str, Any]:
         """Start the process and load the model: its `context` and `vocabulary`. Raises `EngineFailed`."""
         folder = Path(tempfile.mkdtemp(prefix="alphaprof-vllm-"))
-        told, self._log = folder / "drafts", folder / "log.txt"
-        told.write_bytes(b"\0")
+        count, self._log = folder / "drafts", folder / "log.txt"
+        count.write_bytes(b"\0")
         path = os.pathsep.join(filter(None, (str(WORKER.parent), os.environ.get("PYTHONPATH", ""))))
         own = {name: value for name, value in DEFAULTS.items() if name not in os.environ}
-        environment = os.environ | own | {"ALPHAPROF_FORCED_DRAFTS": str(told), "PYTHONPATH": path}
+        environment = os.environ | own | {"ALPHAPROF_FORCED_DRAFTS": str(count), "PYTHONPATH": path}
         if threads := environment.get("OMP_NUM_THREADS"):  # or numba, which looks n-grams up, sets torch's
             environment.setdefault("NUMBA_NUM_THREADS", threads)
         with self._log.open("w") as log:

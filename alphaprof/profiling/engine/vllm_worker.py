@@ -26,8 +26,8 @@ SCHEDSTAT = "/proc/thread-self/schedstat"  # of Linux: on its second place, nano
 
 
 class Forced:
-    """A drafter of vLLM (`method: custom_class`) that costs nothing: it proposes as many tokens as it is told to. Told
-    through a file, since with tensor parallelism it lives in other processes.
+    """A drafter of vLLM (`method: custom_class`) that costs nothing: it proposes as many tokens as the caller asks for.
+    Asked through a file, since with tensor parallelism it lives in other processes.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -75,7 +75,7 @@ class SteppedEngine:
         asked = {"disable_log_stats": False, "enable_logging_iteration_details": True} | settings["engine"]
         self.engine = LLMEngine.from_engine_args(EngineArgs(**asked), stat_loggers=[Recorder])
         self.names = iter(range(10**9))
-        self.told = _shared_byte()
+        self.count = _shared_byte()
         self.held: tuple[int, int] = (0, 0)  # sequences whose steps are timed, and their context
         self.grown, self.slack = 0.0, 0  # tokens that they have gained since they were read, and how many they may
 
@@ -115,7 +115,7 @@ class SteppedEngine:
         shared out among these: `wall_ms`, `cpu_ms`, `emitted` tokens.
         """
         self.release()
-        self.told[0] = 0
+        self.count[0] = 0
         waiting, running = list(enumerate(prompts)), dict[str, dict[str, Any]]()
         concurrency = min(concurrency, len(prompts))
         while waiting or running:
@@ -142,12 +142,12 @@ class SteppedEngine:
         Their median time in ms, the tokens `proposed` per sequence, and the seconds for which this thread has waited for a
         processor so far.
         """
-        self.told[0] = proposed or 0
+        self.count[0] = proposed or 0
         taken: list[tuple[float, float]] = []
         for turn in range(MOST_TURNS * count):
             if self.held != (batch, context) or self.grown > 2 * self.slack:
                 self._hold(batch, context)
-                self.told[0] = proposed or 0
+                self.count[0] = proposed or 0
             step = self._decoded()
             if turn >= WARM and proposed in (None, step["tokens"] / batch - 1):
                 taken.append((step["wall_ms"], step["tokens"] / batch - 1))
@@ -161,7 +161,7 @@ class SteppedEngine:
     def prefill(self, length: int, seed: int) -> dict[str, Any]:
         """Take the steps that read a prompt of random tokens: their time in ms."""
         self.release()
-        self.told[0] = 0
+        self.count[0] = 0
         self.add(self._random(length, random.Random(seed)), 1)  # noqa: S311
         ms = 0.0
         while self.engine.has_unfinished_requests():
@@ -181,7 +181,7 @@ class SteppedEngine:
             ids = self._random(max(context - self.slack, 1), rng)
             self.add(ids, self.facts()["context"] - len(ids), ignore_eos=True)
         self.held, self.grown = (batch, context), 0.0
-        self.told[0] = 0
+        self.count[0] = 0
         self._decoded()
 
     def _decoded(self) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Alternative:
 class HeadDraft:
     """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what vLLM
     calls it, and `algorithm` SGLang (None: it has none); `reading`: how its files were read (see `DraftFacts`); `context`:
-    the longest text that it can go on with, in tokens (None: any); `parallel`: vLLM must be told that it drafts in parallel;
-    `block`: the rows of a block, if what it drafts depends on their number.
+    the longest text that it can go on with, in tokens (None: any); `parallel`: vLLM needs an option that says it drafts in
+    parallel; `block`: the rows of a block, if what it drafts depends on their number.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings

@@ -490,7 +490,7 @@ def _renamed(name: str, layout: str, owner: Any) -> str:
 
 
 def _window(config: Any) -> int | None:
-    """How many entries the first module sees by its layer type. Raises `ValueError` for what is no attention."""
+    """How many entries the first module sees by its layer type. Raises `ValueError` for a type that is not attention."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return int(config.sliding_window) if kinds[0] == "sliding_attention" else None
 

@@ -98,7 +98,8 @@ def head_shape(
 
     `module`: its own parameters, all of which a step uses for every token, but for the modules of the names `elsewhere`
     (embeddings, and those of the logits) and those that later steps of a round leave out, `entering`. `logits` [rows,
-    hidden]: the weight that its logits are computed by, whoever it belongs to. As of models, norms and biases do not count.
+    hidden]: the weight that its logits are computed by, even if it belongs to the target. As of models, norms and biases do
+    not count.
     """
     config = config.get_text_config()
     if getattr(config, "kv_lora_rank", None):

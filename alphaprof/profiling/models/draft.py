@@ -67,6 +67,6 @@ class Draft(Protocol):
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """Columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of prompt,
-        as far as logits do not tell: `proposed`; without a distribution `draft_top`, and `accepted_run` where the round's
-        start matters; `proposed_before_eos` where transformers ends its proposals before an EOS.
+        that logits do not give: `proposed`; without a distribution `draft_top`, and `accepted_run` if the round's start
+        matters; `proposed_before_eos` if transformers ends its proposals before an EOS.
         """

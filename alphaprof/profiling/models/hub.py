@@ -96,7 +96,7 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
     if not NAME.fullmatch(name):
         hint = "use letters, digits, dots and _-= in its name: it stands in the address as it is"
         plain = shown(reference.partition("?")[0])  # a signature may follow
-        raise DataUnreadable(f"{plain} is no address of a file", hint)
+        raise DataUnreadable(f"{plain} is not the address of a file", hint)
     _require_format(reference)
     message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a source is one file"
     try:
@@ -142,7 +142,7 @@ def row_count(path: Path) -> int | None:
 def expected_documents(options: ProfileOptions) -> int | None:
     """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
     if any(source.limit and not isinstance(source.domain, str) for source in options.data):
-        return None  # of so many of each domain
+        return None  # a number of each domain
     counts = [(row_count(Path(source.path)), source.limit) for source in options.data]
     if (None, None) in counts:
         return None
@@ -273,7 +273,7 @@ def stored_dtype(path: Path) -> str | None:
 
     counts: Counter[str] = Counter()
     with safe_open(path, "pt") as file:
-        for name in file.keys():  # noqa: SIM118 (it is no dict)
+        for name in file.keys():  # noqa: SIM118 (not a dict)
             weights = file.get_slice(name)
             if weights.get_dtype() in DTYPES:  # beside packed integers
                 counts[weights.get_dtype()] += math.prod(weights.get_shape())
@@ -281,7 +281,7 @@ def stored_dtype(path: Path) -> str | None:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no file. Raises `ModelUnloadable`."""
+    """Return the JSON object in a file; empty if there is no file. Raises `ModelUnloadable`."""
     if not path.is_file():
         return {}
     try:

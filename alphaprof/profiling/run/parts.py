@@ -54,7 +54,7 @@ def part_of(text: str, environment: Mapping[str, str] = os.environ) -> Part:
         return _scheduled(environment)
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if found is None or not int(found[1]) < int(found[2]):
-        raise OptionInvalid(f"--part {text[:40]} is no part", "give I/N with I from 0 to N - 1, like 0/4, or auto")
+        raise OptionInvalid(f"invalid --part {text[:40]!r}", "use I/N with 0 <= I < N, such as 0/4, or auto")
     return Part(int(found[1]), int(found[2]))
 
 

@@ -201,10 +201,10 @@ def _begun(
         _require_same_target(loaded.documents.run, manifest)
     run = RunWriter(storage, manifest)
     plan = Plan(**vars(loaded), run=run)
-    trials, told = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
+    trials, doubts = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
     has_template = loaded.tokenizer.chat_template is not None
-    warnings = (*early_warnings(options, loaded.scorer, has_template, manifest.environment), *told)
+    warnings = (*early_warnings(options, loaded.scorer, has_template, manifest.environment), *doubts)
     for warning in warnings:
         progress.warn(**warning)
     run.manifest = dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings)
@@ -385,7 +385,7 @@ def _timeable(plan: Plan, costs: MeasuredCosts, progress: Progress) -> contextli
 
 
 def _note(plan: Plan, progress: Progress, warning: dict[str, str]) -> None:
-    """Tell whoever watches, and every report of the run, whose next manifest has it."""
+    """Show a warning now, and put it into the run's next manifest for its reports."""
     progress.warn(**warning)
     warnings = (*plan.run.manifest.warnings, warning)
     plan.run.manifest = dataclasses.replace(plan.run.manifest, warnings=warnings)
@@ -414,7 +414,7 @@ def _resumed(
     if run.manifest.status == "complete" and not untimed and not damaged:
         _adopt_decision(run, options, progress)
         progress.say(f"{run.path} is complete already")
-        run.finish(join_totals)  # as far as its totals or documents were lost
+        run.finish(join_totals)  # its totals or documents, if they were lost
         return run
     plan = join(options, run, progress, part)  # nothing is changed for a process that cannot go on with it
     _adopt_decision(run, options, progress)
@@ -423,8 +423,8 @@ def _resumed(
     progress.say(f"resuming after {len(run.committed())} complete shards")
     if costs is not None and untimed:
         _measure_latency(plan, costs, progress)
-        times, told = run.manifest.times, run.manifest.warnings
-        run.update_manifest(lambda stored: dataclasses.replace(stored.with_times(times), warnings=told))
+        times, warnings = run.manifest.times, run.manifest.warnings
+        run.update_manifest(lambda stored: dataclasses.replace(stored.with_times(times), warnings=warnings))
     if run.manifest.status == "complete":  # its step times alone were lost
         run.finish(join_totals)
         return run
@@ -513,8 +513,8 @@ def _differing(old: ModelFacts, new: ModelFacts) -> list[str]:
 
 
 def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: Part = WHOLE) -> None:
-    """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; whoever finds that all
-    are committed, or that a verdict is sure, finishes it.
+    """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; the process that finds
+    that all are committed, or that a verdict is sure, finishes it.
     """
     run, staged = plan.run, plan.run.manifest.staged
     progress.start("profiling", sum(staged), "documents")
@@ -591,8 +591,8 @@ def conclude(
 
 
 def profile_with_models(options: ProfileOptions, storage: Storage, progress: Progress, first: int | None = None) -> Plan:
-    """Profile into new storage without timing any step; the complete run with its loaded models. `first`: so many documents,
-    default all. Raises the errors of `errors.py`.
+    """Profile into new storage without timing any step; the complete run with its loaded models. `first`: this many
+    documents, default all. Raises the errors of `errors.py`.
     """
     with in_memory():
         plan = _begun(options, storage, progress, first=first)

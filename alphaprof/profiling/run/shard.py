@@ -48,7 +48,7 @@ WAITING = 1  # pieces that may wait while one is written: what is measured must 
 
 
 class Progress(Protocol):
-    """What the run tells whoever watches; the command line draws it on stderr."""
+    """What a run reports while it works; the command line draws it on stderr."""
 
     def say(self, message: str) -> None:
         """Say in a line what happens now."""

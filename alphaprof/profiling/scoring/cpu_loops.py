@@ -42,7 +42,7 @@ LOG = _polynomial(np.log1p, math.sqrt(0.5) - 1, math.sqrt(2) - 1, 6)  # within 1
 def exp32(x: Any) -> Any:
     """exp(x) for x <= 0 within 3e-7 of itself: 2^n times a polynomial. For anything below -87 exp(-87), 1e-38."""
     x = x if x > LOWEST else LOWEST
-    n = np.int32(x * LOG2_E - HALF)  # to the nearest, as x is no larger than 0
+    n = np.int32(x * LOG2_E - HALF)  # to the nearest, as x is at most 0
     r = x - F(n) * LN_2
     y = EXP[0]
     for coefficient in EXP[1:]:

@@ -89,7 +89,7 @@ def _loops() -> Any:
 @functools.cache
 def why_unavailable(device: torch.device) -> str | None:
     """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
-    the device is no GPU. Triton needs a C compiler where it runs, which wheels do not bring.
+    the device is not a GPU. Triton needs a C compiler where it runs, which wheels do not bring.
 
     Raises the error where memory ran out, which says nothing about kernels.
     """

@@ -125,8 +125,8 @@ def scored_width(widths: Sequence[int], tokens: int) -> int:
 
 @dataclass(frozen=True)
 class _Reached:
-    """A target's p as far as a head can reach it: `shared` [n, ids] at the ids that the head has, `of_token` [n] at the
-    tokens of the text, whose places among these ids are `place` [n], where it has them (`proposable` [n]).
+    """A target's p at the tokens that a head can propose: `shared` [n, ids] at the ids that the head has, `of_token` [n] at
+    the tokens of the text, whose places among these ids are `place` [n], where it has them (`proposable` [n]).
     """
 
     shared: torch.Tensor
@@ -185,7 +185,7 @@ class Scorer:
         self._ordered = [draft for draft, each in forced if each is not None] + self.without  # as columns of a chunk are
         self.draft_processing = draft_processing
         self.width = scored_width([each.vocabulary for each in (self.target, *self.drafts)], tokens)
-        # The target's ids of each draft's logits, as far as they carry probability; None: all, in order.
+        # The target's ids of those logits of each draft that carry probability; None: all, in order.
         self.ids = [None if each.ids is None else each.ids[each.ids < self.width].to(target.device) for each in self.drafts]
         self.head_rows = HEAD_ROWS.get(target.device.type, HEAD_ROWS["cuda"])
         self.statistics_rows = rows_at_once(target.device)

@@ -179,7 +179,7 @@ READ_ON = 10_000  # rows of a stream that bring nothing, after which no other do
 NOT_READ = f"sources read no further: none of the last {READ_ON:,} rows was of a domain below limit"
 REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is no time of a request
+EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is not the time of a request
 SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
 # Fields of a document that tables hold under the same names.
 STORED = ("document", "domain", "cluster", "time", "source", "source_row", "max_new_tokens", "on_policy", "seed")
@@ -237,7 +237,7 @@ class Corpus:
     context: int | None
     vocabulary: int
     served: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the target's own generation config
-    limit: int | None = None  # so many documents alone
+    limit: int | None = None  # this many documents only
     skipped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
 
@@ -544,7 +544,7 @@ def _moment(value: Any, where: str, column: str) -> datetime.datetime:
             if EARLIEST <= time <= datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
                 return datetime.datetime.combine(time.date(), time.time(), datetime.UTC)  # of pandas: without nanoseconds
     hint = "write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), from 1990 to today"
-    raise ColumnMissing(f"{where}: {cut(column, VALUE)} holds {shown(value)}, which is no time of a request", hint)
+    raise ColumnMissing(f"{where}: {cut(column, VALUE)} holds {shown(value)}, which is not the time of a request", hint)
 
 
 def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:

@@ -50,7 +50,7 @@ SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
 MOST_PREFILLS = 5  # a prefill takes as long as many steps, and matters less
 PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-NORMAL = 1.96  # standard errors that reach as far as a 95 % interval, for readers of one number
+NORMAL = 1.96  # standard errors in half a 95 % interval, for readers of one number
 PLACE = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
 

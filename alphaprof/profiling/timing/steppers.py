@@ -93,7 +93,7 @@ class Stepper:
             self.cache.batch_repeat_interleave(self.batch)
         else:  # what other layers hold is not known to be a copy a text
             self._read(text.expand(self.batch, -1), self.cache)
-        # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
+        # Layers with a sliding window forget what falls out of it unless past recording is on.
         self.cache.activate_past_recording()
 
     def _read(self, text: torch.Tensor, cache: Any) -> None:

@@ -204,8 +204,8 @@ def done(records: Sequence[TrainingRecord], out: Path) -> str:
     if len(records) > 1:
         return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
     (record,) = records
-    told = f"{out}: {record.steps} steps, the best on stop documents was {record.best_step}"
-    return f"{told}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
+    done = f"{out}: {record.steps} steps, the best on stop documents was {record.best_step}"
+    return f"{done}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
 
 
 def require_free(out: Path, kind: str, resume: bool) -> None:

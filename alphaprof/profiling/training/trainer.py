@@ -178,10 +178,10 @@ class Trainer:
         state.progress.append(TrainingProgress(state.step, round(spent, 3), tuple(loss), shares, state.tokens))
         self.save()
         state.seconds["cpu"] += time.process_time() - cpu
-        told = f"step {state.step} of {schedule.steps}: "
-        told += f"loss by depth {' '.join(f'{each:.2f}' for each in loss)}; " if loss else ""
-        told += f"right on stop documents {' '.join(f'{each:.3f}' for each in shares)}"
-        progress.say(told)
+        line = f"step {state.step} of {schedule.steps}: "
+        line += f"loss by depth {' '.join(f'{each:.2f}' for each in loss)}; " if loss else ""
+        line += f"right on stop documents {' '.join(f'{each:.3f}' for each in shares)}"
+        progress.say(line)
 
     @torch.no_grad()
     def tested(self, features: Features, depths: int) -> tuple[Flags, Flags, Flags]:
