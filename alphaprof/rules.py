@@ -28,10 +28,7 @@ NOT_MODELLED = {
     "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
     "fly": "a mismatch is accepted if the following tokens agree (vLLM's FLy)",
 }
-DEFAULT_RULES = (
-    *("strict", "lossless", "one_hot", "additive_0p1", "multiplicative_0p3", "top_m_3"),
-    *("typical_0p09_0p3", "trtllm_10_0p6"),
-)
+DEFAULT_RULES = ("strict", "lossless", "one_hot")  # others only if a profile or a report names them
 
 
 @dataclass(frozen=True)

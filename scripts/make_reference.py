@@ -162,14 +162,13 @@ def rules_table() -> str:
 
 
 def parameters_table() -> str:
-    """The parameters of rules, how they are written, and which values every run has."""
-    rows = ["| written | parameter | from | to | accept more | in every run |", "|---|---|---|---|---|---|"]
+    """The parameters of rules, and how they are written."""
+    rows = ["| written | parameter | from | to | accept more |", "|---|---|---|---|---|"]
     for name, rule in rules.RULES.items():
-        default = ", ".join(f"`{item}`" for item in rules.DEFAULT_RULES if rule_names.parse_rule(item).name == name)
         for item in rule.parameters:
             kind = "whole number" if item.whole else "number"
             limits = f"{item.low:g} | {item.high:g} | {'larger' if item.relaxes > 0 else 'smaller'} values"
-            rows.append(f"| `{rule_names.spelling(name)}` | {item.name}, {kind} | {limits} | {default} |")
+            rows.append(f"| `{rule_names.spelling(name)}` | {item.name}, {kind} | {limits} |")
     return "\n".join(rows)
 
 

@@ -13,6 +13,10 @@ import numpy as np
 from alphaprof.theory.certificates import Divergence
 
 Array = np.ndarray[Any, Any]
+LOGGED_RULES = (
+    *("strict", "lossless", "one_hot", "additive_0p1", "multiplicative_0p3", "top_m_3"),
+    *("typical_0p09_0p3", "trtllm_10_0p6"),
+)
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 
 

@@ -128,8 +128,8 @@ def test_the_changelog_names_the_version() -> None:
 
 
 GONE = re.compile(
-    r"(?i:(?<!there )\bis no\b(?! longer))(?!-GO)|(?i:\bare none of\b|\bwhoever\b|whatever of|\bby lot\b|held against|for want of)"
-    r"|(?i:\blikewise\b|\bso many\b|\btold\b|\bas far as\b|what lacks|none of this page)"
+    r"(?i:(?<!there )\bis no\b(?! longer))(?!-GO)|(?i:\bare none of\b|\bwhoever\b|whatever of|\bby lot\b|held against)"
+    r"|(?i:for want of|\blikewise\b|\bso many\b|\btold\b|\bas far as\b|what lacks|none of this page)"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import difflib
 import os
 from pathlib import Path
 from typing import Any, get_args
@@ -12,13 +13,32 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import DRAFTS, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Options, Whole
+from alphaprof.config.options import DRAFTS, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Options, Sampling, Whole
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
 WHOLE = "profile"  # where a problem lies that concerns several options
+MOST_NAMED = 6  # problems that an error names
+OFTEN_CALLED = {"ngram": "prompt_lookup", "eagle": "eagle3", "draft_model": "model"}  # kinds of drafts, by other names
+WORDS = {  # for what pydantic finds, by its type of error
+    "missing": "is missing",
+    "union_tag_not_found": "{discriminator} is missing",
+    "union_tag_invalid": "unknown {discriminator} {tag}; known: {expected_tags}",
+    "literal_error": "{given} is not {expected}",
+    "list_type": "expected a list, not {given}",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "expected a group of options, not {given}"),
+    "string_type": "expected text, not {given}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number, not {given}"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number, not {given}"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false, not {given}"),
+    "greater_than": "must be above {gt}, not {given}",
+    "greater_than_equal": "must be at least {ge}, not {given}",
+    "less_than": "must be below {lt}, not {given}",
+    "less_than_equal": "must be at most {le}, not {given}",
+    "too_short": "needs at least {min_length} entry",
+}
 # What PyYAML raises: its own errors, others for values that do not parse as they look (2024-99-99) or as they are tagged,
 # and for text that is nested too deeply for Python.
 BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
@@ -162,20 +182,28 @@ def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
 
 
 def _invalid(error: ValidationError, tree: dict[str, Any], origin: str) -> ProfileInvalid:
-    """Return the error for the first problem; an unknown key comes first, since it often explains the others."""
+    """Return the error that names every problem, with advice on the first; an unknown key comes first, since it often
+    explains the others.
+    """
     problems: dict[str, ErrorDetails] = {}
     for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
         problems.setdefault(_place(problem, tree) or WHOLE, problem)
     # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
     places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
-    place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-    first: Any = problems[place]
-    if first["type"] == UNKNOWN_KEY:
-        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", first["ctx"]["hint"])
-    where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
-    return ProfileInvalid(
-        f"{origin}:{where} {first['msg'].removeprefix('Value error, ')}{more}", _advice(first, place, origin)
-    )
+    named = [_problem(problems[place], place) for place in places[:MOST_NAMED]]
+    more = f"; and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
+    count = f"{len(places)} problems: " if len(places) > 1 else ""
+    return ProfileInvalid(f"{origin}: {count}{'; '.join(named)}{more}", _advice(problems[places[0]], places[0], origin))
+
+
+def _problem(error: Any, place: str) -> str:
+    """Return a problem in our words, behind its place."""
+    if error["type"] == UNKNOWN_KEY:
+        return f"unknown key {cut(place, VALUE)}"
+    context = {name: str(value).replace("'", "") for name, value in error.get("ctx", {}).items()}
+    words = WORDS.get(error["type"])
+    text = words.format(given=shown(error["input"]), **context) if words else error["msg"].removeprefix("Value error, ")
+    return text if place == WHOLE else f"{cut(place, VALUE)}: {text}"
 
 
 def _place(problem: ErrorDetails, tree: Any) -> str:
@@ -194,21 +222,48 @@ def _place(problem: ErrorDetails, tree: Any) -> str:
     return ".".join([*keys, problem["ctx"]["key"]] if problem["type"] == UNKNOWN_KEY else keys)
 
 
-def _advice(error: ErrorDetails, place: str, origin: str) -> str:
-    if origin == SET and error["type"] in ("missing", "union_tag_not_found"):
+def _advice(error: Any, place: str, origin: str) -> str:
+    kind, given = error["type"], error["input"]
+    if kind == UNKNOWN_KEY:
+        return _advice_on_key(error["ctx"]["key"], error["ctx"]["hint"])
+    if origin == SET and kind in ("missing", "union_tag_not_found"):
         return f"add --set {cut(place, VALUE)}=..."
-    if error["type"] == "missing":
+    if kind == "missing":
         return "add this key; the files in profiles/ show a complete profile"
-    if error["type"] == "union_tag_not_found":
+    if kind == "union_tag_not_found":
         choices = DRAFTS if place.startswith("drafts") else get_args(get_args(ContinuationOptions)[0])
         return f"add kind: {' or '.join(get_args(each.model_fields['kind'].annotation)[0] for each in choices)}"
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+    if kind == "union_tag_invalid":
+        tag, known = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "").split(", ")
+        near = difflib.get_close_matches(OFTEN_CALLED.get(tag, tag), known, n=1)
+        return f"did you mean {near[0]}?" if near else "use one of them"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        if isinstance(given, list) and place == "drafts":
+            return "give each draft a name instead of -, for example small: {kind: model, model: NAME}"
+        if isinstance(given, str) and place.startswith("drafts."):
+            return f"write {{kind: model, model: {cut(given, VALUE)}}}"
+        if isinstance(given, str) and place.endswith("continuation"):
+            return f"write {{kind: {cut(given, VALUE)}}}"
         return "write a group of options: {key: value, ...}, or one key: value per line, indented"
-    if error["type"] == "string_type" and isinstance(error["input"], bool):
+    if kind == "list_type":
+        return "begin each entry with -" if isinstance(given, dict) else f"write [{cut(str(given), VALUE)}]"
+    if kind == "string_type" and isinstance(given, dict) and list(given.values()) == [None]:
+        return f'quote it: "{{{cut(str(next(iter(given))), VALUE)}}}"'
+    if kind == "string_type" and isinstance(given, bool):
         return "quote the word: YAML reads on, off, yes and no as true and false"
-    if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
+    if kind == "string_type" and isinstance(given, (int, float, datetime.date)):
         return "quote it: YAML reads it as a number or a date"
+    if kind == "int_type" and isinstance(given, str) and given.strip().isdigit():
+        return "remove the quotes"
+    if place == "target.dtype":
+        return "use one that this machine computes in; name the dtype that the engine serves as decision.served_dtype"
     return "correct this value" if origin == SET else "correct the value in the profile, or override it with --set KEY=VALUE"
+
+
+def _advice_on_key(key: str, hint: str) -> str:
+    if ":" in key:
+        return "write a space after the colon"
+    return f"{key} needs kind: sampled" if key in Sampling.model_fields else hint
 
 
 LIST = "list of heads"

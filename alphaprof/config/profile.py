@@ -183,7 +183,7 @@ class RouteOptions(Options):
 class ProfileOptions(Options):
     """One profile file."""
 
-    target: TargetOptions
+    target: TargetOptions = Field(description="the model that is served: a group of options, or its name alone")
     drafts: dict[str, AnyDraft] = Field(
         description="the drafts by name; {}: the target alone, with certificates and the one draft that costs nothing "
         "(prompt lookup, as ngram)"
@@ -234,6 +234,11 @@ class ProfileOptions(Options):
         hybrids = {name: {key: value for key, value in draft.items() if key != "kind"} for name, draft in made.items()}
         own = {name: draft for name, draft in drafts.items() if name not in made}
         return given | {"drafts": own, "hybrids": given.get("hybrids", {}) | hybrids} if made else given
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _model_alone(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str) else given
 
     @field_validator("drafts")
     @classmethod

@@ -22,7 +22,7 @@ from alphaprof.stats.estimate import Array
 
 MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"
 TIMED = (MEASURED, VLLM)  # with the run
-MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
+MEASURED_HERE = "by step times measured here with transformers"
 Z90 = 1.6448536269514722  # standard errors that hold 90 % of a normal distribution on both sides
 FITTED_WITH = (  # what the overheads of engines were fitted with, at its default
     *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "overhead_ms"),

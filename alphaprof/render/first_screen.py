@@ -30,6 +30,7 @@ TOTAL = "all traffic"
 LEFT = ("pool", "draft", "verdict", "next best")  # columns of words
 MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
+MODEL = 28  # characters of the target's name
 ALONE = "*"  # marks a verdict that does not hold for all domains together
 SAME = "≈"  # marks a next best that is not clearly different
 
@@ -41,7 +42,7 @@ class FirstScreen:
     run: str
     verdict: str
     about: tuple[str, ...]  # behind the verdict, and below it
-    route: tuple[str, ...]  # empty: there is none to speak of
+    route: tuple[str, ...]  # empty: one pool serves all
     times: str
     table: Table  # a row a domain, and below a line the one draft for all of them
     load: Table | None  # by concurrency; None: one is all there is
@@ -87,29 +88,29 @@ def _what_was_run(report: Report) -> str:
     state = "" if run.complete else " (PARTIAL)"
     model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
     texts = " and ".join(dict.fromkeys(text.split(" (")[0] for text in run.texts)) or "no"
-    about = f"{fmt.short(model)} {run.dtype}, {texts} text, {report.conditions.rule}"
+    about = f"{fmt.short(model, MODEL)} {run.dtype}, {texts} text, {report.conditions.rule}"
     return f"{', '.join(run.drafts)} for {about}, {source}{counts}{state}"
 
 
 def _about(report: Report) -> Iterator[str]:
-    """Yield the draft, its speedup and what was asked for; if nothing is decided, why."""
+    """Yield the draft, its speedup and the one that is needed; if nothing is decided, what would decide it."""
     traffic = report.traffic
-    asked = f"asked {traffic.min_speedup:g}x"
+    needed = f"needed {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
-        yield f"speedup not known, {asked}"
+        yield f"speedup not known, {needed}"
         yield traffic.reason
         return
-    measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
+    here = " with Hugging Face" if report.times and report.times.source == "measured" else ""
     where = " everywhere" if len(report.domains) > 1 else ""
-    faster = _speedup_text(report.speedup, traffic.min_speedup, "x")
+    faster = _speedup_text(traffic.tested, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
-    yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}, {asked}{measured}"
+    yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}{here}, {needed}"
     if report.verdict != "UNDECIDED":
         return
     mine = _mine(report)
     if mine is not None and mine.documents_needed is not None:
-        likely = f", of {fmt.count(mine.documents_likely)} with 80 %" if mine.documents_likely is not None else ""
-        yield f"a new run of {fmt.count(mine.documents_needed)} documents would settle it with a 50 % chance{likely}"
+        likely = f", {fmt.count(mine.documents_likely)} for 80 %" if mine.documents_likely is not None else ""
+        yield f"next: profile {fmt.count(mine.documents_needed)} documents, for a 50 % chance to settle it{likely}"
     else:
         yield traffic.reason
 
@@ -129,21 +130,14 @@ def _second(report: Report) -> DraftAnswer | None:
 
 
 def _route(report: Report) -> Iterator[str]:
-    """Yield the pools that the verdicts call for, what they gain, and what speaks against them."""
+    """Yield the pools that are worth it and what they gain."""
     route, over = report.routing, "no speculation"
-    if report.speedup is None or len(report.domains) < 2 or (report.verdict == "NO-GO" and (route is None or route.why_not)):
-        return
-    if route is None:
-        yield f"one pool: {report.one_pool}"
+    if report.speedup is None or route is None or not route.worth_it:
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    gain = f"{_gain_text(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} held out"
+    gain = f"{fmt.gain(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} held out"
     faster = fmt.interval(route.speedup, "x")
-    if not route.worth_it:
-        yield f"one pool: not worth a {'second' if len(route.pools) == 2 else 'third'} pool, {route.why_not}"
-        yield f"tried {' and '.join(_configuration(pool) for pool in route.pools)}: {faster}, a gain of {gain}"
-        return
     named = ", ".join(f"{letter} {_configuration(pool)}" for letter, pool in zip(LETTERS, route.pools, strict=False))
     yield f"{len(route.pools)} server pools, {named}: {faster}"
     yield f"routing gains {gain}"
@@ -159,10 +153,6 @@ def _pool_of(report: Report, domain: str) -> str:
     return next((letter for letter, pool in zip(LETTERS, pools, strict=False) if domain in pool.domains), "")
 
 
-def _gain_text(gain: Interval) -> str:
-    return f"{100 * gain.value:.1f} % [{100 * gain.low:.1f}, {100 * gain.high:.1f}]"
-
-
 def _times(report: Report) -> str:
     """Return what the step times are of, and the conditions that the verdict holds for."""
     cost, conditions = report.times, report.conditions
@@ -171,7 +161,7 @@ def _times(report: Report) -> str:
     load = "one sequence" if conditions.concurrency == 1 else f"{conditions.concurrency} sequences"
     where = f"{load} at a time, context {cost.context:.0f}"
     if cost.source == "measured":
-        return f"{where}, {cost.device}; measured here with Hugging Face: not your engine"
+        return f"Hugging Face on this machine, not your engine: {where}, {cost.device}"
     if cost.source == "vllm":
         return f"{where}, {cost.device}; {cost.engine} on this machine"
     if cost.source == "table":
@@ -218,7 +208,7 @@ def _draft_cells(report: Report, answer: DraftAnswer) -> dict[str, str]:
         "accept@1" if first else "alpha": fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
         + (MARK if head and not first else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
-        f"speedup [{fmt.level(report.confidence)}]": _speedup_text(answer.speedup, report.traffic.min_speedup),
+        f"speedup [{fmt.level(report.confidence)}]": _speedup_text(answer.tested, report.traffic.min_speedup),
         "verdict": answer.verdict,
     }
 
@@ -250,7 +240,8 @@ def _below(report: Report) -> Iterator[str]:
     if report.traffic.chosen and any(answer.speedup for answer in shown):
         yield "speedup: held-out documents; other columns: all documents"
     if any(answer.speedup for answer in shown):
-        yield f"verdicts use one-sided {fmt.level(report.confidence)} bounds; the intervals shown are two-sided"
+        level = fmt.level(report.confidence)
+        yield f"[{level}]: the lower and upper bounds that decide, {level} each"
     if any(MARK in cell for answer in shown for cell in _draft_cells(report, answer).values()):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
@@ -338,7 +329,7 @@ def first_screen_csv(report: Report) -> str:
     for scope, domain, share, documents, best, other in rows:
         intervals = (best.acceptance, best.tokens_per_round, best.speedup)
         values = [interval and interval.value for interval in intervals]
-        ends = (best.speedup.low, best.speedup.high) if best.speedup else (None, None)
+        ends = (best.tested.low, best.tested.high) if best.tested else (None, None)
         behind = (other.draft, other.gamma, other.speedup and other.speedup.value) if other else (None, None, None)
         name = fmt.visible(domain)
         first = (scope, f"'{name}" if name[:1] in FORMULA else name, share, documents, best.draft, best.gamma)

@@ -59,13 +59,20 @@ def verdict(report: Report) -> Iterator[Block]:
         yield ""
     yield f"{traffic.verdict}  for the whole traffic, at least {traffic.min_speedup:g}x wanted"
     yield traffic.reason
-    if traffic.speedup is not None:
-        chose_nothing = f"on {fmt.many(traffic.documents, 'held-out document')}"
-        on = chose_nothing if traffic.chosen else "over all documents"
-        yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(report.confidence)} interval) {on}"
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     yield f"weights ({origin}): {shares}"
+    if len(report.domains) > 1:
+        yield f"server pools: {_pools(report)}"
+
+
+def _pools(report: Report) -> str:
+    """Return how many pools of servers are worth it, and why not more."""
+    route = report.routing
+    if route is None:
+        return f"one; {report.one_pool}"
+    found = f"{len(route.pools)} gain {fmt.gain(route.gain)}"
+    return found if route.worth_it else f"one; {found}, and {route.why_not}"
 
 
 def _engine_free(report: Report) -> Iterator[str]:
@@ -154,7 +161,7 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         alpha: lambda item: fmt.share_with_interval(item.alpha),
         "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
         "tokens/round": of_best(lambda best: fmt.interval(best.tokens_per_round)),
-        "speedup": lambda item: fmt.interval(item.speedup, "x"),
+        "speedup": lambda item: fmt.interval(item.tested, "x"),
         "verdict": lambda item: str(item.verdict),
         "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "iid formula": of_best(

@@ -77,6 +77,7 @@ class Result:
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
     speedup: Interval | None  # at best_gamma, over the documents that the verdict rests on
+    tested: Interval | None  # the same speedup with the one-sided bounds that the verdict rests on; None: no verdict
     chosen: bool  # other documents than these chose best_gamma
     tested_clusters: int  # independent units among the documents that the verdict rests on
     load: tuple[AtConcurrency, ...]  # empty if step times of one concurrency are all there is
@@ -101,6 +102,7 @@ class DraftAnswer:
     acceptance: Interval | None  # as alpha; of an imported run the share of rounds whose first draft was kept
     tokens_per_round: Interval | None  # over all documents
     speedup: Interval | None  # two-sided, over the documents that the verdict rests on
+    tested: Interval | None  # the same speedup with the one-sided bounds that the verdict rests on
     verdict: VerdictName
     reason: str
     documents: int  # independent ones that there are

@@ -77,6 +77,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         gammas=by_gamma,
         best_gamma=best,
         speedup=speeds.speedup_interval(decision.speedup, question.confidence),
+        tested=decision.tested if decides else None,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
         load=load,

@@ -216,7 +216,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
         break_even_length=free.value / whole.value if free and whole else None,
         speedup=speedup_interval(decision.speedup, question.confidence),
-        tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
+        tested=decision.tested,
         chosen=question.chooses(question.options(candidates, gammas)),
         documents=decision.speedup.documents if decision.speedup else 0,
         effective_documents=effective,
@@ -434,7 +434,7 @@ def _lead(
 
 
 def _no_answer(reason: str) -> DraftAnswer:
-    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
+    return DraftAnswer(None, None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
 
 
 def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
@@ -466,6 +466,7 @@ def _best_answer(
         else None,
         tokens_per_round=tokens_interval(_tokens_per_round(candidates, best, mix), best[1], question.confidence),
         speedup=speedup_interval(decision.speedup, question.confidence),
+        tested=decision.tested,
         verdict=decision.verdict,
         reason=decision.reason,
         documents=distinct(np.concatenate([pool.cluster for pool in pools])),

@@ -17,7 +17,7 @@ from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Ti
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.log.manifest import DecisionAsked, DraftFacts, Manifest
 from alphaprof.rules import default_rule, parse_rule
-from alphaprof.stats.estimate import probability
+from alphaprof.stats.estimate import Interval, probability
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
@@ -179,7 +179,7 @@ def judge(
         needed = f"GO needs step times of at least {GO_ROUNDS} rounds, and there are {rounds}: {SURER}"
         decision = replace(decision, verdict="UNDECIDED", reason=needed)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
-    reason = f"{timing.basis}, {decision.reason}"
+    reason = f"{timing.basis}: {decision.reason}"
     if question.stand_in:
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
@@ -300,6 +300,11 @@ class Decision:
     documents_needed: int | None
     documents_likely: int | None = None
 
+    @property
+    def tested(self) -> Interval | None:
+        """The speedup with the one-sided bounds that decide."""
+        return Interval(self.speedup.value, self.low, self.high) if self.speedup else None
+
 
 def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
@@ -343,13 +348,13 @@ def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
 def _too_few(speedup: Speedup | None, held_out: bool) -> str:
     """Return why these documents decide nothing, and what to do."""
     documents = speedup.documents if speedup is not None else 0
-    where, advice = "", ""
+    which, advice = "", f"profile {FEWEST} or more"
     if held_out:
-        where, advice = " on the held-out half", f": profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
+        which, advice = "held-out ", f"profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
     if documents >= FEWEST:
-        return f"given weights need at least two independent documents of every domain{where}, longer than one token{advice}"
-    have = "there is 1" if documents == 1 else f"there are {documents}"
-    return f"a verdict needs at least {FEWEST} independent documents{where}, longer than one token; {have}{advice}"
+        return f"weights need at least two independent {which}documents longer than one token in every domain: {advice}"
+    have = f"1 independent {which}document" if documents == 1 else f"{documents} independent {which}documents"
+    return f"only {have} longer than one token, {FEWEST} needed: {advice}"
 
 
 def beside(bound: float, threshold: float, digits: int = 3) -> str:

@@ -16,10 +16,10 @@ import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log.writer import RunWriter
-from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import join_totals, read_totals
 from scripts.bench_log import bytes_per_position
+from tests.reference import LOGGED_RULES
 from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, write_run
 
 REMEDIES = {
@@ -239,7 +239,7 @@ def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_pa
     """With 8 depths and all rules, in a shard as large as a run's; docs/research/performance.md has sampled text."""
     domain = Domain(documents=160, shortest=64, longest=128)
     recipe = Recipe(
-        {"code": domain}, {}, (1, 4, 8), rules=DEFAULT_RULES, heads={"head": {}}, shard_documents=160, latency=False
+        {"code": domain}, {}, (1, 4, 8), rules=LOGGED_RULES, heads={"head": {}}, shard_documents=160, latency=False
     )
     assert write_run(tmp_path / "run", recipe).manifest.drafts["head"].depths == 8
     assert 60 < bytes_per_position(tmp_path / "run") <= 82

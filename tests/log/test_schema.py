@@ -20,12 +20,12 @@ from alphaprof.log.schema import (
     violations,
 )
 from alphaprof.log.storage import storage_of
-from alphaprof.rules import DEFAULT_RULES
 from tests import synthetic
 from tests.loops import each
+from tests.reference import LOGGED_RULES
 from tests.synthetic import Recipe
 
-RULES = (*DEFAULT_RULES, "multi_draft_2")
+RULES = (*LOGGED_RULES, "multi_draft_2")
 CERTIFIED = ("strict", "additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6")
 HELD = LogRules(RULES, ("multi_draft_2",), CERTIFIED)
 

@@ -20,7 +20,7 @@ from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
-from alphaprof.rules import DEFAULT_RULES
+from tests.reference import LOGGED_RULES
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -53,7 +53,7 @@ def texts(settings: Processing | None) -> list[Continuation]:
     return [Continuation(item, generator.integers(0, 250, 24).astype(np.int32), "length") for item in documents(settings)]
 
 
-REQUESTED = Extras.of([*DEFAULT_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
+REQUESTED = Extras.of([*LOGGED_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
 
 
 def scorer(target: Model, draft: Model) -> Scorer:

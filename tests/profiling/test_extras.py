@@ -21,11 +21,11 @@ from alphaprof.profiling.scoring.scorer import TOP, Extras, Scorer, by_document,
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
+from alphaprof.rules import BoundRule, parse_rule
 from alphaprof.theory.certificates import ACCEPTED, Divergence, Target, certify, draft_width
 from tests import reference
 from tests.profiling.test_scoring import LOOKUP, continuation, logits_alone, model
-from tests.reference import DIVERGENCES, MultiDraft, threshold
+from tests.reference import DIVERGENCES, LOGGED_RULES, MultiDraft, threshold
 from tests.tiny import llama, noisy
 
 models = pytest.mark.models
@@ -68,7 +68,7 @@ def column(rule: str, divergence: Divergence = "kl") -> str:
 
 def test_certificates_are_measured_where_asked_for_the_rules_that_have_an_accepted_set() -> None:
     assert {parse_rule(rule).name for rule in RULES} == set(ACCEPTED)
-    assert Extras.of(DEFAULT_RULES, certificates=False) == Extras(drawn=("lossless",))
+    assert Extras.of(LOGGED_RULES, certificates=False) == Extras(drawn=("lossless",))
     rules = ["lossless", "strict", "one_hot", "additive_0p1", "multi_draft_4", "tree_2"]
     asked = Extras.of(rules, certificates=True)
     assert asked.logged == (parse_rule("multi_draft_4"),)

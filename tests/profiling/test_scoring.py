@@ -25,9 +25,9 @@ from alphaprof.profiling.scoring.scorer import Extras, Layout, Scorer, by_docume
 from alphaprof.profiling.scoring.statistics import Columns
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.rules import DEFAULT_RULES
 from tests import reference
 from tests.loops import each
+from tests.reference import LOGGED_RULES
 from tests.tiny import llama, noisy, tokenizer
 
 pytestmark = pytest.mark.models
@@ -303,7 +303,7 @@ def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
     scored = by_document(batch, Scorer(target, [draft], TOKENS, draft_processing).score(batch)["draft"])
-    table = position_table(batch, scored, LogRules(DEFAULT_RULES), "draft").to_pandas()
+    table = position_table(batch, scored, LogRules(LOGGED_RULES), "draft").to_pandas()
     for item in batch:
         rows = table[table["document"] == item.document.document].to_dict("records")
         logits = zip(logits_alone(target.network, item), logits_alone(draft.network, item), strict=True)
@@ -313,7 +313,7 @@ def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
             reference_top = int(token) if settings is None else int(np.argmax(ours))
             before = reference.rank(ours, int(np.argmax(theirs))) - 1
             expected = reference.accepted(p, q, reference_top, int(np.argmax(theirs)), before)
-            assert set(expected) == set(DEFAULT_RULES)
+            assert set(expected) == set(LOGGED_RULES)
             assert {rule: row[f"accept_{rule}"] for rule in expected} == pytest.approx(expected, abs=2e-5)
 
 
@@ -330,9 +330,7 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
     scores = Scorer(target, [draft, lookup], TOKENS).score(batch)
     assert list(scores) == ["draft", "ngram"]
-    table = position_table(
-        batch, by_document(batch, scores["ngram"]), LogRules(DEFAULT_RULES), "ngram", **LOOKUP
-    ).to_pandas()
+    table = position_table(batch, by_document(batch, scores["ngram"]), LogRules(LOGGED_RULES), "ngram", **LOOKUP).to_pandas()
     for item in batch:
         found = table[table["document"] == item.document.document].reset_index(drop=True)
         expected = lookup.columns(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt))
@@ -427,7 +425,7 @@ def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_
     target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
-    requested = Extras.of([*DEFAULT_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
+    requested = Extras.of([*LOGGED_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
     crossing: list[list[Columns]] = []
 
     def cross(groups: list[Columns]) -> None:

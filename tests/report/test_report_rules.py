@@ -13,9 +13,9 @@ import pytest
 
 from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
-from alphaprof.rules import DEFAULT_RULES
 from tests.conftest import slow
 from tests.loops import each
+from tests.reference import LOGGED_RULES
 from tests.reporting import as_json, asked, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -34,7 +34,7 @@ MIXED = Recipe(
     },
     drafts={"small": 0.0, "large": 0.2},
     lookups=("lookup",),
-    rules=(*DEFAULT_RULES, "tree_2"),
+    rules=(*LOGGED_RULES, "tree_2"),
     gammas=(1, 2, 4),
     lookup_ms=0.4,
     seed=11,
