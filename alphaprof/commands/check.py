@@ -428,7 +428,7 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
     """Raise `OptionInvalid` for a name that is asked for and that the run does not have."""
     if asked is not None and asked not in known:
         names = " or ".join(short(str(name)) for name in known)
-        raise OptionInvalid(f"{run.path} does not have {what} {short(str(asked))}", f"name one: {names}")
+        raise OptionInvalid(f"unknown {what} in {run.path}: {short(str(asked))}", f"name one: {names}")
 
 
 def _pools_of_rule(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:

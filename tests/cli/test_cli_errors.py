@@ -103,7 +103,7 @@ OTHER = f"is not version {VERSION} of an alphaprof run"
 # A command, its exit code, and words of its error and its hint.
 ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set gamas=[1]", 2, "unknown key gamas", "did you mean gammas?"),
-    (f"{NEW} --set gammas=[0]", 2, "gammas.0: Input should be greater", "correct the value"),
+    (f"{NEW} --set gammas=[0]", 2, "gammas.0: must be at least 1, not 0", "correct the value"),
     (f"{NEW} --set data.0.prompt=\"'{{'\"", 2, "data.0.prompt", "correct the value"),
     (f"{NEW} --set 'a\n\x1b[2J\u202eb=1'", 2, "unknown key", "remove it"),
     (f"{NEW} --set data.0.path=none.jsonl", 3, "none.jsonl does not exist", "correct the path"),

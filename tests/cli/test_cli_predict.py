@@ -58,7 +58,7 @@ def test_a_table_has_a_row_for_each_gamma_and_names_the_best(console_script: Run
     assert text.startswith("gamma 3: 2.44x")
     text = printed(console_script, "--alpha", 0.9, "--cost", 1.2)  # never pays
     assert [cells[-2] for cells in rows(text).values()] == ["none"] * 8
-    assert "best gamma 1: 0.86x, decoding is no faster" in text
+    assert "best gamma 1: 0.86x, decoding is not faster" in text
 
 
 def test_every_cost_and_burstiness_reach_the_formula(console_script: Runner) -> None:

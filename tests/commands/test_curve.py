@@ -339,7 +339,7 @@ def edited_record(place: Path, change: Callable[[dict[str, Any]], object]) -> No
 @pytest.mark.parametrize(
     ("change", "failure", "words"),
     [
-        (lambda data: data.update(status="running"), NotComparable, "not trained to its end"),
+        (lambda data: data.update(status="running"), NotComparable, "was not fully trained"),
         (lambda data: data["target"].update(fingerprint="e" * 64), NotComparable, "trained for another target"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_head_that_has_seen_the_test_units_is_refused(copy: Path) -> None:
 
 
 def test_heads_that_cannot_be_compared(copy: Path, tmp_path: Path) -> None:
-    """A head of another run, whose documents are others; and one of a run that holds none of the test texts."""
+    """A head of another run, whose documents are others; and one of a run that holds no test text of the heads."""
     other = run_of_heads(tmp_path / "other", {"mine": 0.3}, tests=20)
     entries = yaml.safe_load((copy / "curve.yaml").read_text())["heads"]
     listed(copy, heads=[*entries, {"draft": "mine", "run": str(other.path), "units": 160}])
@@ -366,7 +366,7 @@ def test_heads_that_cannot_be_compared(copy: Path, tmp_path: Path) -> None:
         built(copy)
     elsewhere = write_run(tmp_path / "elsewhere", Recipe(drafts={"mine": 0.0}))
     listed(copy, heads=[*entries, {"draft": "mine", "run": str(elsewhere.path), "units": 160}])
-    with pytest.raises(NotComparable, match="holds none of the test texts"):
+    with pytest.raises(NotComparable, match="holds no test text of the heads"):
         built(copy)
 
 
@@ -385,12 +385,12 @@ def test_a_head_of_another_run_is_compared_on_the_same_documents(copy: Path, tmp
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("run: a", "heads: Field required"),
+        ("run: a", "heads: is missing"),
         ("run: tested\nheads: [{draft: a, unitss: 3}]", r"heads\.0: unknown key unitss"),
         ("{", "line 1"),
-        ("[]", "holds no list of heads"),
+        ("[]", "is not a list of heads"),
         ("run: tested\nheads: [{draft: head-1-0, units: 3}, {draft: head-1-0, units: 4}]", "is listed twice"),
-        ("run: tested\nheads: [{draft: head-1-0}]", "nothing says how much"),
+        ("run: tested\nheads: [{draft: head-1-0}]", "the amount of training data of head-1-0 is not known"),
     ],
 )
 def test_lists_that_are_none(copy: Path, content: str, words: str) -> None:

@@ -139,7 +139,7 @@ def test_a_schedule_without_drafts_still_names_a_gamma(tmp_path: Path) -> None:
     content = json.loads(found.text)
     assert content["num_speculative_tokens_per_batch_size"] == [[1, 16, 0]]
     assert content["num_speculative_tokens"] == 1
-    assert any(said.startswith("NO-GO: by the step times in times.csv, speedup ") for said in found.warnings)
+    assert any(said.startswith("NO-GO: by the step times in times.csv: speedup ") for said in found.warnings)
 
 
 def noisy(generator: np.random.Generator, dearer: bool) -> StepTable:

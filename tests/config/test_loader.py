@@ -125,9 +125,9 @@ def test_a_key_like_no_other_is_answered_with_what_is_known_there(group: Keys) -
 
 
 MISTAKES: list[tuple[Keys, Any, str, str]] = [
-    (("target",), ABSENT, "target: Field required", "add this key"),
-    (("target",), "hub/target", "target: ", "group of options"),
-    (("target", "dtype"), "int8", "target.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'", "correct"),
+    (("target",), ABSENT, "target: is missing", "add this key"),
+    (("target",), 7, "target: expected a group of options, not 7", "group of options"),
+    (("target", "dtype"), "int8", "target.dtype: 'int8' is not auto, float32, bfloat16 or float16", "served_dtype"),
     (("drafts", "small", "kind"), ABSENT, "drafts.small: ", "add kind: model or layer_skip"),
     (
         ("drafts", "Small draft"),
@@ -136,10 +136,10 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "correct",
     ),
     (("drafts", "target"), {"kind": "prompt_lookup"}, "drafts: draft name 'target' must be", "correct"),
-    (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers.0: Input should be greater", "correct"),
-    (("data",), [], "data: List should have at least 1 item", "correct"),
-    (("data", 0, "limit"), True, "data.0.limit: Input should be a valid integer", "correct"),
-    (("data", 0, "domain"), True, "data.0.domain: Input should be a valid string", "quote the word"),
+    (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers.0: must be at least 0, not -1", "correct"),
+    (("data",), [], "data: needs at least 1 entry", "correct"),
+    (("data", 0, "limit"), True, "data.0.limit: expected a whole number, not True", "correct"),
+    (("data", 0, "domain"), True, "data.0.domain: expected text, not True", "quote the word"),
     (("data", 0, "continuation", "kind"), ABSENT, "data.0.continuation: ", "add kind: greedy or sampled or given or text"),
     (("data", 0, "prompt"), ABSENT, "data.0: needs exactly one of prompt, messages, prompt_ids (has none)", "correct"),
     (("data", 0, "prompt"), "{a", "data.0.prompt: '{a': expected", "correct"),
@@ -149,12 +149,12 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric' (did you mean strict?); known: strict", "correct"),
     (("rules",), ["auto"], "rules.0: unknown rule 'auto'", "correct"),
     (("rules",), [{"multi_draft": 65}], "rules.0: multi_draft: width must be a whole number from 1 to 64", "correct"),
-    (("gammas",), [1, GAMMA_LIMIT + 1], "gammas.1: Input should be less", "correct"),
+    (("gammas",), [1, GAMMA_LIMIT + 1], "gammas.1: must be at most", "correct"),
     (("continuation",), {"temperature": 1}, "continuation: temperature need kind: sampled", "correct"),
     (
         ("continuation",),
         {"kind": "sampled", "temperature": 0},
-        "continuation.temperature: Input should be greater than 0",
+        "continuation.temperature: must be above 0, not 0",
         "correct",
     ),
     (
@@ -163,7 +163,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "continuation: top_k, top_p and min_p need",
         "correct",
     ),
-    (("execution",), {"workers": 0}, "execution.workers: Input should be", "correct"),
+    (("execution",), {"workers": 0}, "execution.workers: ", "correct"),
     (("decision", "draft"), "large", "decision.draft 'large' is not among the drafts (small, skip, layer_skip, ngram)", ""),
     (("decision", "gamma"), 9, "decision.gamma 9 is not among gammas [1, 2, 3, 4, 5, 6, 7, 8]", ""),
     (("decision", "concurrency"), 2, "decision.concurrency 2 is outside costs.concurrency [1]", ""),
@@ -175,7 +175,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
 def test_a_mistake_is_named_with_its_place_and_the_next_step(keys: Keys, value: Any, problem: str, advice: str) -> None:
     error = refusal(changed((keys, value)))
     assert error.message.startswith(f"profile.yaml: {problem}")
-    assert "more)" not in error.message
+    assert "problems" not in error.message
     assert advice in error.hint
 
 
@@ -196,9 +196,44 @@ def test_a_target_alone_is_the_same_profile_when_it_is_read_again(tmp_path: Path
     assert load_profile(write(tmp_path, changed((("drafts",), {}))), ["certificates=false"]).certificates is False
 
 
-def test_the_number_of_further_mistakes_is_told() -> None:
+def test_all_mistakes_are_named_at_once() -> None:
     error = refusal(changed((("data", 0, "limit"), 0), (("costs", "repeats"), 2), (("data", 1, "domain"), True)))
-    assert error.message.endswith("(and 2 more)")
+    assert error.message.startswith("profile.yaml: 3 problems: data.0.limit: must be at least 1, not 0; ")
+    assert "; data.1.domain: expected text, not True" in error.message
+    many = refusal(
+        changed(*((("data", place, "limit"), 0) for place in (0, 1, 2)), *((("drafts", f"d{n}"), 1) for n in range(5)))
+    )
+    assert many.message.endswith("; and 2 more")
+
+
+COMMON = [  # the commonest mistakes of newcomers
+    ((("data", 0, "prompt"), {"prompt": None}), "data.0.prompt: expected text", 'quote it: "{prompt}"'),
+    ((("drafts", "small", "kind"), "eagle"), "drafts.small: unknown kind eagle; known: model, ", "did you mean eagle3?"),
+    ((("drafts", "small", "kind"), "ngram"), "drafts.small: unknown kind ngram", "did you mean prompt_lookup?"),
+    ((("drafts", "small"), "hub/small"), "drafts.small: expected a group", "write {kind: model, model: hub/small}"),
+    ((("drafts",), [{"kind": "prompt_lookup"}]), "drafts: expected a group", "give each draft a name"),
+    ((("drafts", "skip", "drop_layers"), 3), "drafts.skip.drop_layers: expected a list, not 3", "write [3]"),
+    ((("data",), {"domain": "code"}), "data: expected a list", "begin each entry with -"),
+    ((("data", 0, "domain:code"), None), "unknown key data.0.domain:code", "write a space after the colon"),
+    (
+        (("continuation",), {"kind": "greedy", "temperature": 1}),
+        "unknown key continuation.temperature",
+        "needs kind: sampled",
+    ),
+    ((("continuation",), "greedy"), "continuation: expected a group", "write {kind: greedy}"),
+    ((("shard_documents",), "8"), "shard_documents: expected a whole number, not '8'", "remove the quotes"),
+]
+
+
+@each(("change", "problem", "advice"), COMMON)
+def test_a_common_mistake_is_answered_with_what_to_write(change: tuple[Keys, Any], problem: str, advice: str) -> None:
+    error = refusal(changed(change))
+    assert error.message.startswith(f"profile.yaml: {problem}")
+    assert advice in error.hint
+
+
+def test_a_target_may_be_its_name_alone() -> None:
+    assert validate(changed((("target",), "hub/target")), "").target.model == "hub/target"
 
 
 def test_gammas_are_sorted_and_distinct_up_to_their_limit() -> None:
@@ -289,7 +324,7 @@ def test_set_changes_one_place_where_yaml_anchors_share_a_group(tmp_path: Path) 
 WRONG_OVERRIDES = [
     ("target.dtype", "is not KEY=VALUE", "target.dtype=float32"),
     ("target.dtype=[", "'[' is not a YAML value", "quote it"),
-    ("target.model.name=x", "target.model: Input should be a valid string", "correct"),
+    ("target.model.name=x", "target.model: expected text, not an object", "correct"),
     (
         "data.poetry.limit=5",
         "data.poetry: 'poetry' does not name a single element of a list of 3",

@@ -116,7 +116,7 @@ def test_an_old_log_answers_for_a_hybrid(run: Run) -> None:
 def test_a_hybrid_with_more_than_prompt_lookup_looks_up_is_refused(tiny: Path, tmp_path: Path) -> None:
     drafts = json.loads(json.dumps(DRAFTS).replace("TINY", str(tiny)))
     drafts["both"]["min_match"] = 4
-    with pytest.raises(ProfileInvalid, match="above max_ngram 3"):
+    with pytest.raises(ProfileInvalid, match="exceeds max_ngram 3"):
         load_profile(profile_file(tmp_path, tiny, drafts=drafts))
 
 

@@ -20,6 +20,7 @@ from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.render.first_screen import ALONE, CSV, first_screen, first_screen_csv
 from alphaprof.render.report import ReportAnswer
+from alphaprof.render.sections import verdict
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Note, Route, ServerPool
@@ -90,7 +91,7 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
         for row, item in zip(rows, each.domains, strict=True):
             assert item.best.draft is not None
             assert f" {item.best.draft} " in row
-            assert f" {item.best.speedup.value:.2f} [" in row
+            assert f" {item.best.tested.value:.2f} [" in row
             alone = ALONE if item.adjusted != item.best.verdict else ""
             assert f" {item.best.verdict}{alone} " in row
 
@@ -100,7 +101,7 @@ def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Ru
     report = build_report(wide)
     text = as_first_screen(report, width)
     for item in report.domains:
-        assert fmt.interval(item.best.speedup) in text
+        assert fmt.interval(item.best.tested) in text
     assert fmt.percent(report.domains[0].share) in text or "left out, the terminal is narrow: share" in " ".join(
         text.split()
     )
@@ -112,9 +113,11 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     report = build_report(two)
     first = as_first_screen(report).splitlines()[2]
     assert first.startswith(f"{report.verdict}  ")
-    assert f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.speedup, 'x')}" in first
-    assert first.endswith("(Hugging Face times)")
-    assert "measured here with Hugging Face: not your engine" in as_first_screen(report)
+    assert (
+        f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.traffic.tested, 'x')}" in first
+    )
+    assert first.endswith(" with Hugging Face, needed 1.1x")
+    assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
 
 
 def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_enough(two: Run, tmp_path: Path) -> None:
@@ -140,11 +143,11 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
         result = only(report, item.domain, str(item.best.draft))
         assert name == item.domain
         expected = (str(result.documents), item.best.draft, str(result.best_gamma))
-        assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.speedup), result.verdict)
+        assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.tested), result.verdict)
     ((name, cells),) = table.footer
     assert (name, cells["share"]) == ("all traffic", "100%")
     expected = ("60", report.draft, str(report.gamma))
-    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.speedup), report.verdict)
+    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.traffic.tested), report.verdict)
 
 
 def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
@@ -155,7 +158,7 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     worth = dataclasses.replace(report, routing=route, route=route.pools)
     text = " ".join(as_first_screen(worth).split())
     assert "ROUTE 2 server pools, A small (γ 3), B ngram (γ 2): 1.71x [1.62, 1.80]" in text
-    assert "routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents that did not choose them" in text
+    assert "routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents held out" in text
     pools = {name: cells["pool"] for name, cells in first_screen(worth).table.rows}
     assert pools == {"code": "A", "chat": "B"}
     path = report.run.path
@@ -163,9 +166,10 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
         f"alphaprof export {path}:{draft} --gamma {gamma} --to vllm-config" for draft, gamma in (("small", 3), ("ngram", 2))
     ]
     not_worth = dataclasses.replace(route, why_not="too few documents to tell")
-    screen = first_screen(dataclasses.replace(report, routing=not_worth))
-    assert screen.route[0] == "one pool: not worth a second pool, too few documents to tell"
-    assert "pool" not in screen.table.columns
+    one = dataclasses.replace(report, routing=not_worth)
+    screen = first_screen(one)
+    assert (screen.route, "pool" in screen.table.columns) == ((), False)
+    assert list(verdict(one))[-1] == "server pools: one; 2 gain 8.0 % [4.0, 12.3], and too few documents to tell"
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
@@ -183,7 +187,7 @@ def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
     assert [row["domain"] for row in rows] == [*(item.domain for item in report.domains), ""]
     assert [row["scope"] for row in rows] == ["domain", "domain", "traffic"]
     for row, item in zip(rows, report.domains, strict=False):
-        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.speedup))
+        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.tested))
         assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.best.draft, item.best.gamma, item.share)
     assert float(rows[-1]["speedup"]) == report.traffic.speedup.value if report.traffic.speedup else False
 
@@ -192,7 +196,7 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     report = asked(two, "costs.source=none")
     text = as_first_screen(report)
     assert text.splitlines()[2].startswith("UNDECIDED  ")
-    assert text.splitlines()[2] == "UNDECIDED  speedup not known, asked 1.1x"  # and no draft
+    assert text.splitlines()[2] == "UNDECIDED  speedup not known, needed 1.1x"  # and no draft
     assert "no step times: tokens per round hold on any engine" in text
     assert [cells["speedup [95%]"] for _, cells in first_screen(report).table.rows] == [fmt.NOTHING] * 2
 
@@ -200,9 +204,9 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
 def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, min_speedup=1.1)
-    below = dataclasses.replace(report, speedup=Interval(1.12, 1.0996, 1.15), traffic=traffic)
-    assert f"{report.gamma} speculative tokens: 1.12x [1.0996, 1.15], asked 1.1x" in first_screen(below).about[0]
-    reached = dataclasses.replace(below, speedup=Interval(1.12, 1.1004, 1.15))
+    below = dataclasses.replace(report, traffic=dataclasses.replace(traffic, tested=Interval(1.12, 1.0996, 1.15)))
+    assert f"{report.gamma} speculative tokens: 1.12x [1.0996, 1.15] with " in first_screen(below).about[0]
+    reached = dataclasses.replace(report, traffic=dataclasses.replace(traffic, tested=Interval(1.12, 1.1004, 1.15)))
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
 
 

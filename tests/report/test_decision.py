@@ -67,7 +67,7 @@ def test_few_documents_decide_only_what_step_times_decide(documents: int, thresh
     one = Speedup(3.0, 1e-6 if documents > 1 else math.inf, 0.0, documents - 1, documents, least=0.8, most=4.0)
     decision = decide(one, threshold, CONFIDENCE, held_out=False)
     assert (decision.verdict, decision.low, decision.high) == (verdict, 0.8, 4.0)
-    assert ("whatever is accepted" in decision.reason) == (verdict != "UNDECIDED")
+    assert ("at any acceptance" in decision.reason) == (verdict != "UNDECIDED")
     enough = dataclasses.replace(one, sampling_error=1e-6, freedom=4, documents=5)
     assert decide(enough, 2.9, CONFIDENCE, held_out=False).verdict == "GO"
 

@@ -251,7 +251,7 @@ def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, re
         assert mine.gammas == measured.gammas
         assert mine.load == measured.load
     assert (other.times.source, other.times.device) == ("table", "h100.csv")
-    assert other.traffic.reason.startswith("by the step times in h100.csv, ")
+    assert other.traffic.reason.startswith("by the step times in h100.csv: ")
     # Where every target step takes a second, drafting is free: the speedup is tokens per round.
     item = at(build_report(run, config=changed_question(config, ["costs.overhead_ms=1000"])), "code", "small", 3)
     assert item.speedup.value == pytest.approx(item.tokens_per_round.value, rel=0.01)
@@ -295,7 +295,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     run = shaped(timed(tmp_path / "run"), tmp_path / "run")
     overrides = ["costs.source=roofline", "costs.accelerator=h100-sxm", "costs.tp=2", "costs.overhead_ms=0.5"]
     report = build_report(run, config=changed_question(run.manifest.config, overrides))
-    assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured, ")
+    assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured: ")
     assert "not_measured" in codes(report)
     target = ModelShape.from_config(LLAMA)
     setting = CostsAsked("roofline", accelerator="h100-sxm", tp=2)

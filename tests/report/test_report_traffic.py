@@ -100,7 +100,7 @@ def test_a_domain_of_one_document_is_part_of_observed_traffic(tmp_path: Path) ->
     weighted = dataclasses.replace(rare, decision={**TWO.decision, "weights": {"fast": 0.9, "rare": 0.1}})
     traffic = reported(tmp_path / "given", weighted).traffic
     assert traffic.verdict == "UNDECIDED"
-    assert "given weights need at least two independent documents of every domain" in traffic.reason
+    assert "weights need at least two independent documents longer than one token in every domain" in traffic.reason
 
 
 LENGTHS = {
