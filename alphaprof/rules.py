@@ -189,7 +189,7 @@ RULES = {
         "TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
     ),
     "block": Rule(
-        "all drafts of a round verified together, d drawn from q; alpha, of single drafts, equals that of lossless",
+        "all drafts of a round verified together, d drawn from q; its per-draft alpha equals that of lossless",
         lossless,
         lossless_emitted,
         (SAMPLED,),

@@ -26,7 +26,7 @@ from alphaprof.cli.common import (
 from alphaprof.errors import OptionInvalid
 
 group = Typer()
-MARGIN = "How much lower alpha may be (imported runs, heads, with --gamma: tokens per round)."
+MARGIN = "Allowed drop in alpha (imported runs, heads, with --gamma: in tokens per round)."
 Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
 ReportFormat = Annotated[
     Literal["terminal", "json", "md", "html", "csv"], output("--format", help="terminal, json, md, html or csv.")
@@ -56,7 +56,7 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
     if names and output not in ("terminal", "md"):
         holds = "is the one table" if output == "csv" else "holds every section"
         raise OptionInvalid(
-            f"--show chooses what terminal and md print; {output} {holds}", f"leave --show or --format {output} out"
+            f"--show chooses what terminal and md print; {output} {holds}", f"leave out --show or --format {output}"
         )
     return known_sections(names or ())
 
@@ -90,7 +90,7 @@ def report(
     ] = None,
     replay: Annotated[
         Literal["engine", "llamacpp"],
-        how(help="How texts end: engine never caps drafts; llamacpp drafts at most tokens left - 1."),
+        how(help="Drafts near the end of a text: engine: no cap; llamacpp: at most tokens left - 1."),
     ] = "engine",
     whole_log: Annotated[
         bool, how("--whole-log", help="Read the whole position log of a large run, not just part of its shards.")
@@ -151,9 +151,9 @@ def check(
     form: CheckFormat = "terminal",
     out: OutFile = None,
 ) -> None:
-    """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
+    """Check a run in CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
 
-    Without thresholds and without a baseline, the run's own decision is checked.
+    Without a threshold or a baseline, check the run's own decision.
     """
     from alphaprof.commands.check import Minimums, checked, require_passed
     from alphaprof.config.load import known_rules
@@ -163,7 +163,7 @@ def check(
     answer = checked(run, draft, named, gamma, least, baseline, margin, target_change)
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
-        print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
+        print(f"warning: {one_line(answer.reason)}\n  this passes; use --undecided fail for exit code 11", file=sys.stderr)
     require_passed(answer, undecided_fails=undecided == "fail")
 
 
@@ -182,7 +182,7 @@ def compare(
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
 
-    For RUN:DRAFT and a run imported from an engine: shows what was predicted beside what was served, and if they agree.
+    If one run was imported from an engine, show its values beside the predicted ones, and whether they agree.
     """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
@@ -205,13 +205,13 @@ def trees(
     ] = None,
     depth: Annotated[
         int | None,
-        Option(metavar="N", min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma."),
+        Option(metavar="N", min=1, max=64, help="Largest depth of a chosen tree. Default: the run's largest gamma."),
     ] = None,
     files: Annotated[
         list[Path] | None,
         Option("--tree", metavar="FILE", readable=False, help="Your own tree: a JSON list of paths (repeatable)."),
     ] = None,
-    top: Annotated[int, how(min=0, max=1, help="The index of the draft's top token in these files.")] = 0,
+    top: Annotated[int, how(min=0, max=1, help="Index of the draft's top token in --tree files.")] = 0,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:

@@ -75,7 +75,7 @@ def _run_command() -> None:
             raise
         raise DiskFull(
             f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
-            "check the disk and its permissions, free space, or use another folder",
+            "check the disk and permissions, free some space, or use another folder",
         ) from error
 
 

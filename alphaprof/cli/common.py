@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 INTERRUPTED, TERMINATED = 130, 143  # exit codes of shells for SIGINT and SIGTERM
-ASKED, HOW, OUTPUT, SERVED = "What is asked", "How", "Output", "How it was served"
+ASKED, HOW, OUTPUT, SERVED = "Question", "Method", "Output", "How it was served"
 PANELS = (SERVED, ASKED, HOW, OUTPUT)  # of options in `--help`, from top to bottom; an option is ASKED by default
 how, output, served = (partial(Option, rich_help_panel=panel) for panel in (HOW, OUTPUT, SERVED))
 
@@ -94,7 +94,7 @@ def interruptible(out: str | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         begun = out is not None and has_begun(out)
         hint = f"{out} keeps what is complete: run the same command with --resume"
-        nothing = "nothing was written yet" if out is not None else "start again, with a new --out if you gave one"
+        nothing = "nothing written: start again" if out is not None else "start again, with a new --out if you gave one"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
         print_notes(interrupt)
         raise Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from alphaprof.log.run import RunDraft
 
 group = Typer()
-import_group = Typer(
-    help="Import what an engine logged about its drafts: requests as a run, counters for a first look.", no_args_is_help=True
-)
+import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 
@@ -147,7 +145,7 @@ def import_vllm(
 def import_sglang(
     requests: Annotated[
         list[Path],
-        Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's answers: one or a list of them per line."),
+        Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's responses: one or a list per line."),
     ],
     out: NewRun,
     rule: Rule,
@@ -184,7 +182,7 @@ def import_sglang(
     if drafting != "chain" and gamma is None:
         raise OptionInvalid(
             f"with --drafting {drafting}, the counts do not say how many drafts a round can accept",
-            "add --gamma N: the server's --speculative-num-steps (if they adapt: the largest)",
+            "add --gamma N: the server's --speculative-num-steps (if adaptive: the largest)",
         )
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
@@ -240,7 +238,7 @@ def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) ->
     """Return the settings of sampled text; None: greedy. Raises `OptionInvalid` if rule and temperature do not fit."""
     if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
         problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
-        hint = "strict is greedy decoding; one_hot (what engines do when they sample), lossless and block need --temperature"
+        hint = "use strict only if greedy; one_hot (what engines use to sample), lossless and block need --temperature"
         raise OptionInvalid(problem, hint)
     if rule == "strict" or not temperature:
         return None

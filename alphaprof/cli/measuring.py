@@ -45,7 +45,7 @@ APART = (
     (
         "--dry-run",
         ("--resume", "--reuse-continuations", "--until-decided", "--part", "--workers"),
-        "leave these out of the dry run: models and data are the same",
+        "leave them out: the dry run checks the same models and data",
     ),
 )
 
@@ -55,11 +55,11 @@ def init(
     target: Annotated[str, Argument(metavar="TARGET", help="Hub id, local directory or .gguf file.")],
     data: Annotated[Path, Option(metavar="FILE", help="Prompts: .jsonl, .csv or .parquet, one per row.")],
     draft: Annotated[
-        list[str] | None, Option(metavar="MODEL", help="A draft model or head; repeatable. Prompt lookup is always there.")
+        list[str] | None, Option(metavar="MODEL", help="A draft model or head (repeatable). Prompt lookup is always added.")
     ] = None,
     out: Annotated[Path, Option(metavar="PROFILE", help="The file to write.")] = Path("profile.yaml"),
 ) -> None:
-    """Write a profile file that runs, with comments, from a target, drafts and a file of prompts."""
+    """Write a commented, ready-to-run profile from a target, drafts and a file of prompts."""
     from alphaprof.config.starter import write_profile
 
     write_profile(target, draft or [], data, out)
@@ -263,7 +263,7 @@ DraftVocab = Annotated[
 )
 def train(
     profile_file: ProfileFile,
-    run: Annotated[str, Option("--from", metavar="RUN", help="The run whose continuations the head is trained on.")],
+    run: Annotated[str, Option("--from", metavar="RUN", help="Train the head on the continuations of this run.")],
     out: Annotated[Path, output(readable=False, help="Directory of the head: new, or with --resume an interrupted one.")],
     curve: Annotated[
         bool, Option("--curve", help="Train on 1/8, 1/4, 1/2 and all of the documents, for alphaprof curve.")
@@ -307,7 +307,7 @@ def curve(
     out: OutFile = None,
     overrides: QuestionChanges = None,
 ) -> None:
-    """Show what heads reach as training data grows, and forecast what more data would bring, with a backtest."""
+    """Show how heads improve with more training data, and forecast further gains, with a backtest."""
     from alphaprof.commands.curve import build_curve
     from alphaprof.config.load import load_heads
 

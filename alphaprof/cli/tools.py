@@ -38,7 +38,7 @@ def latency(
     out: OutFile = None,
     overrides: ProfileChanges = None,
 ) -> None:
-    """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
+    """Time target and draft steps on this machine, by batch size and context. No text is profiled."""
     from alphaprof.log.writer import run_directory
 
     options = loaded_profile(profile_file, overrides)
@@ -73,17 +73,17 @@ def validate(
         list[str] | None, Option(help="Decode by this rule too, exact or lossy: additive:0.1 (repeatable).")
     ] = None,
     engine: Annotated[
-        Literal["transformers", "vllm"], Option(help="What decodes: transformers here, or the profile's vLLM.")
+        Literal["transformers", "vllm"], Option(help="Decode with transformers here, or with the profile's vLLM.")
     ] = "transformers",
     concurrency: Annotated[int, Option(min=1, help="Sequences that vLLM decodes at once.")] = 1,
-    repeats: Annotated[int, how(min=1, help="Times each text is decoded with and without each draft.")] = 3,
+    repeats: Annotated[int, how(min=1, help="How often to decode each text with and without each draft.")] = 3,
     tolerance: Annotated[float, Option(min=0, help="Largest median error of predicted speedups that passes.")] = 0.10,
     undecided: Undecided = "pass",
     out: Annotated[Path | None, output(readable=False, help="Keep the prediction's run in this new directory.")] = None,
     overrides: ProfileChanges = None,
     form: Format = "terminal",
 ) -> None:
-    """Compare the prediction with the clock: real speculative decoding of a few documents, here or by your vLLM.
+    """Compare predicted speedups with measured ones: decode a few documents speculatively, here or in your vLLM.
 
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
@@ -115,7 +115,7 @@ DepthRates = Annotated[
 Gamma = Annotated[int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or the number of rates.")]
 TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
 DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
-Burstiness = Annotated[float, how(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")]
+Burstiness = Annotated[float, how(help="Lag-1 autocorrelation of acceptance; 0: positions are independent.")]
 RequestShare = Annotated[float, how(help="Share of a request's time (no draft) outside decoding: prefill, client.")]
 
 
@@ -126,7 +126,7 @@ RequestShare = Annotated[float, how(help="Share of a request's time (no draft) o
     "alphaprof predict --rates 0.8,0.6,0.5 --cost 0.04",
 )
 def predict(
-    cost: Annotated[float | None, Option(help="A draft step, in plain decode steps of the target (c).")] = None,
+    cost: Annotated[float | None, Option(help="Cost of a draft step, in decode steps of the target (c).")] = None,
     alpha: Annotated[float | None, Option(help="Share of positions at which the draft's proposal is kept.")] = None,
     rate: EngineRate = None,
     length: AcceptanceLength = None,
@@ -149,7 +149,7 @@ def predict(
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
-    """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
+    """Compute tokens per round, break-even and speedup from an acceptance and a cost, without models."""
     from alphaprof.commands.predict import acceptance_of, build_prediction, cost_asked, gammas_of
     from alphaprof.log.manifest import CostsAsked
     from alphaprof.stats.formulas import RoundCost
@@ -177,7 +177,7 @@ def schema(
         return
     from alphaprof.log.schema import HEAD_COLUMNS, LogRules
 
-    beside = "additional columns of a draft head (depth 2; one per depth, and per rule that draws drafts):"
+    beside = "additional columns of a draft head, per depth and per rule that samples drafts (here: depth 2):"
     for heading, columns in (("", LogRules(("RULE",), ("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
         if heading:
             print(f"\n{heading}")
@@ -199,7 +199,7 @@ def rules() -> None:
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")
-    print("\nnot modelled:")
+    print("\nnot modeled:")
     for name, about in NOT_MODELLED.items():
         print(f"{name:28} {about}")
 

@@ -63,13 +63,13 @@ WHOLE = "whole traffic"
 WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
 VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
 LOST = "the draft proposes nothing there, but did in the baseline"
-FIRST = "of first drafts only: --min-acceptance-length covers the others"
+FIRST = "first drafts only; --min-acceptance-length covers the others"
 SILENT = "the draft proposes nothing there"
 SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
     "pass": "use this run as --baseline of later checks",
     "fail": "run alphaprof report to see where acceptance is lost",
-    "undecided": "do what the reason says; --undecided fail makes this fail a pipeline",
+    "undecided": "do what the reason says; use --undecided fail to fail a pipeline",
 }
 
 
@@ -153,12 +153,12 @@ class Check:
         yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
         if self.items:
             yield from ("", _thresholds_table(self.items))
-        yield from (f"of {short(item.domain)}: {item.note}" for item in self.items if item.note)
+        yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (f"note: {note.message}; {note.remedy}" for note in self.notes)
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
         yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level} over all thresholds (Holm).")
-        yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: some upper bound is below it.")
+        yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: an upper bound is below its threshold.")
 
     def junit(self) -> str:
         """Return JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
@@ -416,7 +416,7 @@ def _judged_choice(
         if chosen.draft is None or chosen.gamma is None:
             what, names = ("draft", drafts) if draft is None else (f"gamma of {draft}", list(map(str, run.gammas)))
             hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
-            raise OptionInvalid(f"no {what} is known to be the best for {run.path}: {chosen.reason}", hint)
+            raise OptionInvalid(f"the best {what} for {run.path} is not known: {chosen.reason}", hint)
         draft, gamma = chosen.draft, gamma or chosen.gamma
         tested = tested_rows(evidence, inputs.costs, inputs.question, run.gammas)
     lengths = run.manifest.drafts[draft].lengths(run.gammas) if needs_gamma else run.gammas
@@ -451,7 +451,7 @@ def _least_by_domain(named: Mapping[str, float], pools: Mapping[str, DocumentTot
 def one_rule(inputs: ReportInputs) -> str:
     """Return the rule of the decision. Raises `OptionInvalid` if greedy and sampled text have one each, or none exists."""
     if len(inputs.decisive) != 1:
-        found = " and ".join(inputs.decisive) or "none is the target's own"
+        found = " and ".join(inputs.decisive) or "no text is the target's own"
         raise OptionInvalid(f"the run's text has no single rule: {found}", "name one: --rule strict")
     return inputs.decisive[0]
 
@@ -464,7 +464,7 @@ def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFac
     if gamma is not None and not (old.defined and new.defined):
         return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
     if gamma is not None and not text.has_rounds:
-        return "no text of one run is longer than one token, which the prefill emits"
+        return "one run has no text longer than the one token of its prefill"
     if proposes_nothing(old, gamma):
         return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
     return None
@@ -510,7 +510,7 @@ def check_baseline(
     judged, unjudged = [text for text, why in every if not why], [Unjudged(text.domain, why) for text, why in every if why]
     if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
-        hint = "name a rule that applies to this text (--rule), or use a baseline that proposes something on longer texts"
+        hint = "name a --rule that applies to this text, or use a baseline with longer texts and a draft that proposes"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
     if len(judged) > 1:
         judged = [TextPair.together(WHOLE, judged), *judged]

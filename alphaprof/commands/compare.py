@@ -138,7 +138,7 @@ class Comparison:
         yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
         if self.same_text is not None:
             yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
-            yield Small("* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along that text")
+            yield Small("* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step at a time")
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
     elif len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
         yield "by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items())
-    yield "next: alphaprof report includes the cost of a draft; tokens per round do not"
+    yield "next: run alphaprof report; it includes draft costs, tokens per round do not"
 
 
 def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[str]:
@@ -239,7 +239,7 @@ def _tokens_tables(comparison: Comparison) -> Iterator[Table]:
         headings = ("domain", "rule", "gamma", *sides, "difference")
         yield table_of_rows("tokens per round", headings, rows, left=("rule",))
     if named and comparison.confirms:
-        title = "share of rounds with a proposal whose first 1, 2, ... drafts are accepted"
+        title = "share of rounds with a proposal that accept the first 1, 2, ... drafts"
         cells = (
             (name, *map(_shares_in_a_row, (each.first_by_position, each.second_by_position))) for name, _, each in named
         )
@@ -294,7 +294,7 @@ def _of_heads(*sides: RunDraft) -> Iterator[str]:
     """Yield a note that the alpha of a head covers only the first draft of a round."""
     heads = [side.label for side in sides if side.run.manifest.drafts[side.draft].by_depth]
     if heads:
-        yield f"alpha of {' and '.join(heads)} is accept@1, of a round's first draft: compare tokens per round"
+        yield f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"
 
 
 def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
@@ -304,14 +304,14 @@ def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | N
     (known,), (rule,) = served.run.gammas, served.run.rules  # all that an import has
     for option, asked, found in (("--rules", list(rules or [rule]), [rule]), ("--gamma", gamma or known, known)):
         if asked != found:
-            problem = f"{served.run.path} was served with {rule} and {known} speculative tokens: others are not known"
+            problem = f"{served.run.path} was served with {rule} and {known} speculative tokens: only these can be compared"
             raise OptionInvalid(problem, f"leave out {option}")
     if known not in run.run.gammas:
-        problem = f"{served.run.path} was served with {known} speculative tokens, and {run.run.path} has other gammas"
+        problem = f"{served.run.path} was served with {known} speculative tokens, but {run.run.path} lacks this gamma"
         raise NotComparable(problem, f"profile with gammas that include {known}; --reuse-continuations keeps the text")
     if served.draft != run.draft and served.draft in run.run.manifest.drafts:
-        problem = f"{served.run.path} is of draft {served.draft}, not of {run.label}"
-        raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the name of the served --draft")
+        problem = f"{served.run.path} was served with draft {served.draft}, not {run.label}"
+        raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the served draft as --draft")
 
 
 def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool, tuple[int, int]]:
@@ -335,7 +335,7 @@ def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool
     if not texts:
         here, there = (" / ".join(f"{key[0]} ({key[1] or 'given'})" for key in side) or "none" for side in (one, two))
         raise NotComparable(
-            f"{run.run.path} and {served.run.path} have no text in common with rounds of {rule}: {here}; {there}",
+            f"{run.run.path} and {served.run.path} share no text with rounds under {rule}: {here}; {there}",
             "import with the --domain names of the profile, and with its sampling settings",
         )
     if paired:
@@ -358,18 +358,18 @@ def _agreement(differences: Sequence[Difference], confidence: float) -> str:
         for tokens in item.tokens_per_round
     )
     found = "; ".join(f"{word}: {', '.join(names)}" for word, names in groups.items())
-    return f"by the {fmt.level(confidence)} interval of tokens per round the engine {found}" if found else ""
+    return f"by the {fmt.level(confidence)} interval of tokens per round, the engine {found}" if found else ""
 
 
 def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
     """Yield in what an engine drafts or verifies otherwise than the rounds of a run."""
     drafting = served.run.manifest.drafting
     if served.draft != run.draft:
-        yield f"the metrics of {served.run.path} do not show which draft was served: {run.label} predicts for itself alone"
+        yield f"the metrics of {served.run.path} do not show which draft was served: the prediction is for {run.label} only"
     if run.run.manifest.drafts[run.draft].engine_method is None:
-        yield f"no engine is known to draft as {run.label} does: name the draft that was served"
+        yield f"no known engine drafts like {run.label}: name the draft that was served"
     if drafting != CHAIN:
-        yield f"{served.run.path} drafted by {drafting}, and rounds of {run.run.path} are chains: a tree accepts more"
+        yield f"{served.run.path} used {drafting} drafting, but rounds of {run.run.path} are chains: a tree accepts more"
 
 
 def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:

@@ -59,15 +59,15 @@ DEPTHS = 3  # whose acceptance tables show
 HEIGHT = 420  # pixels of the figure
 CAPTION = (
     "Tokens per round by training units",
-    "Points are sizes as they were measured, with intervals over test units. The band begins at the largest size: its lower "
-    "edge is the scenario that saturates, its upper edge the one that goes on as before.",
+    "Points are measured sizes, with intervals over test units. The band is the forecast from the largest size: its lower "
+    "edge saturates, its upper edge continues as before.",
 )
 SAME = ("domain", "prompt_hash", "continuation", "continuation_tokens")  # of documents that heads are compared on
-ONE_SPLIT = "use heads of one target, trained and tested with one split of one run"
+ONE_SPLIT = "use heads with the same target, run and train/test split"
 ORDER = ("prompt_hash", "domain", "continuation", "document")
 TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only if it is the token that the target drew
 NOTABLE = 0.02  # share of tokens outside the vocabulary, and of speed that another gamma adds, that are worth a word
-STALLED = "heads of one size differ by more than the last increase in size gained"
+STALLED = "the last increase in size gained less than heads of one size differ"
 Speedups = Callable[[Interval], Interval]  # of tokens per round
 BySize = Sequence[tuple[int, Sequence[Measured]]]
 
@@ -189,7 +189,7 @@ class CurveReport:
             title = "forecast, from saturating to continuing as before"
             yield table_by_columns(title, [_forecast_row(each, self.min_speedup) for each in self.forecast], named="data")
         if self.costs:
-            title = "what that takes in addition, as measured for the largest size"
+            title = "additional cost of that data, scaled from the largest size"
             yield table_by_columns(title, list(map(_cost_row, self.costs)), named="data")
         yield from (f"note: {note}" for note in self.notes)
         yield from map(Small, _footnotes(self))
@@ -207,7 +207,7 @@ def _backtest_line(report: CurveReport) -> str:
         return f"backtest: none, {report.reason}"
     predicted = backtest.predicted
     return (
-        f"backtest: from {backtest.seen[0]} to {backtest.seen[-1]} it predicted {fmt.number(predicted.value)} "
+        f"backtest: sizes {backtest.seen[0]} to {backtest.seen[-1]} predicted {fmt.number(predicted.value)} "
         f"[{fmt.number(predicted.low)}, {fmt.number(predicted.high)}] tokens per round at full size; measured "
         f"{fmt.number(backtest.measured)} ({fmt.signed_percent(backtest.error)}); "
         f"inside its band: {'yes' if backtest.inside else 'no'}"
@@ -246,7 +246,7 @@ def _measured_row(point: CurvePoint) -> Row:
         "deeper": " ".join(fmt.share(share, 2) for share in point.accepted[1:DEPTHS]) or fmt.NOTHING,
         "tokens/round": fmt.interval(point.tokens_per_round),
         "spread": fmt.NOTHING if point.spread is None else f"{point.spread:.3f}",
-        "more than before": fmt.difference(point.difference, 2),
+        "gain": fmt.difference(point.difference, 2),
         "speedup": fmt.interval(point.speedup, "x"),
     }
 
@@ -257,7 +257,7 @@ def _domain_row(point: CurvePoint, place: int) -> Row:
         "size": point.label,
         "accept@1": fmt.share(each.alpha),
         "tokens/round": fmt.interval(each.tokens_per_round),
-        "more than before": fmt.difference(each.difference, 2),
+        "gain": fmt.difference(each.difference, 2),
         "speedup": fmt.interval(each.speedup, "x"),
     }
 
@@ -276,7 +276,7 @@ def _cost_row(cost: CurveCost) -> Row:
     return f"x {cost.factor:g}", {
         "prompts to log": fmt.count(cost.prompts),
         "tokens to generate": fmt.count(cost.tokens),
-        "device time a head": fmt.duration(cost.seconds),
+        "device time per head": fmt.duration(cost.seconds),
         "device": cost.device,
     }
 
@@ -289,13 +289,13 @@ def _footnotes(report: CurveReport) -> Iterator[str]:
     """Yield what columns mean, and what is not promised."""
     yield (
         f"Brackets: {fmt.level(report.confidence)} intervals over test units. accept@1: share of positions whose first "
-        "draft is accepted. deeper: share of rounds that accepted 2 and 3 drafts, at the largest gamma. "
-        "spread: between heads of one size. more than before: paired by unit."
+        "draft is accepted. deeper: share of rounds that accepted at least 2 and 3 drafts, at the largest gamma. "
+        "spread: between heads of one size. gain: over the previous size, paired by unit."
     )
     if report.forecast:
         yield (
-            "Forecast: all curves 1 - alpha = e + A N^-b that the measurements do not contradict; for tokens per round, by "
-            "the alpha of independent positions. A curve that stops or steepens is not among them (docs/curve.md)."
+            "Forecast: all curves 1 - alpha = e + A N^-b that fit the measurements; tokens per round enter as "
+            "the alpha of independent positions. Curves that stop or steepen are not covered (docs/curve.md)."
         )
 
 
@@ -393,7 +393,7 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     records = [None if each.head is None else read_training(Path(each.head)) for each in every]
     for entry, record in zip(entries, records, strict=False):
         if record is None and entry.units is None:
-            hint = "name the folder of its training.json (head:), or give units: and tokens:"
+            hint = "set head: to the folder of its training.json, or set units: and tokens:"
             raise ProfileInvalid(f"{file}: the amount of training data of {entry.draft} is not known", hint)
     known = next((record for record in records if record is not None), None)
     documents, part = _held_out(run, known)
@@ -429,8 +429,8 @@ def _held_out(run: Run, record: TrainingRecord | None) -> tuple[pa.Table, Array]
         parts = dict.fromkeys(record.units.stop, STOP) | dict.fromkeys(record.units.test, TEST)
     found = np.array([parts.get(unit, "") for unit in units], dtype=object)
     if not (found == TEST).any():
-        problem = f"{run.path} holds no test text of the heads that have a record"
-        raise NotComparable(problem, "give the run that tested them, which alphaprof train writes")
+        problem = f"{run.path} has no test text of any head with a training record"
+        raise NotComparable(problem, "give the run in which alphaprof train tested them")
     return table.filter(pa.array(found != "")), found[found != ""]
 
 
@@ -460,7 +460,7 @@ def _why_not_testable(head: CurveHead, run: Run, documents: pa.Table, test: Arra
         if record.status != "complete":
             yield "not fully trained (alphaprof train --resume)"
         if record.target.fingerprint != run.manifest.target.fingerprint:
-            yield f"trained for another target ({record.target.model}) than that of {run.path}"
+            yield f"trained for target {record.target.model}, not for the target of {run.path}"
         if seen := (learnt(record) or frozenset(record.units.train)) & units:
             yield f"trained on {len(seen)} of the units that it is tested on"
     if not head.totals["proposals"][test].sum():
@@ -471,7 +471,7 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
     """Yield what is not nested, in words."""
     for head in chain(*sizes):
         if head.record is None and head.order is None:
-            yield f"the list does not say that larger heads have seen what {head.draft} has (order:)"
+            yield f"the list does not say if larger heads have seen the data of {head.draft} (order:)"
     for place, same in enumerate(sizes[:-1]):
         larger = list(chain(*sizes[place + 1 :]))
         for small in same:
@@ -563,10 +563,8 @@ def _curve_inputs(heads: CurveHeads) -> CurveInputs:
     tested = [gamma for gamma in run.gammas if gamma <= shallow.depths]
     allowed = [gamma for gamma in tested if decision.gamma in ("auto", gamma)]
     if not allowed:
-        hint = "train with more --ttt depths, or ask for another: --set decision.gamma=N"
-        raise NotComparable(
-            f"{shallow.draft} was tested for {shallow.depths} drafts a round, fewer than are asked for", hint
-        )
+        hint = "train with a larger --ttt, or set a smaller gamma: --set decision.gamma=N"
+        raise NotComparable(f"{shallow.draft} was tested with {shallow.depths} drafts a round, fewer than asked for", hint)
     (times, basis), cluster = _steps(heads), heads.largest.totals.cluster
     test = _traffic(heads, TEST, decision.weights, cluster)
     if len(allowed) == 1:
@@ -584,7 +582,7 @@ def _steps(heads: CurveHeads) -> tuple[StepTimes | None, str]:
     run, draft, profile = heads.run, heads.largest.draft, heads.run.manifest.profile
     costs = open_costs(run, profile.costs, mean_context(run.documents()))
     if costs is None:
-        return None, "no step times were measured with this run, and costs name no others"
+        return None, "this run measured no step times, and costs names no other source"
     timing = costs.timing(profile.decision.concurrency)
     times = timing.times.get(draft)
     return times, costs.basis if times else timing.missing.get(draft, "no step times were measured")
@@ -782,7 +780,7 @@ def _caveats(inputs: CurveInputs) -> Iterator[str]:
     if inputs.times is None:
         yield f"no speedup: {inputs.basis}"
     if inputs.decision.weights is not None and inputs.traffic.weights is None:
-        yield "a domain of decision.weights has no test text: domains count as the test texts have them"
+        yield "a domain of decision.weights has no test text: domains are weighted by their test texts"
     every = (*heads.every, *heads.beside.values())
     if foreign := [head.draft for head in every if head.record is None or learnt(head.record) is None]:
         yield f"the training data of {', '.join(foreign)} is not known: it may include the test texts"
@@ -824,7 +822,7 @@ def _backtested(curve: LearningCurve, points: Sequence[CurvePoint], inputs: Curv
     predicted = as_tokens(found.predicted, inputs.gamma)
     now = as_tokens(Scenarios(0.0, found.measured, found.measured, found.measured), inputs.gamma).value
     if not found.inside:
-        reason = "the largest size fell outside what the smaller ones predict"
+        reason = "the largest size lies outside the prediction of the smaller ones"
     elif curve.last_gain <= curve.spread:
         reason = STALLED
     elif not fits(curve):
@@ -926,20 +924,20 @@ def _verdict_ahead(
     if speed is None:
         band = rows[-1].tokens_per_round
         gain = f"{fmt.number(band.low)} to {fmt.number(band.high)} tokens per round with {most}"
-        return f"FORECAST: {gain}", "step times say whether that pays; there are none"
+        return f"FORECAST: {gain}", "measure step times to see if that pays"
     if rows[0].reached == "every":
-        outcome = f"REACHED: {goal} in every scenario with the data there is"
+        outcome = f"REACHED: {goal} in every scenario with the present data"
         return outcome, "serve the largest head; more data is not needed"
 
     if (every := _first_size_at(curve, inputs, speed, "every")) is not None:
         units = f"about {_rough(every)} training units ({every / largest:.1f} times)"
         return f"MORE DATA: {units} reach {goal} in every scenario", f"collect {units}, and train again"
     if (some := _first_size_at(curve, inputs, speed, "every", "some")) is not None:
-        units = "the data there is"
+        units = "the present size"
         if some > largest:
             units = f"about {_rough(some)} training units ({some / largest:.1f} times)"
         maybe = f"{goal} in some scenarios from {units} on, but not in every scenario up to {most}"
-        advice = "collect twice the data and look again (a band narrows with every size), or do what helps more"
+        advice = "collect twice the data and repeat (each new size narrows the band), or do what helps more"
         return f"OPEN: {maybe}", advice
     return f"NOT BY DATA: {goal} in no scenario up to {most}", "do not collect data for this"
 
@@ -956,14 +954,14 @@ def _first_size_at(curve: LearningCurve, inputs: CurveInputs, speed: Speedups, *
 def _verdict_as_measured(speed: Interval | None, least: float, reason: str) -> str:
     """Return the verdict without a forecast: what was measured stands."""
     if speed is None:
-        verdict = "the measured curve alone tells, without step times in tokens per round"
+        verdict = "no step times: only the measured curve tells, in tokens per round"
     elif speed.low >= least:
-        verdict = f"the largest size reaches {least:g}x as it was measured"
+        verdict = f"the largest size reaches {least:g}x as measured"
     elif speed.high < least:
-        verdict = f"the largest size does not reach {least:g}x as it was measured"
+        verdict = f"the largest size does not reach {least:g}x as measured"
     else:
         verdict = f"the largest size does not clearly differ from {least:g}x: test on more units"
-    return f"{verdict}; more data has not been seen to help" if reason == STALLED else verdict
+    return f"{verdict}; more data did not help measurably" if reason == STALLED else verdict
 
 
 def _rough(units: float) -> str:
@@ -978,7 +976,7 @@ def _other_ways(last: CurvePoint, floor: float | None, least: float) -> Iterator
     if fast and len(last.domains) > 1:
         yield f"other traffic: {', '.join(fmt.short(domain.domain) for domain in fast[:3])} alone reaches {least:g}x"
     if floor is not None and floor >= NOTABLE:
-        yield f"the vocabulary: {fmt.percent(floor)} of test tokens lie outside it, beyond any head (--draft-vocab)"
+        yield f"a larger --draft-vocab: no head can propose {fmt.percent(floor)} of the test tokens"
 
 
 def costs_of(heads: CurveHeads) -> tuple[CurveCost, ...]:

@@ -33,7 +33,7 @@ from alphaprof.report.format import count, data_size, duration, many, percent, s
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
 ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
-COLUMNS = ("of", "result", "what was found, and what to do")
+COLUMNS = ("subject", "result", "finding and remedy")
 Level = Literal["ok", "note", "problem"]
 
 
@@ -79,7 +79,7 @@ class DryRun:
         """Return the answer that some checks lead to."""
         problems, notes = (sum(check.level == level for check in checks) for level in ("problem", "note"))
         found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
-        return cls(checks, estimate, f"{found}, none of which stops the run. Nothing was written.")
+        return cls(checks, estimate, f"{found}; the run can start. Nothing was written.")
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows from the checks, and every check with its cause and remedy."""
@@ -164,7 +164,7 @@ def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
             continue
         silent = sum(len(document.prompt) > (facts.context or 0) for document in seen)
         cause = f"{reach}; {sum(beyond)} of {many(len(seen), 'document')} go beyond it, {silent} with the prompt alone"
-        remedy = "engines stop drafting there too, or refuse: use a draft with a longer context, or lower max_new_tokens"
+        remedy = "use a draft with a longer context, or lower max_new_tokens: engines stop drafting there, or refuse"
         yield Finding("context", name, "problem" if silent == len(seen) else "note", cause, remedy)
 
 
@@ -191,7 +191,7 @@ def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding("bos", "run", "problem", f"{cause}, {count(twice)} with two: the data already contains it", remedy)
     elif once < len(seen) and plan.tokenizer("a")["input_ids"][:1] == [begin]:
         remedy = (
-            "correct if your server sends them like this (many apply the template as is); else give token ids as prompt_ids"
+            "keep if your server sends prompts like this (many apply the template as is); else give token ids: prompt_ids"
         )
         yield Finding.of("bos", "run", f"{cause}, which the tokenizer adds to plain text", remedy)
     else:
@@ -208,8 +208,8 @@ def _data_checks(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
         left_out = f"{many(number, 'row')} left out {reason}" if reason in corpus.skipped else f"{count(number)} {reason}"
         yield Finding.of("data", "run", left_out, left_out_remedy(reason))
     if repeated := len(seen) - len({document.prompt_hash for document in seen}):
-        cause = f"{count(repeated)} of {many(len(seen), 'prompt')} seen occur before: equal prompts count once"
-        yield Finding.of("data", "run", cause, "remove duplicates: they cost time and add nothing")
+        cause = f"{count(repeated)} of {many(len(seen), 'prompt')} seen are repeats: equal prompts count once"
+        yield Finding.of("data", "run", cause, "remove duplicates: they only cost time")
 
 
 def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], skipped: int) -> Needs:
@@ -240,7 +240,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         unknown = "the number of documents is not known before all are read"
         yield Finding.of("time", "run", unknown, "give the source a limit, or use --limit")
     else:
-        documents = f"{many(estimate.documents or 0, 'document')} of at most {many(estimate.positions or 0, 'position')}"
+        documents = f"{many(estimate.documents or 0, 'document')} (at most {many(estimate.positions or 0, 'position')})"
         yield Finding.of(
             "time", "run", f"at most about {duration(estimate.seconds)} for {documents}, in batches as small as here"
         )
@@ -249,7 +249,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         )
         cause = f"at most about {data_size(estimate.disk)}" + ("" if free is None else f"; {data_size(free)} are free")
         full = free is not None and free < estimate.disk
-        remedy = "free disk space or choose another --out: a run fails when the disk is full" if full else None
+        remedy = "free some disk space, or choose another --out: a run fails on a full disk" if full else None
         yield Finding("disk", "run", "problem" if full else "ok", cause, remedy)
     if plan.target.device.type == "cuda":
         peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(plan.target.device).total_memory
@@ -257,7 +257,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         took = data_size(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    yield Finding.of("memory", "run", f"the trial took {took}; larger batches that do not fit are halved")
+    yield Finding.of("memory", "run", f"the trial used {took}; the run halves batches that do not fit")
 
 
 def _folder(out: str) -> Path:

@@ -83,7 +83,7 @@ class Latency:
         if prefills := [row for row in self.steps if row["step"] == "prefill"]:
             yield _step_table("prefill of one prompt into an empty cache", prefills)
         yield Small("cost: in plain decode steps of the target at the same batch and context; the median over all rounds.")
-        yield Small("±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.")
+        yield Small("±: half the 95 % interval of the cost. p10, p90: percentiles of the times over all rounds.")
         yield Small("draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens removed.")
         if any(row["step"] == "draft_first" for row in steps):
             yield Small("draft_first: a head's first step of a round, over the tokens that the target has just verified.")
@@ -107,10 +107,10 @@ def _cost_lines(latency: Latency) -> Iterator[str]:
         cost = f"{fmt.number(row['median_ms'] / decode['median_ms'])} ± {_cost_error(row, decode, r)} of that"
         yield f"{name} costs {cost} ({fmt.number(row['median_ms'])} ms)"
     if decode["repeats"] < GO_ROUNDS:
-        yield f"not enough for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
+        yield f"too few for a GO: {fmt.many(decode['repeats'], 'round')} of {GO_ROUNDS}; raise costs.budget"
     if latency.waiting and is_busy(latency.waiting):
         yield f"this machine is busy: the steps waited for a CPU {latency.waiting:.0%} of the time"
-    yield "next: --format csv writes the file that costs.path of a profile reads; predict takes these costs"
+    yield "next: write the table for costs.path with --format csv, or give these costs to alphaprof predict"
 
 
 def _step_table(title: str, steps: Rows) -> Table:

@@ -160,7 +160,7 @@ def acceptance_of(
             return alpha
         if at_gamma is not None:
             return EngineRate(rate if length is None else (length - 1) / at_gamma, at_gamma)  # type: ignore[arg-type]
-    problem = "acceptance is one of an alpha, rates by depth, or an engine's rate or length with its gamma"
+    problem = "exactly one acceptance is needed: alpha, rates by depth, or an engine's rate or length with gamma"
     raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
 
 
@@ -186,7 +186,7 @@ def cost_asked(
         return given
     if given is None and target is not None and draft is not None:
         return computed_cost(target, draft, asked, *place, max(*gammas, 1))
-    problem = "a round's cost is either given or computed, not both"
+    problem = "a round's cost must be either given or computed"
     raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
 
 
@@ -277,7 +277,7 @@ def _shape_of_config(
     except KeyError as error:
         reason = str(error.args[0])
         problem = reason if " " in reason else f"it has no {reason}"
-        hint = "step times of your engine work for any model: costs: {source: table} (docs/costs.md)"
+        hint = "use step times of your engine instead: costs: {source: table} (docs/costs.md)"
     except (TypeError, ValueError, ArithmeticError):
         pass
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
@@ -345,9 +345,9 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)}{here}"
     yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"
     if prediction.computed is None:
-        yield "These are formulas: no text was measured, so there is no interval. next: alphaprof profile measures"
+        yield "Formulas only: no text was measured, so there is no interval. next: measure with alphaprof profile"
     else:
-        yield "No text was measured: the interval is that of computed step times. next: alphaprof profile measures"
+        yield "No text was measured: the interval covers computed step times only. next: run alphaprof profile"
 
 
 def _speedup_cell(item: GammaPrediction) -> str:
@@ -377,7 +377,7 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
     if computed is not None:
         devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator
         yield f"computed for {devices}, batch {computed.batch}, context {fmt.count(computed.context)}: {computed.accuracy}"
-        first = f", a head's first one {fmt.number(computed.draft_first_ms[-1])} ms" if computed.draft_first_ms else ""
+        first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms" if computed.draft_first_ms else ""
         yield (
             f"a decode step takes {fmt.number(computed.decode_ms)} ms, verifying {len(computed.verify_ms) + 1} tokens "
             f"{fmt.number(computed.verify_ms[-1])} ms, a draft step {fmt.number(computed.draft_ms)} ms{first}, the engine "

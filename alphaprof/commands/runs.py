@@ -221,7 +221,7 @@ def work_together(arguments: Sequence[str], count: int, storage: Storage, say: C
         if failed:
             named = ", ".join(f"{number} (exit code {code})" for number, code in failed.items())
             raise WorkerFailed(
-                f"of {count} workers failed: {named}; see their output above",
+                f"{len(failed)} of {count} workers failed: {named}; see their output above",
                 "measured shards are kept: fix the cause, then run the same command with --resume",
                 next(iter(failed.values())),
             )

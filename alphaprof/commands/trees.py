@@ -119,9 +119,9 @@ class TreesReport:
         yield ""
         yield f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"
         tested, chosen = fmt.count(self.tested_on), fmt.count(self.chosen_on)
-        documents = f"no tree is chosen, so all {tested} documents test"
+        documents = f"no tree is chosen, so all {tested} documents are for testing"
         if self.held_out:
-            documents = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
+            documents = f"{chosen} documents choose the trees, the other {tested} test them; results are from the tests"
         yield f"static draft trees, rounds replayed from ranks; {documents}"
         yield ""
         if self.texts:
@@ -133,10 +133,10 @@ class TreesReport:
         yield Small(f"Brackets: {fmt.level(self.confidence)} intervals over documents. Rank 1 is the draft's top token.")
         if self.by_depth:
             yield Small(
-                "first ranks: trees are chosen by the ranks of first drafts, and rounds have those of later ones too."
+                "first ranks: trees are chosen by the ranks of first drafts; rounds also use the ranks of later drafts."
             )
         else:
-            yield Small("iid ranks: tokens/round if ranks were independent, and by how much that is too high.")
+            yield Small("iid ranks: tokens/round if ranks were independent, and its overestimate.")
         yield Small("accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts.")
 
 
@@ -156,7 +156,7 @@ def _gain_over_chain(report: TreesReport) -> Iterator[str]:
     values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(row.tokens_per_round)} in all"
     yield f"tree {fmt.short(tree.name)} {gain} its chain: {values}; a round verifies {tree.nodes} nodes"
     yield "tree verification was not timed, so there is no speedup and no verdict"
-    yield "next: it is faster if a round costs fewer decode steps; --format json lists the paths"
+    yield "next: it is faster if a round costs fewer decode steps than tokens; --format json lists the paths"
 
 
 def _missing(report: TreesReport) -> Iterator[str]:
@@ -165,11 +165,11 @@ def _missing(report: TreesReport) -> Iterator[str]:
         if text.reason:
             yield f"{_name_of_text(report, text)}: {text.reason}"
     if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
-        yield "the whole traffic has no tokens per round: some domain has no rounds on tested documents: profile more of it"
+        yield "no tokens per round for the whole traffic: a domain has no rounds on tested documents; profile more of it"
     if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
-        yield "no tree was chosen: there is no document of the target's own text to choose it on"
+        yield "no tree was chosen: no document has the target's own text"
     if not report.complete:
-        yield f"{report.run} is an interrupted run, first documents only: finish it with alphaprof profile --resume"
+        yield f"{report.run} was interrupted and has only its first documents: finish it with alphaprof profile --resume"
 
 
 def _ranks_table(report: TreesReport) -> Table:
@@ -338,7 +338,7 @@ def _read_tree(path: Path, top: int) -> Tree:
         problem = str(error)
     if (1,) not in tree.paths or tree.width > LARGEST:
         paths = f"[[{top}], [{top + 1}], [{top}, {top}]]"
-        hint = f"list all nodes but the root as ranks from {top}: {paths}; --top {1 - top} changes that"
+        hint = f"list all nodes but the root as ranks from {top}: {paths}; use --top {1 - top} to count from {1 - top}"
         raise OptionInvalid(f"{name} is not a tree: {problem}", hint)
     return tree
 
@@ -396,7 +396,7 @@ def _most_levels(side: RunDraft, depth: int, given: Mapping[str, Tree]) -> int:
         return depth
     if deep := [name for name, tree in given.items() if tree.depth > known]:
         raise OptionInvalid(
-            f"{', '.join(deep)} has more levels than the {known} that {side.label} was measured for",
+            f"{', '.join(deep)} has more levels than {side.label} was measured for ({known})",
             "use a tree with fewer levels, or profile with more depths of the draft",
         )
     return min(depth, known)
@@ -476,7 +476,7 @@ def _trees_of_text(
     if not text.policy:
         reason = "the target did not choose this text, so no tree has rounds on it"
     elif not len(tested):
-        reason = "none of its documents is in the tested half: profile four or more"
+        reason = "no document of this domain is in the tested half: profile at least four"
     return TextTrees(
         domain=text.domain,
         continuation=text.continuation,

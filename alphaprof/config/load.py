@@ -170,7 +170,7 @@ def _element(items: list[Any], key: str, place: str) -> int:
     hint = f"use an index from 0 to {len(items) - 1}" if items else "set the whole list; it is empty"
     if known := cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str)))):
         hint += f", or a domain that only one source has ({known})"
-    raise ProfileInvalid(f"--set {place}: {shown(key)} does not name a single element of a list of {len(items)}", hint)
+    raise ProfileInvalid(f"--set {place}: {shown(key)} names none or several of {len(items)} list elements", hint)
 
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
@@ -256,7 +256,7 @@ def _advice(error: Any, place: str, origin: str) -> str:
     if kind == "int_type" and isinstance(given, str) and given.strip().isdigit():
         return "remove the quotes"
     if place == "target.dtype":
-        return "use one that this machine computes in; name the dtype that the engine serves as decision.served_dtype"
+        return "use a dtype that this machine supports; set decision.served_dtype to the dtype that the engine serves"
     return "correct this value" if origin == SET else "correct the value in the profile, or override it with --set KEY=VALUE"
 
 

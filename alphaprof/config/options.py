@@ -79,7 +79,7 @@ class TargetOptions(ModelOptions):
     dtype: Literal["auto", Dtype] = Field(
         "auto",
         description="use the dtype that you serve, because near-ties depend on it; auto: the checkpoint's dtype, or float32 "
-        "if the device is not faster in the checkpoint's",
+        "if the checkpoint's is no faster on the device",
     )
 
 
@@ -134,7 +134,7 @@ class HybridOptions(Options):
     first: str = Field(description="name of a prompt_lookup draft")
     then: str = Field(description="name of the draft to use if prompt lookup found too little")
     min_match: Whole = Field(
-        1, ge=1, le=64, description="tokens before a round that prompt lookup must match; at most its max_ngram"
+        1, ge=1, le=64, description="number of last tokens that prompt lookup must match; at most its max_ngram"
     )
 
 
@@ -145,14 +145,12 @@ class HeadOptions(DraftOptions):
         None,
         ge=1,
         le=GAMMA_LIMIT,
-        description="most drafted tokens per round; this draft is left out of larger gammas; default: no limit",
+        description="maximum drafted tokens per round; larger gammas leave this draft out; default: no limit",
     )
     ranks_by_depth: bool = Field(
         False, description="log the rank that the head gives to each token, at every depth; needed for trees"
     )
-    check_wiring: bool = Field(
-        True, description="first measure, on a few texts, the acceptance rate of other ways to read its files"
-    )
+    check_wiring: bool = Field(True, description="first try other ways to read its files, by acceptance rate on a few texts")
 
 
 class HeadFileOptions(HeadOptions):
@@ -265,7 +263,7 @@ class WrittenContinuation(Options):
     """Base of continuations that the target writes for the run."""
 
     engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="what runs the target: transformers here, or the vLLM of the profile's engine"
+        "transformers", description="run the target with transformers here, or with the vLLM of the profile's engine"
     )
 
 
@@ -350,17 +348,17 @@ class MeasuredCosts(Options):
     repeats: Whole = Field(
         100,
         ge=3,
-        description="most timed rounds, each of which runs every step once; fewer than 6 give wide intervals",
+        description="maximum timed rounds, each with every step once; fewer than 6 give wide intervals",
     )
     budget: float = Field(
         60,
         ge=0,
-        description="seconds after which timing stops; it stops earlier once the cost of a round is known to 2 %. If it is "
+        description="maximum seconds of timing, which stops earlier once the cost of a round is known to 2 %. If this is "
         "too short, larger batch sizes and longer contexts have no times",
     )
     mode: Literal["auto", "eager"] = Field(
         "auto",
-        description="for measured: auto: static cache, and CUDA graphs if the device has them; eager: as validate decodes",
+        description="measured only; auto: static cache, and CUDA graphs if the device has them; eager: as validate decodes",
     )
 
 
@@ -410,10 +408,10 @@ class RooflineCosts(Options):
     engine: str = Field("none", description="engine whose overheads are added: sglang-h200, or none (docs/costs.md)")
     draft_overhead_ms: Milliseconds | None = Field(
         None,
-        description="added to every draft step (of a head: but the first); default of this and the next four: the engine's",
+        description="added to every draft step (heads: except the first); this and the next four default to the engine's",
     )
     layer_overhead_us: Milliseconds | None = Field(None, description="added to a step per layer, in microseconds")
-    expert_layer_overhead_us: Milliseconds | None = Field(None, description="added besides per layer with experts")
+    expert_layer_overhead_us: Milliseconds | None = Field(None, description="also added per layer with experts")
     round_overhead_ms: Milliseconds | None = Field(None, description="added to every round: scheduling, comparing tokens")
     expert_reuse: Share | None = Field(
         None, description="k tokens verified together use as many experts as k**expert_reuse independent tokens"

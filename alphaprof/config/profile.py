@@ -83,7 +83,7 @@ class SourceOptions(Options):
         description="column with the time of the request: ISO 8601 (UTC if there is no time zone), or seconds since 1970; "
         "for alphaprof train --split time",
     )
-    limit: Whole | None = Field(None, ge=1, description="most documents, per domain if a column names the domain")
+    limit: Whole | None = Field(None, ge=1, description="maximum documents, per domain if a column names the domain")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
     min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")
@@ -130,7 +130,7 @@ class DecisionOptions(Options):
     served_dtype: str | None = Field(
         None,
         description="dtype that you serve the target in, like fp8: if the run measures another one, its verdict is "
-        "UNDECIDED, and the report of an import from the engine decides; default: the measured dtype",
+        "UNDECIDED: use a report on a run imported from the engine; default: the measured dtype",
     )
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as measured")
     min_route_gain: float = Field(
@@ -155,8 +155,7 @@ class ExecutionOptions(Options):
 
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads of every process of a run; rounding depends on them; auto: torch's default, or 1 with "
-        "--workers or --part",
+        description="CPU threads per process, which affect rounding; auto: torch's default, or 1 with --workers or --part",
     )
     mixed_devices: bool = Field(
         False,
@@ -164,7 +163,7 @@ class ExecutionOptions(Options):
         "digits, and the report says so",
     )
     engine: Literal["local", "ray"] = Field(
-        "local", description="what measures: this process, or Ray actors on the cluster of RAY_ADDRESS or on this machine"
+        "local", description="measure in this process, or in Ray actors on the cluster of RAY_ADDRESS or on this machine"
     )
     workers: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="number of Ray actors; auto: one per GPU of the cluster, or per CPU, when the run begins"
@@ -212,7 +211,7 @@ class ProfileOptions(Options):
     route: RouteOptions = RouteOptions()
     execution: ExecutionOptions = ExecutionOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: together")
-    batch_tokens: Whole = Field(8192, ge=1, description="most padded tokens in one batch (a single document may exceed it)")
+    batch_tokens: Whole = Field(8192, ge=1, description="maximum padded tokens per batch (a single document may exceed it)")
     shard_documents: Whole = Field(64, ge=1, description="documents per shard: the most that an interruption can lose")
 
     @model_validator(mode="before")

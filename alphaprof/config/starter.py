@@ -26,8 +26,8 @@ BLOCK = 16  # rows of a DFlash block, if its files are not here
 CLUSTERS = ("conversation_id", "conversation", "session_id", "user_id")
 AFTER = """\
 continuation: {kind: greedy, max_new_tokens: 256}   # temperature 0; else {kind: sampled, temperature: 0.7, top_p: 0.9}
-decision: {min_speedup: 1.10, confidence: 0.95}     # GO if the speedup is surely above min_speedup
-# Step times are measured here by default. Those of your engine say more: docs/costs.md, docs/vllm.md
+decision: {min_speedup: 1.10, confidence: 0.95}     # GO if the speedup's lower bound reaches min_speedup
+# Step times are measured here by default. Your engine's are more relevant: docs/costs.md, docs/vllm.md
 # costs: {source: roofline, accelerator: h200, engine: sglang-h200}
 """
 
@@ -46,7 +46,7 @@ def write_profile(target: str, drafts: Sequence[str], data: Path, out: Path) -> 
     ]
     blocks = sorted({_block(draft) - 1 for draft in drafts if _kind(draft) == "dflash"} - set(range(1, 9)))
     if blocks:
-        lines.append(f"gammas: {[*range(1, 9), *blocks]}   # speculative tokens; a DFlash block drafts its rows minus one")
+        lines.append(f"gammas: {[*range(1, 9), *blocks]}   # speculative tokens; a DFlash block drafts block size - 1")
     out.write_text("\n".join(lines) + "\n" + AFTER, encoding="utf-8")
     load_profile(out)
 
@@ -109,7 +109,7 @@ def _first_row(data: Path) -> dict[str, Any]:
                 row = json.loads(next(line for line in lines if line.strip()))
     except (OSError, ValueError, StopIteration, IndexError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "it is empty"
-        raise DataUnreadable(f"{data} has no first row: {reason}", "give a .jsonl, .csv or .parquet file") from error
+        raise DataUnreadable(f"cannot read a row of {data}: {reason}", "give a .jsonl, .csv or .parquet file") from error
     if not isinstance(row, dict):
         raise DataUnreadable(f"the first line of {data} is not an object", 'write one request per line: {"prompt": "..."}')
     return row

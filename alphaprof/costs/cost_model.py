@@ -65,7 +65,7 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     """
     engine = ENGINES[costs.engine]
     if engine.accelerator is None:
-        return engine.factor, f"{engine.about}; 90 % of published speedups on H200 lie within x/÷ {engine.factor:.2f}"
+        return engine.factor, f"{engine.about}; 90 % of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = CostsAsked(costs.source)
     own = added_by_engine(costs) != engine or any(
         (getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH
@@ -73,9 +73,9 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
-        return factor, f"{ground}; 90 % of published speedups lie within x/÷ {factor:.2f}, beyond that ground twice as far"
-    why = "numbers replace its own" if own else "this is elsewhere"
-    return factor, f"{ground}; {why}, so their error is taken twice: x/÷ {factor:.2f}"
+        return factor, f"{ground}; 90 % of published speedups lie within factor {factor:.2f}, outside it twice as far"
+    why = "you changed its numbers" if own else "this is outside that range"
+    return factor, f"{ground}; {why}, so the error is doubled: factor {factor:.2f}"
 
 
 def roofline_rows(
@@ -252,8 +252,8 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
         return None
     if manifest.drafting != CHAIN and options.source not in TIMED:
         raise CostsUnreadable(
-            f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, and what its "
-            "rounds drafted is not known",
+            f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, so drafts of its "
+            "rounds are not known",
             "leave costs out: tokens per round need none",
         )
     if options.source in TIMED:

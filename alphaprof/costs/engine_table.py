@@ -92,18 +92,18 @@ def read_engine_table(
             else:
                 row = _step_row(TableRow.model_validate(cells), kinds)
         except ValueError as error:  # ValidationError is one
-            hint = f"the columns are {', '.join(COLUMNS)}; numbers have a point and no unit, like 12.5"
+            hint = f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without unit"
             raise CostsUnreadable(f"{where}: {_problem(error)}", hint) from None
         if "mode" in cells and overhead_ms is None:
             problem = "times of vLLM's bench need overhead_ms, since forward times leave out sampling and the CPU's work"
-            hint = "set costs.overhead_ms to what a step takes besides (0: these times include it)"
+            hint = "set costs.overhead_ms to the rest of a step's time (0: these times include it)"
             raise CostsUnreadable(f"{where}: {problem}", hint)
         other = rows.setdefault((row.model, row.step, row.tokens, row.batch, row.context), row)
         if other.ms != row.ms:
-            problem = f"{row.ms:g} ms for the same step that takes {other.ms:g} ms in another row"
-            raise CostsUnreadable(f"{where}: {problem}", "remove one of them, or their median")
+            problem = f"this step takes {row.ms:g} ms, but {other.ms:g} ms in another row"
+            raise CostsUnreadable(f"{where}: {problem}", "keep one of them, or their median")
     if missing := {"decode", "verify"} - {row.step for row in rows.values() if row.model == TARGET}:
-        hint = "give steps of 1..N tokens of the target, N one more than the largest gamma"
+        hint = "give target steps of 1 to N tokens, N = largest gamma + 1"
         raise CostsUnreadable(f"{path}: no {' or '.join(sorted(missing))} step of the target", hint)
     return tuple(_slower(row, overhead_ms or 0.0) for row in rows.values())
 

@@ -46,7 +46,7 @@ def require_same(stream: pa.NativeFile, file: File, shown: str, hint: str, whole
         footer = stream.read_at(length, size - length)
         same = _digest(footer)[:SHORT] == file.footer
     if not same:
-        raise RunDamaged(f"{shown} is damaged: its content is not what was written", hint)
+        raise RunDamaged(f"{shown} is damaged: its content has changed", hint)
     return bytes(footer)
 
 

@@ -192,7 +192,7 @@ class ModelFacts:
             return self.dtype
         bits = f" {self.quantised.bits}-bit" if self.quantised.bits is not None else ""
         kernels = ", ".join(f"{number} {name}" for name, number in self.quantised.kernels.items())
-        return f"{self.dtype}, weights {self.quantised.method}{bits} ({kernels or 'dequantised, no kernel ran'})"
+        return f"{self.dtype}, weights {self.quantised.method}{bits} ({kernels or 'dequantized, no kernel ran'})"
 
     @property
     def is_exact(self) -> bool:
@@ -334,8 +334,8 @@ LEFT_OUT = {  # the beginning of a reason, and what to do about it
     "longer than": "lower max_new_tokens, or set too_long: truncate, to keep them",
     "sources read no further": "set shuffle_seed to mix the rows, or give each domain a source",
     "cut prompts lost": "leave long documents out (too_long: skip), or cut prompts as your server does and give prompt_ids",
-    "texts cut": "their acceptance may differ from that of the whole text",
-    "prompts cut": "their acceptance may differ from that of the whole text",
+    "texts cut": "expect a different acceptance than on whole texts",
+    "prompts cut": "expect a different acceptance than on whole texts",
 }
 
 
@@ -563,10 +563,10 @@ def read_manifest(storage: Storage) -> Manifest:
         hint = "give the directory that `alphaprof profile --out` wrote"
         folder, _, draft = str(storage.shown).rpartition(":")
         if folder and Path(folder, MANIFEST).exists():
-            asked = "report --set decision.draft=NAME and check --draft NAME ask about one of its drafts"
+            asked = "choose a draft with report --set decision.draft=NAME or check --draft NAME"
             hint = f"{folder} is a run: leave :{cut(draft)} out; {asked}"
         if PROFILE in storage.names(""):
-            hint = "its profile is being loaded, or was interrupted then: wait, or finish it with alphaprof profile --resume"
+            hint = "wait if the run is still starting; if it was interrupted, run alphaprof profile --resume"
         raise RunUnreadable(f"{storage.shown} holds no run (no {MANIFEST})", hint)
     return manifest
 
@@ -631,11 +631,11 @@ def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struc
         reason = f"it is not JSON ({str(error)[:100]})"
         raise RunDamaged(f"{where} cannot be read: {reason}", _mended(name)) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
-        hint = "use the alphaprof that wrote it, or profile again"
+        hint = "use the alphaprof version that wrote it, or profile again"
         raise RunUnreadable(f"{where} is not version {VERSION} of an alphaprof run", hint)
     with _undamaged(storage, name):
         if data.pop("digest", None) != digest_of(data):
-            raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
+            raise ValueError("its content does not match its digest: it was edited or corrupted")
         del data["format"], data["version"]
         read: Struct = typed(data, struct)
     return read
@@ -653,8 +653,8 @@ def _undamaged(storage: Storage, name: str) -> Iterator[None]:
 def _mended(name: str) -> str:
     """Return what to do about a damaged file; of commits and workers there are many."""
     if name == MANIFEST:
-        return "put the original back, or profile again into a new directory"
-    return "put the original back, or delete it: alphaprof profile with --resume goes on without it"
+        return "restore the original, or profile again into a new directory"
+    return "restore the original, or delete it and run alphaprof profile --resume"
 
 
 def typed(value: Any, hint: Any) -> Any:

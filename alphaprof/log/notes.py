@@ -61,8 +61,8 @@ NOTES: Mapping[str, NoteKind] = {
         "own times",
     ),
     "slow_baseline": NoteKind(
-        "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here; that does not make "
-        "the draft good",
+        "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here, so the draft "
+        "may look better than it is",
         "measure again, and compare the times of 1 and {tokens} tokens with those of your serving engine",
         "times",
     ),
@@ -86,7 +86,7 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "not_measured": NoteKind(
         "step times were computed, not measured: {accuracy}",
-        "measure or time your engine before you deploy",
+        "time the steps of your engine before you deploy",
         "times",
     ),
     "near_ties": NoteKind(
@@ -131,8 +131,8 @@ NOTES: Mapping[str, NoteKind] = {
         "lower batch_tokens",
     ),
     "p_min": NoteKind(
-        "{draft} at gamma {gamma}, stopped below a top probability of {p_min}, is faster than at gamma {plain} without "
-        "stopping, by {gain} [{low}, {high}]",
+        "{draft} is faster at gamma {gamma} with p_min {p_min} than at gamma {plain} without "
+        "p_min, by {gain} [{low}, {high}]",
         "set decision.p_min: auto to judge with it (llama.cpp and Hugging Face support p_min); see report --show gammas",
     ),
     "stopped": NoteKind(
@@ -146,8 +146,8 @@ NOTES: Mapping[str, NoteKind] = {
         "copy positions/ into it too",
     ),
     "part_of_log": NoteKind(
-        "sections from the position log read {read} of {documents} documents, in shards spread over the run, such as "
-        "why tokens are rejected and where drafts are right; verdicts and results use all documents",
+        "some sections (why tokens are rejected, where drafts are right) read only {read} of {documents} documents "
+        "from the position log, in shards spread over the run; verdicts and results use all documents",
         "read the whole position log with alphaprof report --whole-log",
     ),
     "never_full": NoteKind(
@@ -163,7 +163,7 @@ NOTES: Mapping[str, NoteKind] = {
     "plain_steps": NoteKind(
         "{rounds} rounds without a draft, in {plain} of {requests} requests, were derived from completion_tokens alone: "
         "up to gamma more per request may be missing if its last round reaches beyond the end",
-        "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
+        "tokens per round counts them, acceptance length does not; a draft that always proposes has no such rounds",
     ),
     "no_steps": NoteKind(
         "{idle} of {requests} requests have no round with a draft; they are kept as plain decoding",
@@ -206,7 +206,7 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "no_thresholds": NoteKind(
         "certificates: true has no effect, because none of the rules has a threshold ({rules})",
-        "add a rule that compares with the target, like strict; the others accept drafts at random",
+        "add a rule with a threshold, like strict; the others accept drafts by chance",
     ),
     "slow_statistics": NoteKind(
         "statistics run in torch (slower, same numbers), because Triton's kernels cannot run here: {reason}",

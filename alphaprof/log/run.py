@@ -47,11 +47,11 @@ from alphaprof.log.storage import LocalStorage, Storage, reading, storage_of
 from alphaprof.log.tables import rows_of
 
 COMMITTED = re.compile(r"commits/(\d{5,})\.json")
-AGAIN_BY_RESUME = "alphaprof profile with --resume measures it again"
+AGAIN_BY_RESUME = "measure it again with alphaprof profile --resume"
 ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
-TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
+TIMED_AGAIN = "time the steps again with alphaprof profile --resume; without this file, reports have no step times"
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -205,7 +205,7 @@ class Run:
             known = f"rounds of {', '.join(self.rules)} at gamma {', '.join(map(str, self.gammas))}"
             raise NoPositionLog(
                 f"{self.path} was imported from an engine's metrics: it has {known}, and no position log",
-                "use these only; alphaprof profile on the same prompts writes a position log",
+                "use only these, or run alphaprof profile on the same prompts for a position log",
             )
 
     @property
@@ -373,7 +373,7 @@ class Run:
         """Return what to do about some damaged files."""
         if self.imported:
             return AGAIN
-        return "alphaprof profile with --resume makes it again" if self.has_log else COPY
+        return "write it again with alphaprof profile --resume" if self.has_log else COPY
 
     def _has(self, folder: str) -> bool:
         """Return whether a folder holds anything. Raises `RunUnreadable` if the system does not say."""
@@ -397,7 +397,7 @@ class Run:
         """
         file = self.manifest.files.get(name)
         if file is None:
-            raise RunUnreadable(f"{self.path}/{name} is not one of the files that the run's manifest names", hint)
+            raise RunUnreadable(f"{self.path}/{name} is not in the run's manifest", hint)
         with reading(f"{self.path}/{name}", hint), self._stream(name, hint) as stream:
             near = self._near and file.size <= SMALL
             yield stream, require_same(stream, file, f"{self.path}/{name}", hint, near if whole is None else whole)
@@ -479,4 +479,4 @@ def side_of(text: str) -> RunDraft:
 def require_drafts(run: Run) -> None:
     """Raise `OptionInvalid` for a run without any draft."""
     if not run.manifest.drafts:
-        raise OptionInvalid(f"{run.path} has no draft", "profile the target with one: the profile's drafts name them")
+        raise OptionInvalid(f"{run.path} has no draft", "name a draft in the profile's drafts, and profile again")

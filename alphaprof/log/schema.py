@@ -20,23 +20,23 @@ CATEGORY = pa.dictionary(pa.int32(), pa.string())
 NEEDS = DISTRIBUTION, STARTS, PHASES, DEPTHS = "distribution", "starts", "phases", "depths"
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
-    "pairs": "Neighbouring positions that both have a proposal.",
+    "pairs": "Neighboring positions that both have a proposal.",
     "pairs_first": "Sum of a_t over the first positions of these pairs.",
     "pairs_second": "Sum of a_t over the second positions of these pairs.",
     "pairs_both": "Sum of the products of both a_t of a pair.",
 }
 DEPTH_COUNTS = {
     "drafted": "Rounds that drafted {} tokens or more.",
-    "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
+    "tested": "Rounds that reached draft {}: all before it accepted, and the document not at its end.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
 # float32, as the probabilities that they are summed from: a report on sampled text reads 8 % less; no verdict uses them.
 IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, if all drafts before it were accepted; null: no such round."
-ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if it is reached; null: never, or greedy text."
-RATIOS = "q(x_t) / p(x_t) if the token is draft {} of a round, of which blocks multiply several; null as above."
-EMITTED = "Probability that the emitted token was draft {1} of a round and kept by {0}, a_t by depth; null as above."
-CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."
+ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if reached; null: never reached, or greedy text."
+RATIOS = "q(x_t) / p(x_t) if the token is draft {} of a round (block rules multiply these); null as above."
+EMITTED = "a_t at this depth: probability that the emitted token was draft {1}, kept by {0}; null as above."
+CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}; expected 0."
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def _needing(needs: str, *columns: Column) -> Iterator[Column]:
     yield from (replace(column, nullable=True, needs=needs) for column in columns)
 
 
-_RANK = "in the {}'s distribution before truncation: 1 + larger + equal with a lower id."
+_RANK = "in the untruncated {} distribution: 1 + number larger + ties with a lower id."
 POSITION_COLUMNS = (
     Column("domain", CATEGORY, "Domain of the document."),
     Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
-    Column("position", pa.int32(), "0-based place in the continuation; EOS is a position.", low=0),
+    Column("position", pa.int32(), "0-based index in the continuation, EOS included.", low=0),
     Column("token", pa.int32(), "The token of the continuation at this position, x_t.", "token id", 0),
     *_needing(
         PHASES, Column("phase", CATEGORY, "Part of the continuation: answer, or thinking between configured markers.")
@@ -124,7 +124,7 @@ POSITION_COLUMNS = (
     Column(
         "proposed",
         pa.int16(),
-        f"Tokens that a round starting here would propose at most (0: none), those after an EOS included; capped at "
+        f"Most tokens that a round starting here can propose (0: none), including any after an EOS; capped at "
         f"{PROPOSED_LIMIT}.",
         "tokens",
         0,
@@ -135,16 +135,16 @@ POSITION_COLUMNS = (
         Column(
             "accepted_run",
             pa.int16(),
-            "Drafts accepted by a round that starts here and proposes `proposed` tokens, if they depend on the round's "
-            "start (prompt lookup, heads); else null. A round that proposes fewer accepts at most as many as it proposes.",
+            "Drafts accepted by a round from here that proposes `proposed` tokens; null unless drafts depend on the "
+            "round's start (prompt lookup, heads). A round that proposes fewer accepts at most that many.",
             "tokens",
             0,
         ),
         Column(
             "proposed_before_eos",
             pa.int16(),
-            "Tokens of `proposed` that stand before the first EOS among them, where transformers ends a proposal of prompt "
-            "lookup; null: another draft, or nothing proposed.",
+            "Tokens of `proposed` before the first EOS among them (transformers ends a prompt-lookup proposal there); "
+            "null: not prompt lookup, or nothing proposed.",
             "tokens",
             0,
             PROPOSED_LIMIT,
@@ -158,15 +158,15 @@ DOCUMENT_COLUMNS = (
     Column(
         "time",
         pa.timestamp("us", tz="UTC"),
-        "When the document was asked; null: its source names no column that says so.",
+        "When the request was made; null: its source names no time column.",
         nullable=True,
     ),
     Column("source", pa.int32(), "Index of the source in the profile's data.", low=0),
     Column(
         "source_row",
         pa.int64(),
-        "Number of the row in its source, from 0, shuffled or not. In a shuffled source of several files: number of the row "
-        "in its file + 2^32 x number of the file.",
+        "Row number in the source, from 0, before any shuffle. In a shuffled source of several files: row number "
+        "in its file + 2^32 x file number.",
         low=0,
     ),
     Column(
@@ -189,9 +189,9 @@ DOCUMENT_COLUMNS = (
         low=0,
         nullable=True,
     ),
-    Column("top_k", pa.int32(), "Number of most probable tokens that p and q were cut to; 0: all.", "tokens", 0, None, True),
-    Column("top_p", pa.float64(), "Probability mass that p and q were cut to; 1: all.", "probability", 0, 1, True),
-    Column("min_p", pa.float64(), "Smallest share of the top probability that p and q kept; 0: any.", "ratio", 0, 1, True),
+    Column("top_k", pa.int32(), "Number of top tokens kept in p and q; 0: all.", "tokens", 0, None, True),
+    Column("top_p", pa.float64(), "Probability mass kept in p and q; 1: all.", "probability", 0, 1, True),
+    Column("min_p", pa.float64(), "Smallest share of the top probability kept in p and q; 0: any.", "ratio", 0, 1, True),
     Column("seed", pa.int64(), "Seed of the sampling; null: not sampled by this run.", low=0, nullable=True),
 )
 MADE = ("prompt_hash", "prompt_tokens", "continuation_tokens", "finish")  # what a document has once it is measured
@@ -213,8 +213,8 @@ LATENCY_COLUMNS = (
         CATEGORY,
         "decode: one token; verify: several tokens at once; draft: a step of the draft, over two tokens if the round "
         "before was accepted in full; draft_first: a draft head's first step of a round, over the tokens that the target "
-        "has just verified, all its other steps being draft; prefill: a prompt into an empty cache; lookup: what a draft "
-        "without a model does, a search of each text once a round; bookkeeping: taking rejected tokens out of the model's "
+        "has just verified (its later steps are draft); prefill: a prompt into an empty cache; lookup: a search of each "
+        "text, once a round, for a draft without a model; bookkeeping: removing rejected tokens from the model's "
         "cache, once a round.",
     ),
     Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
@@ -223,7 +223,7 @@ LATENCY_COLUMNS = (
     Column(
         "median_ms",
         pa.float64(),
-        "Time of the step: the median of its ratio to the decode step of the same round, times the median decode step; of a "
+        "Time of the step: its median ratio to the decode step of the same round, times the median decode step; for a "
         "prefill, the median.",
         "ms",
         0,
@@ -233,7 +233,7 @@ LATENCY_COLUMNS = (
     Column(
         "relative_error",
         pa.float64(),
-        "Standard error of the time by itself, as a share of it: 1.96 times it is half the 95 % interval; 0: not known.",
+        "Standard error of this time alone, as a share of the time (1.96 of them: half a 95 % interval); 0: unknown.",
         "ratio",
         0,
     ),
@@ -244,8 +244,7 @@ LATENCY_COLUMNS = (
     Column(
         "rounds_ms",
         pa.list_(pa.float32()),
-        "Time in each round. Round i of all steps of one batch and context is one unit: its ratios hold, whatever slowed it "
-        "down.",
+        "Time in each round. Round i times all steps of one batch and context together, so its ratios survive a slowdown.",
         "ms",
         0,
     ),
@@ -257,7 +256,7 @@ CERTIFICATE_COLUMNS = (
     Column(
         "thresholds_exact",
         pa.bool_(),
-        "False: a rule accepts more tokens here than the log looked at, and its threshold is only a lower bound.",
+        "False: a rule accepts more tokens here than the log checked, so its threshold is only a lower bound.",
     ),
 )
 
@@ -340,8 +339,8 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column(
             "emitted",
             count,
-            "Sum of a_t over the proposals: equal to `accepted` on average over texts that the rule's own decoding would "
-            "emit; null: a lossy rule.",
+            "Sum of a_t over the proposals; on average equal to `accepted` in texts decoded with this rule; "
+            "null: a lossy rule.",
             "positions",
             0,
             nullable=True,

@@ -146,7 +146,7 @@ def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] =
     result = _by_time(texts, of, shares) if by == TIME else _at_random(texts, groups, of, seed, shares)
     notes = list(result.notes)
     if (largest := max(Counter(of.values()).values(), default=0)) > max(2, len(of) / 4):
-        notes.append(f"{largest} of {len(of)} units are near-copies of each other: they are one group, in one part")
+        notes.append(f"{largest} of {len(of)} units are near-copies of each other, so they all go to one part")
     return replace(result, notes=tuple(notes))
 
 
@@ -211,14 +211,14 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
         return
     count = {part: len(units) for part, units in result.units.items()}
     stop, test = (_in_words(result.begins[part]) for part in (STOP, TEST))
-    yield f"{count[TRAIN]} units to train on are older than {stop}; {count[STOP]} to stop, {count[TEST]} to test from {test}"
+    yield f"train: {count[TRAIN]} units before {stop}; stop: {count[STOP]} from then on; test: {count[TEST]} from {test} on"
     held = {part: result.of(texts, part) for part in PARTS}
     for part, begins in result.begins.items():
         if early := sum(text.time is not None and text.time < begins for text in held[part]):
-            yield f"{early} of {len(held[part])} documents to {part} are older, in a group that has later ones"
+            yield f"{early} of {len(held[part])} {part} documents are older: their group has later ones"
     for domain in sorted({text.domain for text in texts}):
         if empty := [part for part in PARTS if all(text.domain != domain for text in held[part])]:
-            yield f"domain {domain} has no text in that time to {' or '.join(empty)}"
+            yield f"domain {domain} has no text to {' or '.join(empty)} on"
 
 
 def _in_words(time: Time) -> str:

@@ -159,7 +159,7 @@ def split_words(record: TrainingRecord) -> str:
     if record.settings.get("split") != TIME or not isinstance(begins, dict):
         return "at random: later traffic may be harder than the test part"
     stop, test = (cut(str(begins.get(part, "not known")), 40) for part in (STOP, TEST))
-    return f"by time: the test part from {test} on, the stop part from {stop}, and all to train on was asked before both"
+    return f"by time: test part from {test}, stop part from {stop}, training part before both"
 
 
 def read_training(folder: Path) -> TrainingRecord:

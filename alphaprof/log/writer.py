@@ -292,14 +292,14 @@ class RunWriter(Run):
             missing = [index for index in range(shards) if index not in committed]
             raise RunMismatch(
                 f"{self.path} lacks {len(missing)} of {shards} shards ({_some(missing)})",
-                "alphaprof profile with --resume measures them",
+                "measure them with alphaprof profile --resume",
             )
         if self.manifest.status == "running" and (
             odd := [shard.index for shard in self.shards[:shards] if not self.manifest.is_of_staged(shard)]
         ):
             raise RunMismatch(
-                f"{len(odd)} shards of {self.path} ({_some(odd)}) are of other documents than were staged",
-                "alphaprof profile with --resume measures them again",
+                f"{len(odd)} shards of {self.path} ({_some(odd)}) do not match the staged documents",
+                "measure them again with alphaprof profile --resume",
             )
 
     def _warnings(self) -> tuple[dict[str, str], ...]:

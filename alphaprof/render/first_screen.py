@@ -110,7 +110,7 @@ def _about(report: Report) -> Iterator[str]:
     mine = _mine(report)
     if mine is not None and mine.documents_needed is not None:
         likely = f", {fmt.count(mine.documents_likely)} for 80 %" if mine.documents_likely is not None else ""
-        yield f"next: profile {fmt.count(mine.documents_needed)} documents, for a 50 % chance to settle it{likely}"
+        yield f"next: profile {fmt.count(mine.documents_needed)} documents for a 50 % chance of a verdict{likely}"
     else:
         yield traffic.reason
 
@@ -136,7 +136,7 @@ def _route(report: Report) -> Iterator[str]:
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    gain = f"{fmt.gain(route.gain)} over {over}, on {fmt.many(route.documents, 'document')} held out"
+    gain = f"{fmt.gain(route.gain)} over {over}, on {fmt.many(route.documents, 'held-out document')}"
     faster = fmt.interval(route.speedup, "x")
     named = ", ".join(f"{letter} {_configuration(pool)}" for letter, pool in zip(LETTERS, route.pools, strict=False))
     yield f"{len(route.pools)} server pools, {named}: {faster}"
@@ -157,7 +157,7 @@ def _times(report: Report) -> str:
     """Return what the step times are of, and the conditions that the verdict holds for."""
     cost, conditions = report.times, report.conditions
     if cost is None:
-        return "no step times: tokens per round hold on any engine, a speedup needs your engine's times"
+        return "no step times: tokens per round hold on any engine; a speedup needs your engine's times"
     load = "one sequence" if conditions.concurrency == 1 else f"{conditions.concurrency} sequences"
     where = f"{load} at a time, context {cost.context:.0f}"
     if cost.source == "measured":
@@ -253,7 +253,7 @@ def _below(report: Report) -> Iterator[str]:
         yield "; ".join(marks)
     lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
     if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
-        yield f"documents for a 50 % chance to settle a domain: {', '.join(needed)}"
+        yield f"documents for a 50 % chance of a verdict: {', '.join(needed)}"
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
         yield f"no step times: {', '.join(untimed)}"

@@ -128,7 +128,7 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
     shown, left_out = _domain_lines(screen.table, width)
     yield from shown
     if left_out:
-        yield from said("", f"left out, the terminal is narrow: {', '.join(left_out)}", indent=0)
+        yield from said("", f"terminal too narrow to show: {', '.join(left_out)}", indent=0)
     for line in screen.table.below:
         yield from said("", line, indent=0, most=others, cut=" (--show drafts)")
     yield Text()

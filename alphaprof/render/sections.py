@@ -85,7 +85,7 @@ def _engine_free(report: Report) -> Iterator[str]:
     if traffic.break_even_length is not None:
         here = fmt.number(traffic.break_even_length)
         slow = " (below 1: plain decoding was slow when timed)" if traffic.break_even_length < 1 else ""
-        yield f"With the step times of section times it costs {here}{slow}."
+        yield f"By the step times (section times) it costs {here}{slow}."
 
 
 def any_engine(report: Report) -> str:
@@ -98,8 +98,8 @@ def any_engine(report: Report) -> str:
 FEW_MARK = "'"
 MARKS = {
     "*": "* off-policy: the rule's own decoding would not emit this text",
-    "~": "~ lossy: one step at a time along the target's own text; its own text is not measured",
-    FEW_MARK: f"{FEW_MARK} of fewer than {wording.FEW} drafts",
+    "~": "~ lossy: measured per step on the target's text; the rule's own text is not measured",
+    FEW_MARK: f"{FEW_MARK} fewer than {wording.FEW} drafts",
 }
 
 
@@ -117,8 +117,8 @@ def drafts(report: Report) -> Iterator[Block]:
         report,
         "acceptance",
         "Acceptance by domain",
-        "Acceptance (α) is the share of proposed tokens that the target keeps: the further right a point, the more often "
-        "the draft is right. If the bars of two drafts overlap, they may be equally good.",
+        "Acceptance (α) is the share of proposed tokens that the target keeps: the further to the right a point, "
+        "the better the draft. If the bars of two drafts overlap, they may be equally good.",
         "Bars: intervals over documents. Hollow: that rule would write another text.",
         "alpha",
     )
@@ -129,7 +129,7 @@ def drafts(report: Report) -> Iterator[Block]:
         "docs": lambda item: str(item.documents),
         "can propose": lambda item: fmt.share_with_interval(item.proposable),
     }
-    note = "  share of the tokens that the draft has in its vocabulary: the ceiling of any rule that keeps the text"
+    note = "  share of tokens in the draft's vocabulary: the ceiling for any rule that preserves the text"
     for draft in report.run.drafts:
         items = [item for item in report.vocabulary if item.draft == draft]
         yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
@@ -195,8 +195,8 @@ def gammas(report: Report) -> Iterator[Block]:
         "depths",
         "Acceptance by depth",
         "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
-        "that were right all the way: if it nears 0, a larger γ brings nothing.",
-        f"At the largest γ. Solid: kept of the drafts that were reached; dotted: of all rounds. Open: fewer "
+        "that were right up to that depth: near 0, a larger γ gains nothing.",
+        f"At the largest γ. Solid: kept share of the drafts reached; dotted: of all rounds. Open: fewer "
         f"than {wording.FEW} drafts.",
         "depth",
     )
@@ -234,7 +234,7 @@ def _stop_table(surface: StopSurface) -> Table:
     below = []
     if surface.gain is not None:
         gain = fmt.interval(surface.gain, "x")
-        below = [f"  *: the best p_min; {gain} as fast as gamma {surface.plain_gamma} without one, on held-out documents"]
+        below = [f"  *: the best p_min; {gain} as fast as gamma {surface.plain_gamma} without p_min, on held-out documents"]
     what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
     title = f"draft {surface.draft}, whole traffic: {what} by gamma, if it stops below a top probability (p_min)"
     best = (surface.p_min, surface.gamma)
@@ -254,7 +254,7 @@ def _what_if_table(
 
 
 def _gamma_figure(report: Report) -> Figure:
-    shaded = "Shaded: intervals; an open point without one: too few documents."
+    shaded = "Shaded: intervals; open point, no shading: too few documents."
     if not wording.timed(report):
         return _figure(
             report,
@@ -271,10 +271,10 @@ def _gamma_figure(report: Report) -> Figure:
         "speedups",
         "Speedup against γ",
         "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
-        "tokens are kept, and falls once checking them costs more than they bring. Serve with the γ at its top; below the "
+        "tokens are kept, and falls once checking them costs more than they save. Serve with the γ at the peak; below the "
         "dashed line the draft slows decoding down.",
-        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ; if half of the  "
-        "documents chose it, another can look better on all of them.",
+        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ; if half of the "
+        "documents chose it, another γ may look better on all.",
         "speedup",
     )
 
@@ -316,7 +316,7 @@ def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
             cells[str(depth)] = f"{fmt.share(one)}{mark} / {fmt.share(first)}"
         rows.append((name, cells))
     gamma = max(item.gamma for item in shown[0].gammas)
-    what = f"at gamma {gamma}, accepted by depth: of drafts that were reached / first d drafts of a round"
+    what = f"at gamma {gamma}, accepted by depth: of drafts reached / of rounds with the first d all kept"
     few = any(FEW_MARK in cell for _, cells in rows for cell in cells.values())
     below = [f"  {MARKS[FEW_MARK]}"] if few else []
     yield table_by_columns(f"{title}, {what}", rows, below=below, draft=shown[0].draft)
@@ -376,7 +376,7 @@ def causes(report: Report) -> Iterator[Block]:
         columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
         remedies = {best.name: best.remedy for item in items if (best := _best_cause(item))}
         below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
-        what = "what is lost, by cause, and what removing it could bring"
+        what = "loss by cause, and what removing the cause could gain"
         yield from table_of(f"{title}: {what}", items, columns, left=("most to gain",), below=below)
 
 
@@ -437,7 +437,7 @@ def context(report: Report) -> Iterator[Block]:
         report,
         "context",
         "By length of context",
-        "From left to right the text before a token gets longer. A curve may fall because other documents are longer: the "
+        "From left to right the text before a token gets longer. A curve may fall because longer documents differ: the "
         "lines below the tables say what happens within documents.",
         "Shaded: intervals over documents. Dashed: 1x.",
         "speedup" if wording.timed(report) else "tokens",
@@ -452,7 +452,7 @@ def context(report: Report) -> Iterator[Block]:
     for axis in report.context:
         rows = [(_tokens_of(item), {name: cell(item) for name, cell in columns.items()}) for item in axis.ranges]
         shown = [name for name in columns if any(cells[name] not in ("", fmt.NOTHING) for _, cells in rows)]
-        title = f"draft {axis.draft}, gamma {axis.gamma} (speedup: the best there), by tokens of context"
+        title = f"draft {axis.draft}, gamma {axis.gamma} (speedup: the row's best), by tokens of context"
         timed_at = report.times.contexts if report.times is not None else ()
         below = [f"  {line}" for line in _context_lines(axis, max(timed_at, default=None))]
         yield Table(title, shown, rows, named="context", below=below, draft=axis.draft)
@@ -465,7 +465,7 @@ def _tokens_of(item: ContextRange) -> str:
 def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:
     """Yield what a longer context does within documents, and from where on no γ pays. `longest`: context that was timed."""
     if any(best.gamma == 0 for item in axis.ranges for best in item.best):
-        yield "gamma by load: the best gamma for that many sequences at a time; 0: none is faster than decoding"
+        yield "gamma by load: the best gamma at each number of sequences; 0: none beats plain decoding"
     if axis.drift is not None:
         low, high = (fmt.signed_percent(value) for value in (axis.drift.low, axis.drift.high))
         said = "acceptance decays" if axis.decays else "acceptance grows" if axis.drift.high < 0 else "no decay is shown"
@@ -474,11 +474,11 @@ def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:
     if (where := axis.pays_below) is not None:
         begins, low = fmt.count(int(where.value)), fmt.count(int(where.low))
         high = "longer than all of these" if math.isinf(where.high) else fmt.count(int(where.high))
-        yield f"no gamma pays from {begins} tokens [{low}, {high}]" if where.value else "no gamma pays at any of them"
+        yield f"no gamma pays from {begins} tokens [{low}, {high}]" if where.value else "no gamma pays at any length"
     elif any(item.speedup for item in axis.ranges):
         yield "some gamma pays at every length seen"
     if longest is not None and axis.ranges[-1].context > 2 * longest:
-        yield f"step times were measured at up to {fmt.count(longest)} tokens of context, which stand in for longer ones"
+        yield f"step times at up to {fmt.count(longest)} tokens of context stand in for longer contexts"
 
 
 def requests(report: Report) -> Iterator[Block]:
@@ -515,9 +515,9 @@ def certificates(report: Report) -> Iterator[Block]:
         )
     if report.certificates.inexact:
         part = fmt.percent(report.certificates.inexact)
-        yield f"At {part} of the positions some rule accepts more tokens than the log has: a lower bound there."
+        yield f"At {part} of positions a rule accepts more tokens than logged: its threshold is a lower bound."
     if report.certificates.unknown:
-        yield f"No certificate is known for {', '.join(report.certificates.unknown)}: no threshold for any draft."
+        yield f"No certificate is known for {', '.join(report.certificates.unknown)}, so no draft has a threshold."
 
 
 def without_mean_divergence(report: Report) -> dict[str, str]:
@@ -549,11 +549,11 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
     )
     yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
     if averaged:
-        title = f"draft {draft}: share rejected, and the most at this mean KL(p||q)"
+        title = f"draft {draft}: share rejected, and its limit at this mean KL(p||q)"
         yield table_by_columns(title, rejected, draft=draft)
     certain = sum(round(item.certified.value * item.positions) for item in mine)
     wrong = sum(item.contradicted for item in mine)
-    yield f"  certified and yet rejected: {fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+    yield f"  certified but rejected: {fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
     yield ""
 
 
@@ -578,8 +578,8 @@ def _lossless_table(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> 
     }
     if cut and all(math.isinf(item.mean_divergence) for item in bounds):
         columns = dict(list(columns.items())[:2])
-    title = f"draft {draft}: lossless acceptance, and what the smaller KL of each position guarantees"
-    note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
+    title = f"draft {draft}: lossless acceptance, and its bound from the smaller KL at each position"
+    note = "  for text that was not sampled: beta at temperature 1; lossless sampling would not write this text"
     yield from table_of(title, bounds, columns, below=[note] if any(item.sampling is None for item in bounds) else [])
 
 
@@ -592,9 +592,9 @@ def difficulty(report: Report) -> Iterator[Block]:
         "difficulty",
         "Where the draft is right",
         "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
-        "match for the target. One that is low only at the left is about as good as a draft can be.",
-        "Solid: share of the drafts that were kept, shaded: its interval. Dotted, if the log holds certificates: share "
-        "that the rule could not reject; what lies between was right, but not certain to be.",
+        "match for the target; one that is low only at the left is close to the best possible.",
+        "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
+        "that the rule could not reject; the gap between them was kept, but not certain to be.",
         "margin",
     )
     nothing = wording.uncertified(report)
@@ -647,16 +647,16 @@ def predictability(report: Report) -> Iterator[Block]:
             "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
             "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
         }
-    title = "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile"
+    title = "the target alone: how predictable it is (median, and 10th to 90th percentile)"
     yield from table_of(title, texts, columns)
     names = text_names(texts, texts)
     budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
-    title = "KL budget, nats: where half, 90 % and 99 % of the positions are still certain"
+    title = "KL budget, nats: up to which 50 %, 90 % and 99 % of positions are certain"
     yield table_by_columns(title, list(zip(names, budgets, strict=True)))
     runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
-    title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft whose KL(p||q) is never larger"
+    title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft with at most this KL(p||q)"
     yield table_by_columns(title, list(zip(names, runs, strict=True)))
-    yield "certain for any draft: share of positions, mean run of certain tokens from a position on, least tokens per round."
+    yield "for any such draft: share of certain positions, mean run of certain tokens, and least tokens per round."
 
 
 def _budget(item: Budget) -> str:
@@ -703,9 +703,9 @@ def times(report: Report) -> Iterator[Block]:
     for item in cost.memory:
         weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
         cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
-        line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of what target and draft take)"
+        line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of target and draft together)"
         if item.lost_share is not None:
-            line += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
+            line += f"; it cuts the context that fits in memory by {fmt.percent(item.lost_share)}"
         yield line
 
 
@@ -806,7 +806,7 @@ SECTIONS = (
         "rules",
         "acceptance under other rules, and by phase",
         rules,
-        "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)",
+        "the run has only the verdict's rules: add one with report --rules additive:0.2 (see alphaprof rules)",
     ),
     Section(
         "causes",
@@ -824,7 +824,7 @@ SECTIONS = (
         "context",
         "acceptance and speedup by length of context",
         context,
-        "it needs the position log, greedy or one_hot rounds, and 20 documents in contexts of two lengths",
+        "it needs the position log, greedy or one_hot rounds, and two context ranges of 20 documents",
     ),
     Section(
         "requests",
@@ -868,9 +868,7 @@ def known_sections(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names as they are. Raises `OptionInvalid` for one that no section has."""
     for name in names:
         if name not in (*NAMES, ALL):
-            raise OptionInvalid(
-                f"--show: a report has no section {shown(name)}", f"sections: {', '.join(NAMES)}; {ALL} shows them all"
-            )
+            raise OptionInvalid(f"--show: a report has no section {shown(name)}", f"choose from {', '.join(NAMES)}, {ALL}")
     return tuple(names)
 
 

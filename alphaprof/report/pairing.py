@@ -107,7 +107,7 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
         for name in ("drafting", "gamma", "rule"):
             yield name, getattr(imported, name), "serve both with the same rule and number of speculative tokens"
         yield (
-            "prompts known by",
+            "prompts keyed by",
             imported.prompts_known_by or "nothing",
             f"{LOG_PROMPTS}, of both runs, and import them again",
         )
@@ -190,7 +190,7 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
     imported = first.manifest.imported
     if imported and imported.prompts_known_by in NO_PROMPT:
         known_by = imported.prompts_known_by or "nothing"
-        problem = f"no request of {runs} can be paired: their prompts are known by {known_by}"
+        problem = f"no request of {runs} can be paired: their prompts are keyed by {known_by}"
         hint = f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again"
     elif shared:
         names = ", ".join(f"{column} {_names_in_both(tables, column)}" for column in ("domain", "continuation"))

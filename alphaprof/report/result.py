@@ -121,9 +121,9 @@ def contradiction(pool: DocumentTotals) -> str:
         check = _self_check(pool)
         off = check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR)
         if off or pool["impossible"].sum() > UNBELIEVABLE * positions:
-            return "the text was not drawn from these distributions (see the notes): rounds would be those of other traffic"
+            return "the text was not sampled from these distributions (see the notes): its rounds describe other traffic"
     elif pool["clear_mismatches"].sum() > UNBELIEVABLE * positions:
-        return "the text is not the target's greedy text (see the notes): rounds would be those of other traffic"
+        return "the text is not the target's greedy text (see the notes): its rounds describe other traffic"
     return ""
 
 

@@ -66,10 +66,10 @@ def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str, p_min: f
         return f"{engine.name} does not stop drafts at a p_min"
     for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:
         if not bound.rule.chained:
-            return f"{engine.name} does not keep drafts by {bound.id}"
+            return f"{engine.name} does not apply rule {bound.id}"
         if bound.rule.blocks and not engine.blocks:
             return f"{engine.name} does not verify drafts in blocks"
         if bound.rule.drawn and facts.has_distribution and not engine.draws(facts):
             lacking = " that lacks some of the target's tokens" if facts.reduced_vocabulary else ""
-            return f"{engine.name} takes the top tokens of a draft of kind {facts.kind}{lacking}, and {bound.id} draws them"
+            return f"{engine.name} uses the top tokens of a {facts.kind} draft{lacking}, but {bound.id} samples them"
     return ""

@@ -78,7 +78,7 @@ def find_route(
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     options = question.options(candidates, gammas)
     if parts is None or not options:
-        return f"the {'documents' if options else 'rounds'} that would choose pools are not there"
+        return f"there are no {'documents' if options else 'rounds'} to choose pools by"
     halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
     choosing, testing = (_Half(candidates, times, mix, rows, options[0]) for times, rows in halves_of_times)
     single, assigned = _assigned(*choosing.relative_times([None, *options]), [None, *options], question.min_route_gain)
@@ -272,7 +272,7 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
     without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(evidence.undefined)
     if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
         reasons = dict.fromkeys(without[domain] for domain in undefined)
-        advice = ": decision.weights can leave it out with weight 0" if rounds else ""
+        advice = ": give it decision.weights 0 to leave it out" if rounds else ""
         return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
     return ""
 

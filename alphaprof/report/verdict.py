@@ -108,11 +108,11 @@ def not_defined(rule: str, policy: str, draft: DraftFacts) -> str:
         return f"{rule} is lossy: its rounds leave the measured text; use alphaprof validate --rule"
     if policy in bound.rule.policies and not has_rounds(bound, draft):
         if bound.rule.logged:
-            return f"rounds of {rule} are not known of a head: its log has only one draft per depth"
-        return f"rounds of {rule} need a head's ranks at every depth: profile with ranks_by_depth: true of the draft"
+            return f"rounds of {rule} are not known for a head: its log has only one draft per depth"
+        return f"rounds of {rule} need a head's ranks at every depth: profile with ranks_by_depth: true for the draft"
     if not policy:
         return f"rounds of {rule} are not defined on text that the target did not produce"
-    return f"rounds of {rule} are not defined on the target's {policy} text: its own decoding would emit another one"
+    return f"rounds of {rule} are not defined on the target's {policy} text: the rule would emit other text"
 
 
 def no_decision(reason: str) -> Decision:
@@ -156,7 +156,7 @@ def judge(
     if question.order is not None and question.weights is not None:
         return only, no_decision("documents came in the data's mixture of domains, which differs from the weights")
     if question.order is not None and question.p_min:
-        return only, no_decision("a run in random order decides without p_min: what a round drafts is known within bounds")
+        return only, no_decision("a run in random order cannot decide with p_min: the log only bounds what a round drafts")
     order, best, testing = question.order, only, None
     parts = None if only else halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, order)
     if parts is not None:
@@ -174,7 +174,7 @@ def judge(
             f"the first {order.choosing} documents choose draft and gamma, and the choice is not made yet"
         )
     else:
-        decision = no_decision("this run fixed draft and gamma before its first document, so none of them can choose")
+        decision = no_decision("this run fixed draft and gamma before its first document, so no document can choose")
     if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
         needed = f"GO needs step times of at least {GO_ROUNDS} rounds, and there are {rounds}: {SURER}"
         decision = replace(decision, verdict="UNDECIDED", reason=needed)
@@ -255,18 +255,18 @@ def _reason(sequential: Sequential, value: Speedup | None, question: Question, a
     if sequential.verdict != "UNDECIDED" and sequential.documents == 0:
         return by_times_alone(sequential.verdict, question.min_speedup)
     if value is None:
-        return f"no document has been tested yet after the first {after}, which choose"
+        return f"no document tested yet: the first {after} only choose draft and gamma"
     count = "1 document" if value.documents == 1 else f"{value.documents} documents"
     on = f"speedup {value.value:.2f}x on {count} in random order"
     if sequential.verdict == "UNDECIDED" and sequential.low == 0 and math.isinf(sequential.high):
-        return f"{on}: too little to rule anything out at any time"
+        return f"{on}: too few to rule anything out"
     if sequential.verdict == "UNDECIDED":
-        bounds = f"{level} bounds that hold at any time, {sequential.low:.3f} and {sequential.high:.3f}"
-        return f"{on}, {bounds}, enclose {question.min_speedup:g}: more documents would narrow them"
+        bounds = f"{level} anytime-valid bounds {sequential.low:.3f} and {sequential.high:.3f}"
+        return f"{on}; {bounds} enclose {question.min_speedup:g}: more documents would narrow them"
     side, bound = ("lower", sequential.low) if sequential.verdict == "GO" else ("upper", sequential.high)
     reached = "reached" if sequential.verdict == "GO" else "fell below"
     threshold = f"{question.min_speedup:g} after {sequential.documents} of them"
-    return f"{on}; its {level} {side} bound, {bound:.3f}, which holds at any time, {reached} {threshold}"
+    return f"{on}; its {level} anytime-valid {side} bound, {bound:.3f}, {reached} {threshold}"
 
 
 @dataclass(frozen=True)

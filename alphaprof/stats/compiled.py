@@ -49,7 +49,7 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
     """
     folder = loops_folder()
     if folder is None:  # what that process compiled would be lost
-        say("compiling loops for this processor, about ten seconds; the result cannot be kept, so every run compiles again")
+        say("compiling loops for this processor, about ten seconds; the result cannot be cached, so every run recompiles")
         return
     state = (file, os.stat(file).st_mtime_ns, numba.__version__, sys.version, llvmlite.binding.get_host_cpu_name())
     done = folder / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"

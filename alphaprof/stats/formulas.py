@@ -67,7 +67,7 @@ def check_chain(alpha: float, burstiness: float) -> None:
         raise ValueError(f"alpha is a probability, and {alpha:g} is not between 0 and 1")
     least = least_burstiness(alpha)
     if not least - ROUNDING <= burstiness <= 1:
-        raise ValueError(f"at alpha {alpha:g} burstiness lies between {least:.4g} and 1, and {burstiness:g} does not")
+        raise ValueError(f"at alpha {alpha:g} burstiness must be between {least:.4g} and 1, not {burstiness:g}")
 
 
 def tokens_per_round(alpha: ArrayLike, gamma: int, burstiness: ArrayLike = 0.0) -> Array:

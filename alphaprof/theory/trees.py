@@ -54,7 +54,7 @@ class Tree:
             if not path or min(path) < 1:
                 raise ValueError(f"path {given} is not a node: ranks count from {top} (see `top`), and the root is left out")
             if path in nodes:
-                raise ValueError(f"path {given} is there twice")
+                raise ValueError(f"path {given} appears twice")
             nodes[path] = given
         for path, given in nodes.items():
             if len(path) > 1 and path[:-1] not in nodes:
@@ -264,7 +264,7 @@ def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
     if facts.by_depth and not facts.ranks_by_depth:
         raise OptionInvalid(
             f"the log of draft {draft} of {run.path} has no ranks by depth, which trees of a head need",
-            f"profile again with ranks_by_depth: true of the draft (drafts.{draft}); --reuse-continuations keeps the text",
+            f"profile again with drafts.{draft}.ranks_by_depth: true; --reuse-continuations keeps the text",
         )
     deeper = deeper_names("draft_rank_of_token", facts.depths)
     for shard in run.shards:
@@ -284,5 +284,5 @@ def _without_ranks(run: Run, draft: str) -> OptionInvalid:
     instead = f", or name another draft: {', '.join(f'{run.path}:{name}' for name in others)}" if others else ""
     return OptionInvalid(
         f"draft {draft} of {run.path} has no ranks: it proposes one chain of tokens, not a distribution",
-        f"its rounds are in alphaprof report {run.path}{instead}",
+        f"see its rounds in alphaprof report {run.path}{instead}",
     )

@@ -43,7 +43,7 @@ def facts_of(run: Run, name: str, hybrid: Hybrid) -> DraftFacts:
     first, then = drafts[hybrid.first], drafts[hybrid.then]
     identity = f"hybrid {first.fingerprint} {hybrid.min_match} {then.fingerprint}"
     return DraftFacts(
-        reference=f"{hybrid.first} from {hybrid.min_match} matched tokens on, else {hybrid.then}",
+        reference=f"{hybrid.first} if {hybrid.min_match} or more tokens match, else {hybrid.then}",
         kind="hybrid",
         architecture="none",
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),

@@ -137,7 +137,7 @@ def pools(
 
 def lacking() -> RunUnreadable:
     """The failure of totals that are not those of the documents."""
-    return RunUnreadable("the run's totals lack documents that it has", "delete totals/ there: they are worked out again")
+    return RunUnreadable("the run's totals do not match its documents", "delete its totals/ folder: it is rebuilt")
 
 
 class _Filling:

@@ -134,7 +134,7 @@ def scope_of(
     timing = inputs.costs.timing(question.concurrency) if inputs.costs else UNTIMED
     best, decision = judge({side.draft: pools}, timing, mix, question, gammas)
     if best is None:
-        problem = f"no gamma is known to be the best for {side.label}: {decision.reason}"
+        problem = f"the best gamma for {side.label} is not known: {decision.reason}"
         raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
     used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
@@ -160,13 +160,13 @@ def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None)
     """Return what a report on this draft would read. Raises `OptionInvalid` for drafting or a rule without chains."""
     run = side.run
     if (drafting := run.manifest.drafting) != CHAIN:
-        problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
-        raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
+        problem = f"{run.path} was served with {drafting} drafting, but {to} needs rates by depth"
+        raise OptionInvalid(problem, "import requests with chain drafting: --speculative-eagle-topk 1")
     inputs = answered_p_min(ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, inputs.deciding):
         if bound.rule.lossy or not bound.rule.timed:
-            hint = "export strict, one_hot, lossless or block; validate --rule measures lossy rules, trees replays trees"
-            raise OptionInvalid(f"{bound.id} has no rounds with chains of drafts, and {to} describes those", hint)
+            hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule, for trees use trees"
+            raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {to} needs", hint)
     return inputs
 
 
@@ -200,7 +200,7 @@ def _pools_to_export(
     if brief := [name for name in _positive_shares(weights) if name in empty and not reason]:
         reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
     if reason:
-        hint = "export one domain, --domain, or name a rule that has rounds on this text, --rule: alphaprof report has them"
+        hint = "export one --domain, or choose a --rule that has rounds on this text (alphaprof report lists them)"
         raise OptionInvalid(f"nothing to export of {side.label}: {reason}", hint)
     return {name: pools[name] for name in _positive_shares(weights)}
 
@@ -230,14 +230,14 @@ def _require_serving(side: RunDraft, to: str, scope: ExportScope) -> None:
     manifest, engine = side.run.manifest, PASTED[to]
     if manifest.imported:
         raise OptionInvalid(
-            f"{side.run.path} was imported from {manifest.imported.engine}, whose log does not say what drafted",
-            "serve with the options that this engine was started with, or profile the draft itself",
+            f"{side.run.path} was imported from {manifest.imported.engine}, whose log does not name the draft",
+            "serve with the start options of this engine, or profile the draft itself",
         )
     facts, p_min = manifest.drafts[side.draft], float(scope.question.p_min)
     if why := why_not_served(engine, facts, scope.rules, p_min):
         other = "" if p_min or why_not_served(engine, facts, AUTO) else ", or --rule one_hot"
         name = engine.name.lower().replace(".", "")
-        hint = f"export another draft{other}; --to {name}-synthetic simulates this one"
+        hint = f"export another draft{other}, or simulate this one: --to {name}-synthetic"
         raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
 
 
@@ -317,7 +317,7 @@ def _assumptions(scope: ExportScope, acceptance: Acceptance, form: Export) -> It
         yield beside
     if acceptance.schedule is not None and scope.costs is not None:
         known = ", ".join(map(str, scope.costs.concurrencies))
-        yield f"gamma by concurrency, {scope.costs.basis}, at {known} and interpolated between; 0: none is faster"
+        yield f"gamma by concurrency, {scope.costs.basis}, at {known}, interpolated in between; 0: no gamma is faster"
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
@@ -326,20 +326,20 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
         if trial.changed and form.engine and form.engine.name in trial.engines:
             here = trial.acceptance - trial.ahead
             yield (
-                f"{form.engine.name} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts "
-                f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, and {here:.3f} are accepted as "
-                f"measured; profile with serve_as: {form.engine.name.lower()}"
+                f"{form.engine.name} reads the files of {scope.side.label} differently ({trial.changed}): on a few texts "
+                f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run's reading {here:.3f}; "
+                f"profile with serve_as: {form.engine.name.lower()}"
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
     same = scope.truncated and manifest.profile.draft_processing == "same"
     if form.serves and form.engine == VLLM and acceptance.drawn and same:
         yield (
-            "drafts were drawn with the target's top_k, top_p and min_p, and vLLM draws them by temperature only: "
+            "drafts were sampled with the target's top_k, top_p and min_p, but vLLM uses temperature only: "
             "profile with draft_processing: temperature"
         )
     if acceptance.p_min and not form.serves:
-        yield f"drafts stopped at p_min {acceptance.p_min:g}, and this reader drafts {scope.gamma} tokens in every round"
+        yield f"drafts stopped at p_min {acceptance.p_min:g}, but this format drafts {scope.gamma} tokens in every round"
     if not form.serves:
         yield from _of_rates(scope, chosen, form.over)
     times = scope.times(scope.question.concurrency)
@@ -355,21 +355,21 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
     if form.layers_of_target and acceptance.draft.own_model is not None:
         yield from _priced_as_layers(scope, times)
     if acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
-        yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences too, which were not timed"
+        yield f"vLLM also uses gamma {last[2]} beyond {last[1]} sequences, which were not timed"
 
 
 def _priced_as_layers(scope: ExportScope, times: StepTimes | None) -> Iterator[str]:
     """Say what a reader that takes each draft for a layer of the target makes of a round, beside this run's step times."""
     gamma, shape = scope.gamma, scope.side.run.manifest.target.shape
     if times is None or shape is None:
-        yield f"AIConfigurator prices a round as {gamma} more layers of the target, not as this draft's steps"
+        yield f"AIConfigurator charges a round {gamma} extra target layers, not this draft's steps"
         return
     layers = float(shape["layers"])
     theirs = times.v(gamma) * (layers + gamma) / layers
     ours = float(full_round_costs(times, gamma)[-1])
     yield (
-        f"AIConfigurator prices a round as {gamma} more layers of the target, about {number(theirs)} decode steps; by this "
-        f"run's step times it costs {number(ours)}: do not rescale the acceptance to hide that"
+        f"AIConfigurator charges a round {gamma} extra target layers, about {number(theirs)} decode steps; by this "
+        f"run's step times it costs {number(ours)}: do not rescale acceptance to compensate"
     )
 
 
@@ -381,10 +381,10 @@ def _scheduled_gamma(schedule: tuple[tuple[int, int, int], ...] | None, size: in
 def _of_rates(scope: ExportScope, chosen: Depths, over: Over) -> Iterator[str]:
     """Yield where rates are not what they seem."""
     if not scope.exact:
-        yield "rounds are exact expectations given the texts, not counts of rounds that took place"
+        yield "rounds are exact expectations for the texts, not counts of real rounds"
     if (silent := 1 - chosen.ready / chosen.rounds) > SOME:
         counted_as = "left out" if over == PROPOSING else "counted, and accept nothing"
         yield f"{percent(silent)} of the rounds have no proposal: they are {counted_as}"
     if (brief := 1 - chosen.full / chosen.ready) > SOME:
-        lacking = "is left to the reader, who has to propose as few" if over == PROPOSING else "counts as not accepted"
+        lacking = "is left out: the engine must propose as few" if over == PROPOSING else "counts as not accepted"
         yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: what they lack {lacking}"

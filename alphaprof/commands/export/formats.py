@@ -171,15 +171,15 @@ def aiconfigurator(chain: Acceptance) -> str:
 
 def _stand_in(chain: Acceptance) -> str:
     if chain.served:
-        return "add method and model of the draft that was served"
-    missing = "vLLM has no method for it: add method and model of the draft that was served, or of one that takes as long"
+        return "add the method and model of the served draft"
+    missing = "vLLM has no method for this draft: add method and model of one that takes as long per step"
     return missing if chain.draft.engine_method is None else ""
 
 
 def _server(chain: Acceptance) -> str:
     known = chain.served or SGLANG.method(chain.draft) is not None
-    stand_in = "" if known else ", and a draft that SGLang has an algorithm for and that takes as long"
-    return f"goes with the server's {shlex.join(_sglang_words(chain))}{stand_in}"
+    stand_in = "" if known else ", and a draft that SGLang supports and that takes as long per step"
+    return f"use with the server's {shlex.join(_sglang_words(chain))}{stand_in}"
 
 
 @dataclass(frozen=True)
@@ -201,25 +201,23 @@ class Export:
     layers_of_target: bool = False
 
 
-SYNTHETIC = "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted"
-TOP_TEN = "llama.cpp compares p_min with the probability among the draft's ten likeliest tokens: it stops somewhat later"
-SERVING = "what engines are started with; no rates"
+SYNTHETIC = "marginal rates by depth, over rounds that propose that deep; the target's own token is not counted"
+TOP_TEN = "llama.cpp compares p_min with probabilities among the draft's top ten tokens, so it stops slightly later"
+SERVING = "engine start options, without rates"
 EXPORTS: dict[str, Export] = {
     "vllm-config": Export(
         vllm_config,
-        "--speculative-config of vLLM, to serve with",
+        "vLLM's --speculative-config, for serving",
         SERVING,
         PROPOSING,
         beside=lambda _: 'serve with: vllm serve MODEL --speculative-config "$(alphaprof export ...)"',
         engine=VLLM,
         serves=True,
     ),
-    "sglang-args": Export(
-        sglang_args, "arguments of SGLang's server, to serve with", SERVING, ALL, engine=SGLANG, serves=True
-    ),
+    "sglang-args": Export(sglang_args, "SGLang server arguments, for serving", SERVING, ALL, engine=SGLANG, serves=True),
     "llamacpp-args": Export(
         llamacpp_args,
-        "arguments of llama-server, to serve with",
+        "llama-server arguments, for serving",
         SERVING,
         PROPOSING,
         beside=lambda chain: TOP_TEN if chain.p_min else "",
@@ -264,7 +262,7 @@ EXPORTS: dict[str, Export] = {
 
 TEXTS = "texts"
 ABOUT = {name: form.about for name, form in EXPORTS.items()} | {
-    TEXTS: "a folder of token ids for trainers of draft heads (speculators, SpecForge), in the parts of alphaprof train"
+    TEXTS: "a folder of token ids for head trainers (speculators, SpecForge), split as in alphaprof train"
 }
 TRAINERS = (  # commands that read `train`, with texts of at most `longest` tokens of the target `model`
     "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",

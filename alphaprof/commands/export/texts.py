@@ -32,7 +32,7 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     """
     if narrowed or out is None:
         problem = f"{TEXTS} exports all texts of a run, as a folder with one file per part"
-        raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER, and no other option but --split")
+        raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER (only --split may be added)")
     run, storage = Run.open(where), LocalStorage(out)
     require_new(storage, "choose another --out")
     every = texts_of(run)
@@ -50,8 +50,8 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     notes = (
         "token ids as the target read and wrote them; loss_mask is 1 on the continuation",
         *parts.notes,
-        f"nested sizes for a learning curve are the first lines of {FILES[TRAIN]} ({sizes})",
-        "trainers validate on rows of train, whose near-copies they learn, or on none: compare heads with alphaprof curve",
+        f"for a nested learning curve, use the first lines of {FILES[TRAIN]} ({sizes})",
+        "trainers validate on near-copies of their training rows, or not at all: compare heads with alphaprof curve",
         *(f"next: {command.format(model=model, train=path, longest=longest)}" for command in TRAINERS),
     )
     return Artefact(written, notes, tuple(_doubts(run, every, texts)))
@@ -84,9 +84,7 @@ def _doubts(run: Run, every: Sequence[RunText], texts: Sequence[RunText]) -> lis
     if left := len(every) - len(texts):
         doubts.append(f"{many(left, 'document')} of {count(len(every))} left out: too short, or not the target's own text")
     elif not any(text.on_policy for text in texts):
-        doubts.append(
-            "all texts were given, and the run does not say who wrote them: trainers expect the target's own answers"
-        )
+        doubts.append("all texts were given, and their writer is unknown: trainers expect the target's own answers")
     if run.manifest.status != "complete":
         doubts.append(f"{run.path} is not complete: {many(run.manifest.documents, 'document')} so far")
     return doubts

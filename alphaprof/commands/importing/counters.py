@@ -60,13 +60,13 @@ class Counters:
         yield f"target {self.target or 'unknown'}{of}" + ("" if self.speculation else ", without speculation")
         if self.traffic is not None:
             yield from _traffic_lines(self.traffic, self.speculation is not None)
-        yield Small("For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).")
+        yield Small("For intervals, domains and a verdict, import logged requests: alphaprof import vllm (docs/import.md).")
 
 
 def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     length = f"acceptance length {fmt.number(found.acceptance_length, 3)} tokens per round with a draft"
     yield f"{length}, at gamma {found.gamma}"
-    yield "no interval: no requests"
+    yield "no interval: counters are sums over requests"
     rate = f"{fmt.count(found.accepted)} of {fmt.count(found.drafted)} drafted tokens accepted"
     yield f"{fmt.many(found.drafts, 'round')} with a draft, {rate}"
     share = f"accepted/drafted {fmt.share(found.accepted_per_drafted)}"
@@ -78,7 +78,7 @@ def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     full = found.drafted == found.gamma * found.drafts
     cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
     short = f" conditional: n/a if {cause}." if None in found.conditional else ""
-    yield Small(f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were.{short}")
+    yield Small(f"marginal: first d drafts all accepted. conditional: draft d accepted if those before it were.{short}")
     yield ""
 
 
@@ -87,13 +87,13 @@ def _traffic_lines(traffic: ServerTraffic, speculates: bool) -> Iterator[str]:
     tokens = f"{fmt.number(traffic.prompt_tokens, 0)} prompt and {fmt.number(traffic.written_tokens, 0)} written tokens each"
     yield f"{fmt.many(traffic.requests, 'request')} ended{during}: {tokens}"
     between = traffic.slowest_ms
-    windows = f" ({between[0]:.1f} to {between[1]:.1f} in parts of the time)" if between else ""
+    windows = f" ({between[0]:.1f} to {between[1]:.1f} across time windows)" if between else ""
     step = f"{'a round with speculation' if speculates else 'a decode step'} takes {fmt.number(traffic.step_ms, 1)} ms"
     yield f"{fmt.number(traffic.sequences, 2)} sequences in a step; {step}{windows}"
     each = f"{fmt.number(traffic.tokens_per_step)} tokens per sequence and step"
     waits = f"{fmt.number(traffic.first_token_ms, 0)} ms, {fmt.number(traffic.queue_ms, 0)} of them in the queue"
     yield f"{each}; first token after {waits}"
-    yield "not in these counters: the cost of verification, and the acceptance of a draft that is not loaded"
+    yield "these counters do not show verification cost, or the acceptance of a draft that is not loaded"
     if traffic.sequences and traffic.prompt_tokens is not None and traffic.written_tokens is not None:
         context = traffic.prompt_tokens + traffic.written_tokens / 2
         load, places = max(1, round(traffic.sequences)), ("decision.concurrency", "costs.concurrency")
@@ -131,7 +131,7 @@ def _speculation(sums: Mapping[tuple[str, str | None], float]) -> CountedRounds 
     ordered = all(later <= earlier for earlier, later in pairwise((drafts, *by_position)))
     if not ordered or sum(by_position) != accepted or not accepted <= drafted <= gamma * drafts:
         problem = f"since the first page {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by position "
-        problem += f"{by_position[:8]}, which contradict each other"
+        problem += f"{by_position[:8]}: these counts contradict each other"
         raise DataUnreadable(problem, "save both pages while no request is running")
     if not drafts:
         return None

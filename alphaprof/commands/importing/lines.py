@@ -16,7 +16,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Fields = Mapping[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
-MERGE = "write one line per request, its chunks merged: the first and the last are needed (see docs/import.md)"
+MERGE = "merge the chunks of each request into one line: the first and last are needed (see docs/import.md)"
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,6 @@ def failure(error: Any) -> LeftOut:
     hint = (
         f"change the requests and send them again; the engine said {cut(repr(text), 160)}"
         if isinstance(text, str)
-        else "see its log"
+        else "see the engine's log"
     )
     return LeftOut("the engine answered with an error", hint, unmeasured=True)

@@ -94,7 +94,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
         if not read.requests:
-            reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
+            reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "the files are empty"
             most = max(read.left_out, key=read.left_out.__getitem__, default="")
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics from {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
@@ -114,8 +114,8 @@ def _require_names(asked: ImportRequest) -> None:
     domains, files = len(asked.domains), len(set(asked.files))
     if files < len(asked.files) or domains not in (0, 1, files) or (domains and asked.domain_key):
         key = " and a --domain-key" if asked.domain_key else ""
-        problem = f"{len(asked.files)} files, of which {files} differ, with {domains} --domain{key}"
-        raise OptionInvalid(problem, "give each file once, and one --domain, one per file, or --domain-key alone")
+        problem = f"{len(asked.files)} files ({files} different), given with {domains} --domain{key}"
+        raise OptionInvalid(problem, "give each file once, with one --domain in all, one per file, or only --domain-key")
     if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
         problem = f"--draft {shown(asked.draft)} is not a valid name"
         raise OptionInvalid(problem, "use lower case, at most 200 characters, and neither auto nor target")
@@ -157,7 +157,7 @@ def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -
     if served != at_first:
         problem = "model {!r} with {} speculative tokens, and {} has {!r} with {}"
         problem = problem.format(*served, first.line.where, *at_first)
-        hint = "import only requests with one target and number of speculative tokens; --target gives the target one name"
+        hint = "import requests that share target and number of speculative tokens; --target sets one target name"
         raise request.line.refuse(problem, hint)
 
 
@@ -175,7 +175,7 @@ def _named(line: Line, key: str, option: str) -> str | None:
     if not named or halved or (value is None and option == "--domain-key"):
         known = ", ".join(shown(name) for name in list(line.fields)[:8])
         problem = f"{shown(key)} is missing" if value is ... else f"{shown(key)} is {shown(value)}, not a name"
-        raise ColumnMissing(f"{line.where}: {problem}", f"{option} names a field; the line has {known}")
+        raise ColumnMissing(f"{line.where}: {problem}", f"name a field of the line with {option}: {known}")
     return None if value is None else str(value)
 
 
@@ -190,7 +190,7 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
     for override in asked.overrides:
         if not override.startswith(("decision.", "costs.")) or override.startswith(decided):
             problem = f"--set {cut(override, VALUE)}: the engine decided it, or it is not known for served drafts"
-            hint = "an import can set decision.* except the rule, and costs.source=table if rounds drafted chains"
+            hint = "set only decision.* (not the rule), or costs.source=table if rounds drafted chains"
             raise ProfileInvalid(problem, hint)
     tree: dict[str, Any] = {
         "target": {"model": "served"},

@@ -86,7 +86,7 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     reason = info.get("finish_reason") or fields.get("finish_reason")
     reason = reason.get("type") if isinstance(reason, dict) else reason
     if reason == "abort":
-        raise LeftOut("the request was aborted", "its text is incomplete", unmeasured=True)
+        raise LeftOut("the request was aborted", "send it again: its text is incomplete", unmeasured=True)
     sizes = info or usage or fields
     found = _counts_in(fields, info, sizes.get("completion_tokens"))
     counts, capped = answer.read(Counts, found), any(found.get(name) for name in CAPPED)
@@ -118,7 +118,7 @@ def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
     Raises `LeftOut` if these do not account for them either.
     """
     if request.rounds.plain > counts.retractions:
-        hint = "num_retractions is in meta_info only; else the counts mean something other than is known here"
+        hint = "log meta_info for num_retractions; if it is there, alphaprof does not understand these counts"
         raise LeftOut("more tokens than its rounds write", hint)
     rounds = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
     return dataclasses.replace(request, rounds=rounds)
@@ -133,11 +133,9 @@ def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
         if place.get(ROUNDS):
             return place
     if written in (0, 1):
-        raise LeftOut("no round: prefill wrote the whole text", "nothing was decoded", unmeasured=True)
-    ask = "with the native /generate, or return_spec_tokens_details (or return_meta_info): true"
-    raise LeftOut(
-        f"no {ROUNDS} in meta_info or sglext.{DETAILS}", f"start SGLang with --speculative-algorithm, and ask {ask}"
-    )
+        raise LeftOut("no round: prefill wrote the whole text", "send requests with longer answers", unmeasured=True)
+    ask = "use the native /generate, or set return_spec_tokens_details (or return_meta_info): true"
+    raise LeftOut(f"no {ROUNDS} in meta_info or sglext.{DETAILS}", f"start SGLang with --speculative-algorithm, and {ask}")
 
 
 def _drafts(answer: Line, counts: Counts, capped: bool) -> int:

@@ -188,7 +188,7 @@ def _without_metrics(line: Line, body: Fields, first: Fields, choices: int) -> E
     if kind in STREAMED and first and first.get("finish_reason") is None:
         return line.refuse("a chunk from the middle of a stream", MERGE)
     if kind in STREAMED and first and body.get("usage") is None:
-        hint = "set stream_options: {include_usage: true}, which adds a final chunk with both"
+        hint = "set stream_options: {include_usage: true}, which adds usage and metrics at the end"
         return LeftOut("a stream without usage, and so without metrics", hint)
     hint = "start vLLM with --per-request-spec-decode-metrics detailed, and use n = 1 and one prompt per request"
     return LeftOut("no metrics.speculative_decoding", hint)
@@ -199,13 +199,13 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
     gamma = len(histogram) - 1
     for name, value in (("num_spec_tokens", metrics.num_spec_tokens), ("--gamma", wanted)):
         if value is not None and value != gamma:
-            problem = f"{name} is {value}, and rounds are counted by 0 to {gamma} accepted drafts"
+            problem = f"{name} is {value}, but the histogram counts 0 to {gamma} accepted drafts"
             raise line.refuse(problem, "import only requests with the same number of speculative tokens")
     steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
     counted = (metrics.num_spec_steps, metrics.num_accepted_draft_tokens)
     if counted != (steps, accepted) or not accepted <= metrics.num_draft_tokens <= steps * gamma:
-        problem = f"{counted[0]} rounds accepted {counted[1]} of {metrics.num_draft_tokens} drafted tokens, and by their "
-        problem += f"histogram {steps} rounds of up to {gamma} accepted {accepted}"
+        problem = f"{counted[0]} rounds accepted {counted[1]} of {metrics.num_draft_tokens} drafted tokens, but their "
+        problem += f"histogram has {steps} rounds of up to {gamma}, and {accepted} accepted"
         raise line.refuse(problem, "the counts of a request must agree with each other")
     after = written - 1  # the prefill writes the first token
     beyond = max(0, steps + accepted - after)
@@ -235,7 +235,7 @@ def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
                 joint[tried, kept] += count
         if joint.sum(0).tolist() != histogram.tolist() or (lengths @ joint).sum() != drafted:
             problem = f"round by round, {int((lengths @ joint).sum())} tokens were drafted and rounds accepted "
-            problem += f"{joint.sum(0).tolist()}; num_draft_tokens is {drafted} and the histogram {histogram.tolist()}"
+            problem += f"{joint.sum(0).tolist()}, but num_draft_tokens is {drafted} and the histogram {histogram.tolist()}"
             raise line.refuse(problem, "the counts of a request must agree with each other")
     elif drafted == histogram.sum() * (size - 1):  # every round drafted gamma tokens
         joint[-1] = histogram
@@ -246,7 +246,7 @@ def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
         joint[0, 0] = histogram.sum() - drafted
     else:
         raise LeftOut(
-            "drafts of several lengths, in metrics that are not detailed",
+            "draft lengths vary, and the metrics are not detailed",
             "start vLLM with --per-request-spec-decode-metrics detailed: summary is not enough for prompt lookup",
         )
     return joint

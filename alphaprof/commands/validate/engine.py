@@ -50,7 +50,7 @@ def validate_by(
     `errors.py`.
     """
     if engine == "vllm" and more_rules:
-        hint = "leave out --rule, or --engine to decode by it here"
+        hint = "leave out --rule, or leave out --engine to decode here"
         raise OptionInvalid("vLLM decodes by decision.rule, but --rule names others", hint)
     if engine == "vllm":
         return _validate_in_vllm(options, out, gammas, repeats, concurrency, progress)

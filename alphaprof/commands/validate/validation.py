@@ -178,7 +178,7 @@ class Validation:
         exact, lossy = ([cell for cell in self.cells if cell.lossy is changes] for changes in (False, True))
         yield _cells_table("predicted | measured", exact, {**SPEEDUPS, **(BY_CPU if self.cpu else {})})
         if lossy:
-            yield _cells_table("lossy rules, measured: what their text gains and gives up", lossy, LOSSY)
+            yield _cells_table("lossy rules, measured: gains and losses of their text", lossy, LOSSY)
         if not self.in_engine:
             yield _cells_table("where the time goes, in ms: predicted | measured", self.cells, ROUNDS)
         yield from _what_was_equal(self)
@@ -188,16 +188,16 @@ class Validation:
         if self.cpu is not None:
             yield Small("CPU: time of this process on all cores, less affected by a busy machine than the wall clock.")
         if not self.in_engine:
-            yield Small("other: predicted, removing rejected tokens from the caches; measured, everything between steps.")
+            yield Small("other: removing rejected tokens from the caches (predicted); everything between steps (measured).")
         if lossy:
-            yield Small("excess regret: nats per token lost compared to the target's decoding; whether that is good enough")
-            yield Small("is for your own task to judge.")
+            yield Small("excess regret: nats per token lost compared to the target's decoding; check on your own task")
+            yield Small("whether that is good enough.")
 
 
 def require_within(validation: Validation, undecided_fails: bool) -> None:
     """Raise `OutsideTolerance`, `StepsNotTimed` if nothing was predicted, or `CheckUndecided` if that is asked for."""
     if validation.outcome is None:
-        raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
+        raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "fix the cause named above")
     if validation.outcome == "outside":
         problem = f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}"
         raise OutsideTolerance(problem, next_step(validation))
@@ -234,9 +234,9 @@ def next_step(validation: Validation) -> str:
     """Return what to do about an outcome."""
     if validation.outcome == "within":
         here = "this engine on this machine" if validation.in_engine else "this loop here, not for an engine"
-        return f"alphaprof profile and report: their speedups hold for {here}"
+        return f"run alphaprof profile and report: their speedups hold for {here}"
     if validation.outcome == "outside":
-        return "the table of round times shows where the time goes; alphaprof latency times the steps again"
+        return "see the table of round times, or time the steps again with alphaprof latency"
     if validation.repeats < 2:
         return "one repeat does not show variation: use --repeats 3"
     if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
@@ -254,13 +254,13 @@ def _what_was_equal(validation: Validation) -> Iterator[str]:
         f"with a draft: {same} of {texts}; rounds equal to the replay: {rounds} of {texts}"
     )
     if fixed and not validation.exact:
-        yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
+        yield f"in {validation.dtype} near-ties can go either way; tokens per round refer to the decoded text"
     elif fixed and (same < texts or rounds < texts):
-        yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
+        yield "in float32 all should be equal: check for near-ties, or a draft that proposes less than expected"
     if by_chance := [cell for cell in exact if cell.same_text is None]:
         pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
         within = sum(1 for expected, found in pairs if expected and found and expected.low <= found <= expected.high)
-        yield f"drawn drafts write other texts: tokens per round within the predicted 95 % in {within} of {len(pairs)} rows"
+        yield f"sampled drafts change texts: tokens per round within the predicted 95 % in {within} of {len(pairs)} rows"
 
 
 CellColumns = Mapping[str, Callable[[Cell], str]]  # how each heading writes a cell

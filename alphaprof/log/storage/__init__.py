@@ -43,8 +43,8 @@ def storage_of(where: str | Path) -> Storage:
     match = REMOTE.fullmatch(text)
     if match is None:  # it may hold a key: nothing of it is repeated
         raise OptionInvalid(
-            "unsupported address: give a folder, or s3://BUCKET/FOLDER (gs://, az://), nothing more",
-            "use letters, digits and _.=+-@!()' in the names of folders; credentials come only from the environment",
+            "unsupported address: give only a folder, or s3://BUCKET/FOLDER (gs://, az://)",
+            "name folders with letters, digits and _.=+-@!()'; set credentials only in the environment",
         )
     return ObjectStorage(match[1].lower(), match[2], match[3] or "")
 

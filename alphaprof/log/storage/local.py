@@ -73,7 +73,7 @@ class LocalStorage:
         if not os.path.isdir(self.path):
             raise DiskFull(
                 f"{self.path} was deleted or renamed while it was written",
-                "shards are complete where it is now: a profile goes on there with --resume, or begins again",
+                "if it was renamed, resume a profile there with --out and --resume; otherwise start again",
             )
 
     def require_writable(self) -> None:

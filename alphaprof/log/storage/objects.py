@@ -124,7 +124,7 @@ class ObjectStorage:
                     except FileNotFoundError:  # 409: another request was busy with that name, and may have failed
                         continue
                 return True
-        raise DiskFull(f"cannot write {self.shown}/{name}: it comes and goes", "see what else writes there")
+        raise DiskFull(f"cannot write {self.shown}/{name}: it keeps changing", "stop what else writes there")
 
     def read(self, name: str) -> bytes:
         """Return the content of an object. Raises `FileNotFoundError`, and `RunUnreadable`."""
@@ -258,7 +258,7 @@ def _store(scheme: str, bucket: str, prefix: str) -> Any:
         return {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[scheme](bucket, **options)
     except (BaseError, OSError, ValueError):
         raise OptionInvalid(
-            f"the environment does not say how to reach {scheme}://{bucket}", f"check {KEYS[scheme]}, all or none"
+            f"the environment does not say how to reach {scheme}://{bucket}", f"set all of {KEYS[scheme]}, or none"
         ) from None
 
 
@@ -266,6 +266,6 @@ def _require_sound_variables() -> None:
     """Raise `OptionInvalid` for variables at which obstore would panic."""
     for name, value in os.environ.items():
         if name.startswith("AWS_") and not (value.isascii() and value.isprintable()):
-            raise OptionInvalid(f"{name} holds a character that does not belong there", "set it again, without line breaks")
+            raise OptionInvalid(f"{name} holds a non-ASCII or control character", "set it again in plain ASCII")
         if value and name in ENDPOINTS and not value.startswith(("http://", "https://")):
-            raise OptionInvalid(f"{name} is not the address of a store", "set it to http(s)://HOST:PORT, or unset it")
+            raise OptionInvalid(f"{name} is not an HTTP(S) URL", "set it to http(s)://HOST:PORT, or unset it")

@@ -69,6 +69,4 @@ class Storage(Protocol):
 def require_inside(storage: Storage, name: str) -> None:
     """Raise `RunUnreadable` for a name that is none of a run's file, or leads out of it."""
     if not NAME.fullmatch(name):
-        raise RunUnreadable(
-            f"{storage.shown} names a file that is not its own: {shown(name)}", "profile again with another --out"
-        )
+        raise RunUnreadable(f"{storage.shown} lists an invalid file name: {shown(name)}", "profile again with another --out")

@@ -57,8 +57,8 @@ class Cached:
             rewinds and not (self._cache.is_croppable and self._cache.is_initialized)
         ):
             raise ModelUnloadable(
-                f"{self.model.name} ({type(self.model.network).__name__}) cannot take tokens back from its cache",
-                "speculative decoding needs a model with attention layers only: recurrent states cannot be taken back",
+                f"{self.model.name} ({type(self.model.network).__name__}) cannot remove tokens from its cache",
+                "use a model with attention layers only: recurrent states cannot be rolled back",
             )
         if rewinds:
             # Sliding windows forget what falls out of them unless past recording is on. It is turned on after

@@ -96,9 +96,9 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     if not rule.rule.timed:
         problem = "drafts trees, and only chains of tokens can be decoded here"
     elif rule.rule.logged:
-        problem = "needs whole distributions, and its verification is not implemented"
+        problem = "needs full distributions, and decoding with it is not implemented"
     elif policy not in rule.rule.policies:
-        problem = f"belongs to {' or '.join(rule.rule.policies)} text, and this is {policy}"
+        problem = f"applies to {' or '.join(rule.rule.policies)} text, but this is {policy}"
     if problem:
         hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule on either"
         raise RuleNotDecodable(f"the rule {rule.id} {problem}", hint)

@@ -44,7 +44,7 @@ def vllm_version(options: EngineOptions) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
-        hint = "give the python of an environment in which vLLM is installed (docs/vllm.md)"
+        hint = "set engine.python to a python that has vLLM installed (docs/vllm.md)"
         raise EngineFailed(
             f"engine.python {shown(options.python)} has no vLLM: {cut(said.splitlines()[-1])}", hint
         ) from None
@@ -140,4 +140,4 @@ def _last_error(log: Path) -> str:
     """The last line of a log that names an error, or the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\([^)]*\) )?[\w.]*(Error|Exception)\b", line)]
-    return next(iter(errors[-1:] or lines[-1:]), "it ended without a word")
+    return next(iter(errors[-1:] or lines[-1:]), "it exited without output")

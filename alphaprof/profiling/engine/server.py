@@ -82,7 +82,7 @@ def _asked(url: str, path: str, content: Mapping[str, Any] | None = None) -> dic
     try:
         answer = json.loads(_read(url, path, content))
     except ValueError as error:
-        problem = f"{url} answers {path} with something else than JSON: {error}"
+        problem = f"{url} answers {path} with invalid JSON: {error}"
         raise EngineFailed(problem, "give the address of a vLLM server") from None
     return answer if isinstance(answer, dict) else {}
 
@@ -118,7 +118,7 @@ def read_page(content: bytes, where: str) -> Page:
     kept = [sample for sample in samples if not sample.name.endswith("_bucket")]
     if not kept:
         problem = f"{where} has no counter of vLLM, such as {GAP}_count"
-        raise ColumnMissing(problem, f"save the page of a vLLM server that keeps its statistics: {SAVE}")
+        raise ColumnMissing(problem, f"save it from vLLM without --disable-log-stats: {SAVE}")
     names = ((sample.name.removesuffix("_total").replace("_total_", "_"), sample) for sample in kept)
     return {(name, tuple(sorted(sample.labels.items()))): sample.value for name, sample in names}
 
@@ -140,8 +140,8 @@ def rises_between(first: Page, second: Page) -> Counter[Key]:
         created = key[0].endswith("_created")
         if old is None or new is None or not new >= old or (created and new != old):
             labels = ", ".join(f"{label} {shown(value)}" for label, value in key[1][:3])
-            problem = f"{key[0]} of {labels} is {old} first and {new} then: not two pages of one server that went on"
-            hint = "was the server restarted in between, or are the files in the wrong order? save both pages again"
+            problem = f"{key[0]} of {labels} is {old} first, then {new}: the pages are not from one server run"
+            hint = "check the order of the files; if the server restarted in between, save both pages again"
             raise DataUnreadable(problem, hint)
         if not created:
             rises[key] = new - old  # type: ignore[assignment]  # seconds are no whole number

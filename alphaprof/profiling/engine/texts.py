@@ -63,7 +63,7 @@ class TextWriter:
         server = VllmServer(self.options, self.options.url)
         mine = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
         if (other := server.tokens(PROBE)) != mine:
-            problem = f"{server.url} has another tokenizer than the target: it encodes a text as {other[:6]}, not {mine[:6]}"
+            problem = f"{server.url} does not use the target's tokenizer: it encodes a text as {other[:6]}, not {mine[:6]}"
             raise EngineFailed(problem, "serve the profile's target, or correct target.model")
         return server
 

@@ -181,18 +181,18 @@ def load_dflash(
     drafts = rows - 1 + head.anchored
     if drafts not in options.gammas:
         problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and gammas is {list(options.gammas)}"
-        raise ModelUnloadable(problem, f"add {drafts} to gammas, or set block of this draft for one that gammas has")
+        raise ModelUnloadable(problem, f"add {drafts} to gammas, or set this draft's block to match one of them")
     if draft.depths not in (None, drafts):
         problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and its depths are {draft.depths}"
-        raise ModelUnloadable(problem, "leave depths out: block says how many tokens it drafts")
+        raise ModelUnloadable(problem, "remove depths: block sets how many tokens it drafts")
     network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
     zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
-    proposes = "proposes the token behind it" if head.anchored else "but the anchor's proposes the token in its place"
+    proposes = "proposes the token after it" if head.anchored else "but the anchor's proposes its own token"
     reading = {
         "layout": head.layout,
         "target states": f"after {', '.join(map(str, head.passed))} layers",
         "mask token": str(head.mask),
-        "block": f"{rows} rows, of which each {proposes}",
+        "block": f"{rows} rows; each {proposes}",
     }
     return HeadDraft.of(
         name,
@@ -221,7 +221,7 @@ def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterato
             yield Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers))
     yield from other_masks(network, target, "mask_token_id", min(2, network.most))
     rows, anchored = network.rows + 2 * head.anchored - 1, 1 - head.anchored  # as many drafts
-    words = f"{rows} rows, of which each proposes {'the token behind it' if anchored else 'its own'}"
+    words = f"{rows} rows, each of which proposes {'the next token' if anchored else 'its own'}"
     setting = f"set {ANCHOR}: {'true' if anchored else 'false'} in its config.json"
     yield Alternative(words, setting, network.changed(rows=rows, anchored=anchored))
 
@@ -235,9 +235,9 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(own, dict)):
         raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {OWN}", ENGINE)
     if not written and (odd := sorted(set(own) - OF_OWN)):
-        raise files.refused(f"{OWN} has {', '.join(odd)}, which is not measured", ENGINE)
+        raise files.refused(f"{OWN} has {', '.join(odd)}, which is unsupported", ENGINE)
     if shape.get("sliding_window") is not None:
-        raise files.refused("its config.json has sliding_window, which is not measured", ENGINE)
+        raise files.refused("its config.json has sliding_window, which is unsupported", ENGINE)
     files.require_flags(config | own, [ANCHOR])
     layers, mask = own.get("aux_hidden_state_layer_ids" if written else "target_layer_ids"), own.get("mask_token_id")
     if not (isinstance(layers, list) and layers and all(type(each) is int for each in layers) and type(mask) is int):

@@ -76,7 +76,7 @@ class HeadDraft:
         """
         model, depths = options.own_model, options.depths or max(gammas)
         if network.most is not None and depths > network.most:
-            hint = f"set depths: {network.most} or less of this draft; an MTP module with reuse: true has any number"
+            hint = f"set this draft's depths to {network.most} or less; MTP with reuse: true has no limit"
             raise ModelUnloadable(f"draft {name} has {network.most} depths, and {depths} are asked for", hint)
         reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
         return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
@@ -133,7 +133,7 @@ class HeadDraft:
         if not target.chunked:
             raise ModelUnloadable(
                 f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be recorded in a batch",
-                "measure this head where it is served, and import what the engine logs (docs/import.md)",
+                "serve this head with an engine, and import the engine's logs (docs/import.md)",
             )
         return HeadPass(self)
 

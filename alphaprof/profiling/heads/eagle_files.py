@@ -71,8 +71,8 @@ ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
-ENGINE = "serve it with an engine that has it, and import what the engine logs: alphaprof import vllm"
-OFFSETS = "d2t holds offsets (draft id j is the target's id j + d2t[j]), t2d one flag for each id of the target"
+ENGINE = "serve it with an engine that supports it, and import its logs: alphaprof import vllm"
+OFFSETS = "store offsets in d2t (draft id j is target id j + d2t[j]), and one flag per target id in t2d"
 CHECKPOINT = "checkpoint"
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 # Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
@@ -80,7 +80,7 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
 Head = TypeVar("Head", bound=SharingHead)
 Format = TypeVar("Format", bound="EagleFormat")
-OTHER_TARGET = "give the head that was trained for this target, or the target that it was trained for"
+OTHER_TARGET = "give a head trained for this target, or the head's own target"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_t
         raise files.refused(f"its tensors are those of {names[0]}", f"use kind: {names[1]}")
     if kind not in known or model_type not in model_types:
         problem = f"it is of an unknown kind: {kind} with layers of {shown(model_type)}"
-        raise files.refused(problem, f"known are {', '.join(known)} with layers of {' or '.join(model_types)}; {ENGINE}")
+        raise files.refused(problem, f"supported: {', '.join(known)} with layers of {' or '.join(model_types)}; {ENGINE}")
     is_eagle3 = "d2t" in files.tensors or any(name.endswith("hidden_norm.weight") for name in files.tensors)
     if is_eagle3 != (known is not EAGLE1_KINDS):
         names = ("EAGLE-3", "kind: eagle3") if is_eagle3 else ("EAGLE-1 or EAGLE-2", "kind: eagle1")
@@ -205,7 +205,7 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
         "logit_scale": shape.get("logit_scale") not in (None, 1),
     }
     if found := [words for words, is_there in unknown.items() if is_there]:
-        raise files.refused(f"its config.json has {', '.join(found)}, which is not measured", ENGINE)
+        raise files.refused(f"its config.json has unsupported settings: {', '.join(found)}", ENGINE)
     return config
 
 
@@ -213,7 +213,7 @@ def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch
     """The target's ids of its logits, ascending, and the rows of its LM head in that order: None for all ids."""
     if "d2t" not in files.tensors:
         if count != total:
-            problem = f"it proposes {count} of {total} tokens, and its files lack d2t, which says which"
+            problem = f"it proposes {count} of {total} tokens, but its files lack d2t, which lists them"
             raise files.refused(problem, COMPLETE)
         return None, None
     offsets = files.tensor("d2t").long().flatten()
@@ -250,7 +250,7 @@ def words_of(serve_as: str, head: EagleFormat, reading: Reading) -> dict[str, st
     words = {
         "layout": head.layout,
         "serve_as": serve_as,
-        "target states": states + (": no ids in config.json, and engines guess these" if is_guessed(head) else ""),
+        "target states": states + (": config.json has no ids, so engines guess these" if is_guessed(head) else ""),
         "residual": f"{'after' if reading.norm_before_residual else 'before'} the norm",
         "fed back": f"the state {'after' if reading.norm_output else 'before'} the final norm",
     }
@@ -285,7 +285,7 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     reads = len(layers) if fc is None else fc.shape[-1] / head.width
     if len(set(layers)) != reads or min(layers) < 0 or max(layers) > blocks:
         raise head.files.refused(
-            f"it reads {reads:g} states, and its config.json means those after {_listed(layers)} of {blocks} layers",
+            f"it reads {reads:g} states, but its config.json names those after {_listed(layers)} of {blocks} layers",
             f"give the head that belongs to this target, or correct {IDS} in its config.json",
         )
     return layers
@@ -371,8 +371,8 @@ def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str,
     if not is_guessed(head):
         return ()
     message = (
-        f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers "
-        "is what engines guess (2, n//2 and n-3 of n)"
+        f"the files of draft {name} do not say which target states it reads; engines guess layers {_listed(reading.layers)} "
+        "(2, n//2 and n-3 of n)"
     )
     return (note("wiring", doubt=message, remedy=f"ask who trained it, and set {IDS} in its config.json"),)
 
@@ -481,7 +481,7 @@ def load_eagle1(
 def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:
     """What of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
     layers = head.layers
-    heads = f"{layers.num_attention_heads} heads of {layers.head_dim}, {layers.num_key_value_heads} of them with keys"
+    heads = f"{layers.num_attention_heads} heads of width {layers.head_dim}, {layers.num_key_value_heads} KV heads"
     rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
     count = f"{layers.num_hidden_layers} of {layers.model_type}"
     return {
@@ -516,7 +516,7 @@ def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str])
         weight: Any = getattr(module, "weight", None)
         is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
         if not is_usable or weight.shape[1] != hidden:
-            problem = f"it needs the target's {key}, which is quantised, lies on no device or has another width"
+            problem = f"it needs the target's {key}, which is quantized, on no device or of another width"
             raise files.refused(problem, COMPLETE)
         shared[key] = weight
     return shared
@@ -526,7 +526,7 @@ def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]
     """Raise `ModelUnloadable` for a target whose states cannot be recorded; `refused` words it."""
     if not isinstance(getattr(target.network.base_model, "layers", None), nn.ModuleList):
         problem = f"states of the target, a {type(target.network).__name__}, cannot be read: its decoder has no `layers`"
-        raise refused(problem, "heads are measured on targets that are plain decoders")
+        raise refused(problem, "choose a target that is a plain decoder")
 
 
 def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], Format]) -> Format:
@@ -536,8 +536,8 @@ def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[He
     config = target.network.config.get_text_config()
     theirs, ours = (head.width, head.layers.vocab_size), (config.hidden_size, target.vocabulary)
     if theirs != ours:
-        problem = "it is for states of {} numbers and {} ids".format(*theirs)
-        problem += ", and {} has {} and {}".format(target.reference, *ours)
+        problem = "it needs states of width {} and {} ids".format(*theirs)
+        problem += ", but {} has {} and {}".format(target.reference, *ours)
         raise head.files.refused(problem, OTHER_TARGET)
     return head
 
@@ -548,7 +548,7 @@ def require_verifier(files: HeadFiles, target: Model, tokenizer: PreTrainedToken
     theirs, ours = verifier.get("architectures") or [], type(target.network).__name__
     # A target with parts for images names another class than its decoder has.
     if theirs and ours not in theirs and all(each.endswith("ForCausalLM") for each in theirs):
-        problem = f"it is for a target of architecture {', '.join(theirs)}, and {target.reference} is a {ours}"
+        problem = f"it was trained for {', '.join(theirs)}, but {target.reference} is a {ours}"
         raise files.refused(problem, OTHER_TARGET)
     reference = verifier.get("name_or_path")
     if not reference or reference == target.reference:

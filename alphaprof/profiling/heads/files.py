@@ -64,7 +64,7 @@ class HeadFiles:
         faults = {
             "lack": wanted.keys() - both,
             "hold tensors that its config does not use:": self.tensors.keys() - wanted.keys() - set(ignored),
-            "hold other shapes than its config and the target say:": {
+            "do not match the shapes of its config and the target:": {
                 f"{name} {list(self.tensors[name].shape)} for {list(wanted[name])}"
                 for name in both
                 if self.tensors[name].shape != wanted[name]
@@ -82,7 +82,7 @@ class HeadFiles:
         """The fault of those of these tensors that are not of floats, with their dtypes."""
         dtypes = {name: self.tensors[name].dtype for name in names}
         odd = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in FLOATS]
-        return {"are quantised, which cannot be measured:": odd}
+        return {"are quantized, which cannot be measured:": odd}
 
     def loaded(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A tensor of weights in a dtype. Raises `ModelUnloadable` for NaN and infinite numbers."""
@@ -108,11 +108,11 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
     if not paths:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         found = f"holds its weights as pickles only ({pickles[0]})" if pickles else "holds no safetensors"
-        raise ModelUnloadable(f"{called} {found}, and reading a pickle can run code", f"where you trust it: {CONVERSION}")
+        raise ModelUnloadable(f"{called} {found}, and reading a pickle can run code", f"if you trust it, {CONVERSION}")
     files = HeadFiles(called, config, stored(paths, called))
     groups = (config, *(value for value in config.values() if isinstance(value, dict)))
     if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
-        raise files.refused("quantised heads cannot be measured (quantization_config in its config.json)", QUANTISED)
+        raise files.refused("quantized heads cannot be measured (quantization_config in its config.json)", QUANTISED)
     return files
 
 

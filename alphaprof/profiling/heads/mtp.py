@@ -63,13 +63,13 @@ OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
-FED_BEFORE = "take an engine that feeds back like this: vLLM 0.32 does for GLM-4.5"  # no config.json says it
-IMPORT = "serve it with an engine and import what that counts (alphaprof import)"
+FED_BEFORE = "use an engine that feeds back like vLLM 0.32 for GLM-4.5"  # no config.json says it
+IMPORT = "serve it with an engine and import its counters (alphaprof import)"
 REUSE = (
-    "reuse: false is a chain, one module a depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true is "
-    "the first module at every depth (vLLM's model runner V1). SGLang loads DeepSeek's modules where there is one alone"
+    "reuse: false uses one module per depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true uses "
+    "the first module at every depth (vLLM's model runner V1). SGLang loads DeepSeek's modules only if there is one"
 )
-PUBLISHED = "give the target as it was published, whole: conversions and quantisers often leave out or change MTP modules"
+PUBLISHED = "give the complete target as published: converters and quantizers often drop or change MTP modules"
 
 
 class _Modules(HeadNetwork):
@@ -374,7 +374,7 @@ def _require_kind(name: str, kind: str, target: Model) -> None:
     if kind.startswith(OTHER_KINDS):
         problem = f"MTP modules of {kind} cannot be measured here"
     elif any(hasattr(module, "_hf_hook") for module in target.network.modules()):
-        problem = "MTP modules cannot be measured on a target that device_map spreads"
+        problem = "MTP modules cannot be measured on a target split by device_map"
         hint = "load the target on one device, without device_map"
     elif not hasattr(modeling_layers, "MtpModel"):
         problem = f"transformers {version('transformers')} cannot run MTP modules"
@@ -403,7 +403,7 @@ def _count(files: HeadFiles, layout: str, config: Any) -> int:
     count = len({match[1] for match in matches if match is not None and match[1] is not None})
     promised = [getattr(config, key, None) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")]
     if not count or any(each not in (None, count) for each in promised):
-        raise files.refused(f"its config.json promises other MTP modules than the {count} in the checkpoint", PUBLISHED)
+        raise files.refused(f"its config.json does not match the {count} MTP modules in the checkpoint", PUBLISHED)
     if count > 1 and any(".fc." in name for name in files.tensors):
         raise files.refused(f"{count} MTP layers that share one projection cannot be measured here", IMPORT)
     return count
@@ -459,7 +459,7 @@ def _tensors(files: HeadFiles, target: Model) -> dict[str, torch.Tensor]:
         owner = next(getattr(target.network, getter)() for end, getter in COPIES.items() if name.endswith(end))
         own, copied = owner.weight, tensors.pop(name)
         if own.shape != copied.shape or not torch.equal(own.cpu(), copied.to(own.dtype)):
-            raise files.refused(f"{name} differs from the target's own, which modules are read with here", IMPORT)
+            raise files.refused(f"{name} differs from the target's own weights, which are used here", IMPORT)
     return tensors
 
 

@@ -92,7 +92,7 @@ def mask_of(files: HeadFiles) -> int:
 def require_mask(files: HeadFiles, mask: int, vocabulary: object) -> None:
     """Raise `ModelUnloadable` for a mask token that the vocabulary does not have."""
     if not isinstance(vocabulary, int) or not 0 <= mask < vocabulary:
-        raise files.refused(f"its mask token is {mask}, of a vocabulary of {shown(vocabulary)}", COMPLETE)
+        raise files.refused(f"mask token {mask} is not in its vocabulary of {shown(vocabulary)}", COMPLETE)
 
 
 def other_masks(network: Any, target: Model, key: str, depth: int = 2) -> Iterator[Alternative]:

@@ -69,12 +69,12 @@ def load_pard(
     (architecture,) = (files.config.get("architectures") or [""])[:1]
     if architecture not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)
-        raise files.refused(f"it is a {architecture or 'model of no architecture'}", f"PARD models that are known: {known}")
+        raise files.refused(f"it is a {architecture or 'model of no architecture'}", f"use a supported PARD model: {known}")
     config, mask = layer_config(files, files.config, qwen3=architecture == QWEN3), mask_of(files)
     if architecture == QWEN2:  # queries, keys and values have biases
         config.attention_bias, config.output_bias = True, False
     if config.vocab_size != target.vocabulary:
-        problem = f"it is for {config.vocab_size} ids, and {target.reference} has {target.vocabulary}"
+        problem = f"it has {config.vocab_size} ids, but {target.reference} has {target.vocabulary}"
         raise files.refused(problem, OTHER_TARGET)
     network = _network(
         files, config, mask, draft.depths or max(options.gammas), target, DTYPES[draft.dtype or target.dtype_name]

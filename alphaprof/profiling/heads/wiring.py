@@ -51,7 +51,7 @@ def check_wiring(
     trials: dict[str, Trials] = {}
     if not (tried := [head for head in heads if head.name in wanted]):
         return trials, tuple(warnings)
-    say("checking how the heads' files are read (check_wiring: false leaves that out)")
+    say("checking how head files are read (set check_wiring: false to skip)")
     texts = sample(tried[0].target, documents, width, options.batch_tokens)
     batches = list(scoring_batches(texts, options.batch_tokens))
     for head in tried:
@@ -97,7 +97,7 @@ def checked(draft: HeadDraft, batches: Batches, width: int) -> tuple[Trials, War
             if _wins(best) and best.acceptance >= POOR:
                 warnings.append(_better(draft, best, way))
         if max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)]) < POOR:
-            message = f"no reading of draft {draft.name} works: as it is read, it drafts {base.acceptance:.3f} of "
+            message = f"no reading of draft {draft.name} works: the current one gets {base.acceptance:.3f} of "
             message += f"{base.positions} tokens right at depth 1"
             remedy = "check that this head was trained on this target, with these layers, and on text like this"
             warnings.append(note("wiring", doubt=message, remedy=remedy))
@@ -165,7 +165,7 @@ def _wins(trial: Trial) -> bool:
 def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
     before = trial.acceptance - trial.ahead
     message = (
-        f"draft {draft.name} may be read wrongly: with {trial.changed} it drafts {trial.acceptance:.3f} of "
-        f"{trial.positions} tokens right at depth {trial.depth}, and {before:.3f} as it is read"
+        f"draft {draft.name} may be read wrongly: with {trial.changed} it gets {trial.acceptance:.3f} of "
+        f"{trial.positions} tokens right at depth {trial.depth}, against {before:.3f} now"
     )
-    return note("wiring", doubt=message, remedy=f"if its training agrees, {way.setting}")
+    return note("wiring", doubt=message, remedy=f"if trained that way, {way.setting}")

@@ -86,7 +86,7 @@ def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
     ratio = cpu_ratio(name)
     fast = ratio >= FASTER
     speed = "faster" if fast else "not clearly faster"
-    return fast, f"in which this CPU multiplies {speed} ({ratio:.2f} times the speed of float32)"
+    return fast, f"in which this CPU is {speed} ({ratio:.2f} times the speed of float32)"
 
 
 @cache

@@ -47,7 +47,7 @@ def require(
     name = f"{what} {cut(reference)}"
     if is_local(reference):
         if not os.path.exists(reference):
-            raise error(f"{name} does not exist", "correct the path; relative ones start at the profile file")
+            raise error(f"{name} does not exist", "correct the path (relative to the profile file)")
         return
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
@@ -94,7 +94,7 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
     folder, _, name = reference.rpartition("/")
     storage = storage_of(folder)  # refuses credentials in an address, which the messages below would repeat
     if not NAME.fullmatch(name):
-        hint = "use letters, digits, dots and _-= in its name: it stands in the address as it is"
+        hint = "use only letters, digits, dots and _-= in its name, without URL encoding"
         plain = shown(reference.partition("?")[0])  # a signature may follow
         raise DataUnreadable(f"{plain} is not the address of a file", hint)
     _require_format(reference)
@@ -241,8 +241,8 @@ def require_sound(folder: Path, cache: bool = False) -> None:
     elif explicit is None and not cache and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
         raise ModelUnloadable(
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
-            "where you trust it, load it with transformers and save it again: save_pretrained writes safetensors; of a "
-            f"draft head {CONVERSION}",
+            "if you trust it, load it with transformers and save it with save_pretrained, as safetensors; for a "
+            f"draft head, {CONVERSION}",
         )
 
 
@@ -300,5 +300,5 @@ def _require_safetensors(name: object, where: Path) -> None:
     outside = path.is_absolute() or ".." in path.parts or "\\" in str(name)
     if outside or not path.name.endswith((".safetensors", ".safetensors.index.json")):
         problem = "outside its folder" if outside else "that are not safetensors"
-        hint = "reading a pickle can run code: give the whole model as safetensors, or as a .gguf file"
+        hint = "give the whole model as safetensors or as a .gguf file: reading a pickle can run code"
         raise ModelUnloadable(f"{where} names weights {problem}: {cut(repr(name), VALUE)}", hint)

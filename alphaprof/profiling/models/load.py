@@ -49,7 +49,7 @@ CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GP
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
 WRAPPER = "__tensor_flatten__"  # what a tensor has that consists of others, by torch's protocol for subclasses
-WITHOUT = "give the checkpoint without quantisation, or import what your engine logs (alphaprof import)"
+WITHOUT = "give the unquantized checkpoint, or import your engine's logs (alphaprof import)"
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: 
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
         raise ModelUnloadable(
             f"{options.model} {problem}: {first_three(lacking or unused)}",
-            "give a checkpoint of a causal language model with its head and the config.json that belongs to it "
+            "give a complete causal language model checkpoint, with its LM head and its own config.json "
             "(architecture, num_hidden_layers); to leave weights out on purpose, load and save it with transformers",
         )
 
@@ -293,12 +293,12 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
         reason = first_line(error)
         hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
         if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
-            reason = "its weights have other shapes than its config.json says"
+            reason = "the shapes of its weights do not match its config.json"
             hint = "give the config.json that belongs to these weights"
         if "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
-            hint = f"its weights are quantised: install what transformers asks for here, or {WITHOUT}"
+            hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
         elif not is_local(reference):
             hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
@@ -453,9 +453,7 @@ def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
     method = _method(declared) if isinstance(declared, dict) else None
     if method is None or not AutoHfQuantizer.supports_quant_method(declared):
         shown = cut(repr(declared if method is None else method), VALUE)
-        raise ModelUnloadable(
-            f"{reference}: transformers does not know the quantisation that its config says: {shown}", WITHOUT
-        )
+        raise ModelUnloadable(f"{reference}: transformers does not support the quantization in its config: {shown}", WITHOUT)
     return dict(declared)
 
 

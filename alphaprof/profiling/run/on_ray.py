@@ -35,7 +35,7 @@ PATIENCE = 60.0  # seconds without a commit until the cause is said; then twice 
 AGAIN = 3  # times that a killed actor is replaced without having measured a shard in between
 STORE = 100_000_000  # bytes of a local Ray's object store: only numbers of shards pass through it
 ADDRESS = "RAY_ADDRESS"
-KEPT = "what is measured is kept: mend the cause, then the same command with --resume"
+KEPT = "finished work is kept: fix the cause, then rerun the command with --resume"
 Failure = dict[str, str]  # an `AlphaprofError` as plain data, since Ray would make a traceback of it
 
 
@@ -48,7 +48,7 @@ def require_ray() -> None:
     address = os.environ.get(ADDRESS, "")
     if "://" in address:
         raise OptionInvalid(
-            f"{ADDRESS}={address} is not the address of a node, which a driver needs",
+            f"{ADDRESS}={address} is not HOST:PORT of a node, as a driver needs",
             "run it in the cluster: ray job submit --address http://HOST:8265 -- alphaprof profile ... --engine ray",
         )
     host, _, port = address.rpartition(":")
@@ -112,7 +112,7 @@ def _session(storage: Storage, progress: Progress) -> Iterator[Any]:
         if address and nodes > 1 and isinstance(storage, LocalStorage):
             progress.warn(
                 "local_place",
-                f"{storage.shown} is a path, and the cluster has {nodes} nodes: each must reach it under this name",
+                f"{storage.shown} is a path, but the cluster has {nodes} nodes: all must mount it at this path",
                 "use a folder that all nodes share, or an object store: --out s3://BUCKET/FOLDER",
             )
         yield ray
@@ -139,12 +139,10 @@ def _stage(
     begin = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, max_calls=1)(_begin)  # its GPU is for others afterwards
     texts = address_of(storage_of(reuse)) if reuse else None
     ended = begin.remote(address_of(storage), options.model_dump(mode="json"), texts, in_random_order)
-    progress.say("an actor of Ray reads the prompts and times the steps")
+    progress.say("a Ray actor reads the prompts and times the steps")
     silence = _Silence()
     while not ray.wait([ended], timeout=LOOK)[0]:
-        silence.say(
-            progress, "the run has not begun: models are loaded, prompts read and steps timed, or it waits for a GPU"
-        )
+        silence.say(progress, "the run has not begun: loading models, reading prompts, timing steps, or waiting for a GPU")
     _require_done(ray, ended, "the actor that begins the run was killed")
     for warning in RunWriter.open(storage).manifest.warnings:
         progress.warn(**warning)
@@ -169,7 +167,7 @@ def _require_done(ray: Any, reference: Any, who: str) -> None:
         raise
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).strip().splitlines()[-1:])
-        raise WorkerFailed(f"{who}: {reason}", f"see why in Ray's logs, memory first; {KEPT}") from None
+        raise WorkerFailed(f"{who}: {reason}", f"check Ray's logs, memory first; {KEPT}") from None
     if failure is not None:
         raise _error_of(failure)
 
@@ -230,7 +228,7 @@ def failure_of(work: Callable[[], None]) -> Failure | None:
 
 def _error_of(failure: Failure) -> AlphaprofError:
     error: AlphaprofError = getattr(errors, failure["kind"])(failure["message"], failure["hint"])
-    error.add_note(f"an actor of Ray on {failure['host']} says so; {KEPT}")
+    error.add_note(f"reported by a Ray actor on {failure['host']}; {KEPT}")
     return error
 
 
@@ -249,7 +247,7 @@ class _Silence:
         seconds = time.monotonic() - self._since
         if seconds >= self._patience:
             self._patience *= 2
-            progress.say(f"after {seconds / 60:.0f} min {what} (ray status shows what is waited for)")
+            progress.say(f"after {seconds / 60:.0f} min: {what} (see ray status)")
 
 
 def actors_for(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> int:

@@ -81,8 +81,7 @@ def wait_until_begun(storage: Storage, part: Part, say: Callable[[str], None]) -
             signs, since = now, time.monotonic()
         if time.monotonic() - since > PATIENCE:
             raise RunUnreadable(
-                f"part 0 of {storage.shown} has given no sign of life for {PATIENCE / 60:.0f} minutes "
-                f"(seen last: {seen or 'nobody'})",
-                f"see why it ended and start it again (--part 0/{part.count}), and this part after it",
+                f"part 0 of {storage.shown} has been silent for {PATIENCE / 60:.0f} minutes (last seen: {seen or 'never'})",
+                f"find out why it ended, restart it (--part 0/{part.count}), then restart this part",
             )
         time.sleep(LOOK)

@@ -116,14 +116,13 @@ def require_verdict(options: ProfileOptions) -> None:
     """Raise `ProfileInvalid` if no verdict can end a run that stops once it is decided."""
     if isinstance(options.costs, NoCosts):
         raise ProfileInvalid(
-            "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is no "
-            "verdict",
+            "--until-decided stops at a sure verdict, but without step times (costs.source: none) there is no verdict",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
         )
     if options.decision.p_min:
         raise ProfileInvalid(
-            "--until-decided cannot use decision.p_min: the log gives what such a round drafts within bounds only",
-            "profile without --until-decided, or leave p_min out and ask alphaprof report --set decision.p_min=auto later",
+            "--until-decided cannot use decision.p_min: the log only bounds how many tokens such a round drafts",
+            "profile without --until-decided, or without p_min and then run alphaprof report --set decision.p_min=auto",
         )
 
 
@@ -404,7 +403,7 @@ def _resumed(
     options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
     _require_same_profile(run, options)
     if in_random_order and run.manifest.sequential is None:
-        hint = "finish it without, or choose another --out"
+        hint = "drop --until-decided, or choose another --out"
         raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
     earlier = {name for name, worker in run.workers().items() if worker.part == str(part)}
     damaged = run.damaged_shards(part.has, None if resume else earlier)
@@ -460,7 +459,7 @@ def _adopt_decision(earlier: RunWriter, options: ProfileOptions, progress: Progr
     if others:
         earlier.update_manifest(lambda stored: dataclasses.replace(stored, config=stored.config | changed))
     if others - {"execution"}:
-        progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
+        progress.say(f"the decision settings changed: reports of {earlier.path} now follow them")
 
 
 def join(options: ProfileOptions, run: RunWriter, progress: Progress, part: Part = WHOLE) -> Plan:
@@ -483,8 +482,8 @@ def _require_same_models(before: Manifest, mine: Manifest, worker: Worker) -> No
     mixed = mine.profile.mixed_devices
     if not mixed and (found := worker.differs_from(before)):
         raise RunMismatch(
-            f"this process computes otherwise than the one that began the run ({'; '.join(found)}): its rows could differ",
-            "compute as the run began, profile into a new directory, or accept it: --set execution.mixed_devices=true",
+            f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
+            "match the run's setup, profile into a new directory, or allow it: --set execution.mixed_devices=true",
         )
     earlier, models = {"target": before.target, **before.drafts}, {"target": mine.target, **mine.drafts}
     fields = [f"{name} {field}" for name, facts in models.items() for field in _differing(earlier[name], facts)]
@@ -492,7 +491,7 @@ def _require_same_models(before: Manifest, mine: Manifest, worker: Worker) -> No
     odd += ["tokenizer"] if before.tokenizer != mine.tokenizer else []
     if odd:
         hint = "put the same models back, or profile into a new directory"
-        raise RunMismatch(f"models are not those that the run began with ({', '.join(odd)} differ)", hint)
+        raise RunMismatch(f"models are not those of the run ({', '.join(odd)} differ)", hint)
 
 
 def _require_same_target(earlier: Run, mine: Manifest) -> None:
@@ -546,7 +545,7 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
             writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance))
     if part != WHOLE and not run.is_finished() and enough is None and len(run.committed()) < len(staged):
         run.refresh()
-        progress.say(f"part {part} is done; others measure {len(staged) - len(run.committed())} shards still")
+        progress.say(f"part {part} is done; other parts have {len(staged) - len(run.committed())} shards left")
         return
     conclude(run, progress, settled, enough, asked)
 

@@ -178,7 +178,7 @@ class BackgroundWriter:
         if error is None:
             self.check()
         elif self._error is not None and self._error is not error:
-            error.add_note(f"what was measured before could not be written: {self._error}")
+            error.add_note(f"earlier measurements could not be written: {self._error}")
 
     def _end(self) -> None:
         """Have the thread end after what was handed over; a second time does no harm."""
@@ -212,8 +212,8 @@ class BackgroundWriter:
                 work()
         except MemoryError as error:  # pyarrow's, too
             self._error = OutOfMemory(
-                f"no memory to write what was measured: {error}",
-                "free memory and --resume, or profile again with a lower shard_documents",
+                f"out of memory while writing results: {error}",
+                "free memory, then --resume; or profile again with a lower shard_documents",
             )
         except BaseException as error:  # whatever it is ends the run, in the thread that runs it
             self._error = error

@@ -76,7 +76,7 @@ def halving(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if len(items) == 1:
-        hint = "lower max_new_tokens, use a smaller dtype, or --set a device_map"
+        hint = "lower max_new_tokens, use a smaller dtype, or set a device_map"
         raise OutOfMemory(f"out of memory on {describe(items[0])} alone", hint)
     middle = len(items) // 2
     first, halved_first = halving(run, items[:middle], describe)

@@ -170,13 +170,13 @@ def _bad_line(path: Path) -> str | None:
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
-LOST_BOS = "cut prompts lost the BOS that they began with"
+LOST_BOS = "cut prompts lost their initial BOS"
 INT32_MAX = np.iinfo(np.int32).max
 # Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
-NOT_READ = f"sources read no further: none of the last {READ_ON:,} rows was of a domain below limit"
+NOT_READ = f"sources read no further: the last {READ_ON:,} rows had no domain below its limit"
 REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is not the time of a request
@@ -365,16 +365,16 @@ class InRandomOrder:
         endless = [source.path for source in options.data if _streamed(source) and source.limit is None]
         problem = None
         if any(source.cluster for source in options.data):
-            problem = "takes documents to be independent, and this profile groups them by cluster"
+            problem = "needs independent documents, but this profile groups them by cluster"
         elif options.decision.weights is not None:
-            problem = "takes documents as the data has them, and decision.weights asks for another mixture"
+            problem = "keeps the data's mix of domains, but decision.weights asks for another"
         elif endless:
             problem = f"draws from all documents, and {endless[0]} on the hub has no limit"
         documents = [] if problem else list(corpus)
         # A bet counts a prompt once, an interval as often as it comes: where prompts recur they answer two questions.
         prompts = sorted(document.prompt_hash for document in documents)
         if (repeats := len(prompts) - len(set(prompts))) > REPEATED * len(prompts):
-            problem = f"takes documents to be independent, and {repeats} of {len(prompts)} repeat a prompt"
+            problem = f"needs independent documents, but {repeats} of {len(prompts)} repeat a prompt"
         if problem:
             raise ProfileInvalid(f"--until-decided {problem}", "change that, or profile without --until-decided")
         seed = int.from_bytes(hashlib.sha256("".join(prompts).encode()).digest())
@@ -427,7 +427,7 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
         is_chat = isinstance(messages, list) and all(isinstance(turn, Mapping) and turn.get("role") for turn in messages)
         if not is_chat or (messages and messages[-1]["role"] == "assistant"):
             problem = "end with an assistant turn" if is_chat else "holds no chat messages"
-            hint = "give a list of {role, content} up to the user's turn; logged answers go into a column (kind: given)"
+            hint = "give a list of {role, content} ending with a user turn; put logged answers in a column (kind: given)"
             raise ColumnMissing(f"{where}: {source.messages} {problem}", hint)
         messages = [{**turn, "content": _joined(turn.get("content"))} for turn in messages]
         if not messages or _blank(messages[-1]["content"]):
@@ -505,7 +505,7 @@ def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTraine
 
 def _token_ids(value: Any, where: str, column: str) -> Ids:
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= INT32_MAX for token in value):
-        raise ColumnMissing(f"{where}: {column} holds no token ids", "it must be a list of integers that the tokenizer gave")
+        raise ColumnMissing(f"{where}: {column} holds no token ids", "give a list of integer ids from the tokenizer")
     return np.asarray(value, dtype=np.int32)
 
 
@@ -631,7 +631,7 @@ class Reused(Staged):
         order = run.manifest.sequential
         if order is not None and run.manifest.documents < order["available"]:
             raise RunMismatch(
-                f"{path} stopped early because the verdict was sure: how many documents it has depends on its results",
+                f"{path} stopped early at a sure verdict: its number of documents depends on its results",
                 "reuse continuations of a run that measured all of its documents",
             )
         before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))

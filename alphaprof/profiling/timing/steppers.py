@@ -219,14 +219,14 @@ def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Ste
         if is_out_of_memory(error):
             raise
         reason = first_line(error)[:200]
-    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason}")
+    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot undo steps: {reason}")
 
 
 def _tried(new: Stepper, longest: int) -> Stepper:
     new.step(1)
     new.step(longest)
     if new.length() != new.context:
-        raise NotTimed(f"{new.model.name} ({type(new.model.network).__name__}) cannot take steps back")
+        raise NotTimed(f"{new.model.name} ({type(new.model.network).__name__}) cannot undo steps")
     return new
 
 

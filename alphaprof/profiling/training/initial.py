@@ -38,7 +38,7 @@ def require_trainable(target: Model) -> None:
     plain = weight.is_floating_point() and not weight.is_meta
     hidden = target.network.config.get_text_config().hidden_size
     if not plain or weight.shape[1] != hidden or not TeacherForced(target).chunked:
-        problem = f"heads cannot be trained on {target.reference}: its embedding or its states are of another kind"
+        problem = f"heads cannot be trained on {target.reference}: its embedding or states are unsupported"
         hint = "train on one device in 16 or 32 bits, or with speculators or SpecForge (docs/training.md)"
         raise ModelUnloadable(problem, hint)
 
@@ -194,7 +194,7 @@ def chosen_vocabulary(texts: Sequence[RunText], wanted: float | None, always: Co
         fillers = np.lexsort((np.arange(size), -prompts))  # ids that occur in prompts, then the first ones
         order = np.concatenate([order, fillers[~np.isin(fillers, order) & ~np.isin(fillers, kept)]])
     if len(kept) >= most:
-        problem = f"a draft vocabulary of {most} ids has no room beside the {len(kept)} special tokens"
+        problem = f"a draft vocabulary of {most} ids leaves no room beyond {len(kept)} special tokens"
         raise OptionInvalid(problem, "raise --draft-vocab")
     return np.sort(np.concatenate([kept, order[: most - len(kept)]]).astype(np.int64))
 

@@ -104,9 +104,9 @@ With vLLM, which reads these files as they are:
 {command}
 ```
 
-## Licence
+## License
 
-The licence of the texts is unknown to alphaprof. A head is made from its target and from these texts: the licences of both
+The license of the texts is unknown to alphaprof. A head is made from its target and these texts: the licenses of both
 apply. training.json holds every setting and the units of each part.
 """
 
@@ -204,7 +204,7 @@ def done(records: Sequence[TrainingRecord], out: Path) -> str:
     if len(records) > 1:
         return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
     (record,) = records
-    done = f"{out}: {record.steps} steps, the best on stop documents was {record.best_step}"
+    done = f"{out}: {record.steps} steps; best on stop documents: step {record.best_step}"
     return f"{done}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
 
 
@@ -251,7 +251,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     own = learnable(texts, asked.ttt)
     if not own:
         raise DataEmpty(
-            f"no text of {run_name} was written by the target and is longer than the {asked.ttt} depths that are trained",
+            f"{run_name} has no text by the target that is longer than the {asked.ttt} trained depths",
             "profile with continuation kind greedy or sampled and a larger max_new_tokens, or lower --ttt",
         )
     if len(own) < len(texts):
@@ -276,7 +276,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     if target.digest != before.target.fingerprint or tokenizer_fingerprint(tokenizer) != before.tokenizer:
         raise RunMismatch(
             f"{run_name} was made with another target, dtype or tokenizer than {options.target.model}",
-            "give the profile that made the run: a head learns the law of the target that wrote its texts",
+            "give the run's own profile: a head learns from the target that wrote its texts",
         )
     require_trainable(target)
     return Workshop(options, asked, run, run_name, target, tokenizer, own, parts, progress)
@@ -348,7 +348,7 @@ def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
     seen = learnt(record := read_training(init))
     if both := (seen or frozenset(record.units.train)) & {*shop.split.units[STOP], *shop.split.units[TEST]}:
         raise PartsOverlap(
-            f"{init} was trained on {len(both)} of the units that it would be stopped by and tested on",
+            f"{init} was trained on {len(both)} of the stop and test units",
             "split the texts as that training did (--split, --split-seed), or begin with another head",
         )
     return None if seen is None else sorted(seen)
@@ -506,14 +506,14 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
         "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
         "parameters": f"{record.parameters:,}, {trained}",
         "proposes": f"{record.vocabulary.size:,} ids; {record.vocabulary.ceiling_test:.1%} of test tokens are among them",
-        "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.cpu:.0f} s of processors",
-        "loss": "KL of the head's law to the target's, renormalised over the ids that the head proposes",
+        "device": f"{record.device}; {record.seconds.training:.0f} s of steps, {record.seconds.cpu:.0f} s of CPU time",
+        "loss": "KL(target || head), the target renormalized over the ids that the head proposes",
     }
     lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
     lines += ["| | |", "|---|---|", *(_row(name, _cell(value)) for name, value in facts.items())]
     lines += ["", "## What was measured", "", *_measured(record, run, draft), ""]
     if learnt(record) is None:
-        lines += ["Nothing says what the head that training began with had learnt: it may have seen test texts.", ""]
+        lines += ["The training data of the initial head is unknown: it may include test texts.", ""]
     served = json.dumps({"method": "eagle3", "model": str(folder), "num_speculative_tokens": record.settings["ttt"]})
     command = shlex.join(["vllm", "serve", target.model, "--speculative-config", served])
     return "\n".join(lines) + USE.format(name=json.dumps(str(folder)), command=command)

@@ -151,7 +151,7 @@ class Trainer:
             kept = f"the weights of step {self.state.best_step}, the best so far, are in {self.storage.shown}"
             raise LogitsNotFinite(
                 f"the loss of step {self.state.step + 1} is not finite (learning rate {rate:.2g})",
-                f"{kept}; train into another --out with a lower --learning-rate, from the start or from there (--init)",
+                f"{kept}; train into another --out with a lower --learning-rate, from scratch or from them (--init)",
             )
         self.optimizer.step()
         self.state.tokens += sum(len(text.ids) for text in texts)
@@ -216,7 +216,7 @@ class Trainer:
             facts["progress"] = list(typed(facts["progress"], tuple[TrainingProgress, ...]))
             state = TrainingState(**facts)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            hint = "delete it: --resume begins again"
+            hint = "delete it; --resume starts over"
             raise HeadRecordUnreadable(f"{path} cannot be read: {cut(str(error), 100)}", hint) from None
         state.best = {name: tensors[f"best.{name}"] for name in self.weights if f"best.{name}" in tensors}
         self._restore({name: tensors[f"weights.{name}"] for name in self.weights})

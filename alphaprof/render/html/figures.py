@@ -172,7 +172,7 @@ def _alpha_said(item: Result, name: str, alpha: str) -> str:
         f"coverage {fmt.share(item.coverage)}" if item.coverage is not None and item.coverage < 1 else "",
         f"{fmt.documents(item.documents, item.clusters)} documents, {fmt.count(item.positions)} positions",
         "" if item.on_policy else "off-policy: the rule's own decoding would not emit this text",
-        "lossy: one step at a time along the target's own text" if item.lossy else "",
+        "lossy: measured per step on the target's own text" if item.lossy else "",
     )
 
 

@@ -60,24 +60,24 @@ NO_PROPOSAL, BEYOND, TIE, VOCABULARY, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = 
 )
 SILENT = 2  # causes, the first ones, whose positions have no proposal
 REMEDIES = {
-    NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
+    NO_PROPOSAL: "a draft with the target's vocabulary, which proposes there",
     BEYOND: "a draft with a longer context",
-    TIE: "none by a better draft: the target itself may choose either; profile in the served dtype",
+    TIE: "no draft helps: the target itself may choose either token; profile in the served dtype",
     VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic, or "
     "train a head with its own (alphaprof train)",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
     LOOKUP: "prompt lookup beside this draft",
     RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",
-    UNCERTAIN: "none by a better draft: the target itself is undecided there",
-    DRAFT: "a better draft: another one, or a head trained on this traffic (alphaprof train; alphaprof curve says what one "
-    "reaches, and with more data)",
+    UNCERTAIN: "no draft helps: the target itself is undecided there",
+    DRAFT: "another draft, or a head trained on this traffic (alphaprof train; alphaprof curve says what it reaches "
+    "now and with more data)",
 }
 WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
     NO_PROPOSAL: "a draft model if the text so far holds nothing to copy",
-    SPECIAL: "none: a draft that copies never proposes the end of a text, and copies other markers from where they occurred",
-    DRAFT: "a draft model: what followed there before is not what follows here",
+    SPECIAL: "none: a copying draft never proposes the end of a text, and copies other markers from earlier text",
+    DRAFT: "a draft model: this text does not continue like the copied one",
 }
-BY_CHANCE = "none by a better draft: the target draws another token than its likeliest"
+BY_CHANCE = "no draft helps: the target samples a token other than its top token"
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,8 @@ def _more_text(trained: Trained) -> str:
     forecast = "alphaprof train --curve, then alphaprof curve"
     if trained.curve is not None:
         forecast = shlex.join(["alphaprof", "curve", trained.curve])
-    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) that it was trained on"
-    return f"this head trained on more text than {size}; to see what that would gain: {forecast}"
+    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) so far"
+    return f"train this head on more text than {size}; to forecast the gain: {forecast}"
 
 
 @dataclass(frozen=True)
