@@ -27,15 +27,15 @@ PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from
 }
 DEPTH_COUNTS = {
     "drafted": "Rounds that drafted {} tokens or more.",
-    "tested": "Rounds that reached draft {}: all before it accepted, and the document not at its end.",
+    "tested": "Rounds that reached draft {}: all before it were accepted, the document had not ended.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
 # float32, as the probabilities that they are summed from: a report on sampled text reads 8 % less; no verdict uses them.
 IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, if all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if reached; null: never reached, or greedy text."
-RATIOS = "q(x_t) / p(x_t) if the token is draft {} of a round (block rules multiply these); null as above."
-EMITTED = "a_t at this depth: probability that the emitted token was draft {1}, kept by {0}; null as above."
+RATIOS = "q(x_t) / p(x_t) if x_t is draft {} of a round (block rules multiply it); null as accept_<rule>."
+EMITTED = "a_t at this depth: probability that the token was draft {1}, kept by {0}; null as accept_<rule>."
 CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}; expected 0."
 
 
@@ -124,7 +124,7 @@ POSITION_COLUMNS = (
     Column(
         "proposed",
         pa.int16(),
-        f"Most tokens that a round starting here can propose (0: none), including any after an EOS; capped at "
+        f"The most tokens a round starting here can propose (0: none), including any after an EOS; capped at "
         f"{PROPOSED_LIMIT}.",
         "tokens",
         0,
@@ -136,7 +136,7 @@ POSITION_COLUMNS = (
             "accepted_run",
             pa.int16(),
             "Drafts accepted by a round from here that proposes `proposed` tokens; null unless drafts depend on the "
-            "round's start (prompt lookup, heads). A round that proposes fewer accepts at most that many.",
+            "round's start (prompt lookup, heads). A shorter round accepts min(its proposals, this).",
             "tokens",
             0,
         ),
@@ -172,7 +172,7 @@ DOCUMENT_COLUMNS = (
     Column(
         "prompt_hash",
         pa.string(),
-        "SHA-256 of the prompt's token ids (little-endian int32), in hex; imported runs: of what identifies the prompt.",
+        "SHA-256 in hex of the prompt's token ids (little-endian int32); in imported runs, of the prompt's key.",
     ),
     Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
     Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),
@@ -180,7 +180,7 @@ DOCUMENT_COLUMNS = (
         "finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS; unknown: an engine did not say."
     ),
     Column("continuation", CATEGORY, "Kind of the continuation: greedy, sampled, given or text."),
-    Column("on_policy", pa.bool_(), "The target produced this continuation: greedily, or sampled with these settings."),
+    Column("on_policy", pa.bool_(), "Whether the target wrote this text: greedy, or sampled with these settings."),
     Column("max_new_tokens", pa.int32(), "Limit on the continuation; null: none.", "tokens", 1, nullable=True),
     Column(
         "temperature",
@@ -233,7 +233,7 @@ LATENCY_COLUMNS = (
     Column(
         "relative_error",
         pa.float64(),
-        "Standard error of this time alone, as a share of the time (1.96 of them: half a 95 % interval); 0: unknown.",
+        "Standard error of this time alone, as a share of the time (x 1.96: half of a 95 % interval); 0: unknown.",
         "ratio",
         0,
     ),
@@ -244,7 +244,7 @@ LATENCY_COLUMNS = (
     Column(
         "rounds_ms",
         pa.list_(pa.float32()),
-        "Time in each round. Round i times all steps of one batch and context together, so its ratios survive a slowdown.",
+        "Time in each round. Round i times all steps of one batch and context together, so a slowdown cancels in ratios.",
         "ms",
         0,
     ),
@@ -346,7 +346,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
             nullable=True,
         ),
         *(Column(name, count, doc, "positions", 0, nullable=True) for name, doc in PAIR_COUNTS.items()),
-        Column("thinking_positions", pa.int64(), "Positions in the phase thinking; null: no markers.", low=0, nullable=True),
+        Column("thinking_positions", pa.int64(), "Thinking positions; null: no markers configured.", low=0, nullable=True),
         Column("thinking_proposals", pa.int64(), "Thinking positions with a proposal.", low=0, nullable=True),
         Column(
             "thinking_accepted",

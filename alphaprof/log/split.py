@@ -218,7 +218,7 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
             yield f"{early} of {len(held[part])} {part} documents are older: their group has later ones"
     for domain in sorted({text.domain for text in texts}):
         if empty := [part for part in PARTS if all(text.domain != domain for text in held[part])]:
-            yield f"domain {domain} has no text to {' or '.join(empty)} on"
+            yield f"domain {domain} has no text for {' or '.join(empty)}"
 
 
 def _in_words(time: Time) -> str:

@@ -168,9 +168,7 @@ def read_training(folder: Path) -> TrainingRecord:
     try:
         return TypeAdapter(TrainingRecord).validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise HeadRecordUnreadable(
-            f"{folder} holds no {TRAINING}", "give units and tokens of this head in the list"
-        ) from None
+        raise HeadRecordUnreadable(f"{folder} holds no {TRAINING}", "add this head's units and tokens to the list") from None
     except OSError as error:
         reason = str(error.strerror)
     except ValidationError as error:

@@ -224,7 +224,7 @@ def _hybrid_table(curve: HybridCurve) -> Table:
         ahead = "ahead of" if curve.ahead else "not ahead of"
         own, alone = fmt.interval(curve.own_speedup, "x"), fmt.interval(curve.part_speedup, "x")
         below = [f"  {own}, {ahead} {curve.part} alone, {alone}"]
-    what = "tokens per round / speedup by gamma, by the tokens that prompt lookup must find (min_match)"
+    what = "tokens per round / speedup by gamma and by tokens that prompt lookup must find (min_match)"
     cells = [(str(item.min_match), item, "") for item in curve.results]
     return _what_if_table(f"draft {curve.draft}, whole traffic: {what}", cells, "min_match", below, curve.draft)
 
@@ -236,7 +236,7 @@ def _stop_table(surface: StopSurface) -> Table:
         gain = fmt.interval(surface.gain, "x")
         below = [f"  *: the best p_min; {gain} as fast as gamma {surface.plain_gamma} without p_min, on held-out documents"]
     what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
-    title = f"draft {surface.draft}, whole traffic: {what} by gamma, if it stops below a top probability (p_min)"
+    title = f"draft {surface.draft}, whole traffic: {what} by gamma, if drafts stop below top probability p_min"
     best = (surface.p_min, surface.gamma)
     cells = [(f"{item.p_min:g}", item, "*" if (item.p_min, item.gamma) == best else "") for item in surface.results]
     return _what_if_table(title, cells, "p_min", below, surface.draft)
@@ -316,7 +316,7 @@ def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
             cells[str(depth)] = f"{fmt.share(one)}{mark} / {fmt.share(first)}"
         rows.append((name, cells))
     gamma = max(item.gamma for item in shown[0].gammas)
-    what = f"at gamma {gamma}, accepted by depth: of drafts reached / of rounds with the first d all kept"
+    what = f"at gamma {gamma}, shares by depth d: reached drafts kept / rounds that kept the first d"
     few = any(FEW_MARK in cell for _, cells in rows for cell in cells.values())
     below = [f"  {MARKS[FEW_MARK]}"] if few else []
     yield table_by_columns(f"{title}, {what}", rows, below=below, draft=shown[0].draft)
@@ -594,7 +594,7 @@ def difficulty(report: Report) -> Iterator[Block]:
         "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
         "match for the target; one that is low only at the left is close to the best possible.",
         "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
-        "that the rule could not reject; the gap between them was kept, but not certain to be.",
+        "that the rule could not reject; the gap was kept without certainty.",
         "margin",
     )
     nothing = wording.uncertified(report)
@@ -651,7 +651,7 @@ def predictability(report: Report) -> Iterator[Block]:
     yield from table_of(title, texts, columns)
     names = text_names(texts, texts)
     budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
-    title = "KL budget, nats: up to which 50 %, 90 % and 99 % of positions are certain"
+    title = "KL budget, nats: largest KL with 50 %, 90 % and 99 % of positions certain"
     yield table_by_columns(title, list(zip(names, budgets, strict=True)))
     runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
     title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft with at most this KL(p||q)"
@@ -842,7 +842,7 @@ SECTIONS = (
         "predictability",
         "what the target alone says: how predictable the texts are",
         predictability,
-        "it needs the position log, and with a draft model its thresholds (certificates: true)",
+        "it needs the position log, and for a draft model its thresholds (certificates: true)",
     ),
     Section(
         "difficulty",

@@ -95,7 +95,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
     if odd:
         names = f"{one.target.reference} and {two.target.reference}"
         raise NotComparable(
-            f"{here} and {there} have different targets, {names} ({', '.join(odd)} differ)",
+            f"{here} and {there} have different targets, {names} (other {', '.join(odd)})",
             "compare drafts of one target in one dtype; imports of one target need the same --target",
         )
 
@@ -111,7 +111,7 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
             imported.prompts_known_by or "nothing",
             f"{LOG_PROMPTS}, of both runs, and import them again",
         )
-    hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
+    hint = "profile one again with the other's setting; --reuse-continuations keeps the text"
     yield "draft_processing", side.run.manifest.profile.draft_processing, hint
 
 
@@ -119,8 +119,8 @@ def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[
     """Return the gammas of both drafts, or the one that is named. Raises `OptionInvalid` if it is not one of both."""
     both = sorted(set(first.gammas) & set(second.gammas))
     if named not in (None, *both):
-        names = " or ".join(map(str, both)) or "none is"
-        raise OptionInvalid(f"gamma {named} was not replayed in both runs", f"name one that was: {names}")
+        names = " or ".join(map(str, both)) or "none"
+        raise OptionInvalid(f"gamma {named} was not replayed in both runs", f"name a shared one: {names}")
     return both if named is None else [named]
 
 

@@ -70,6 +70,6 @@ def why_not_served(engine: ServingEngine, facts: DraftFacts, rule: str, p_min: f
         if bound.rule.blocks and not engine.blocks:
             return f"{engine.name} does not verify drafts in blocks"
         if bound.rule.drawn and facts.has_distribution and not engine.draws(facts):
-            lacking = " that lacks some of the target's tokens" if facts.reduced_vocabulary else ""
-            return f"{engine.name} uses the top tokens of a {facts.kind} draft{lacking}, but {bound.id} samples them"
+            lacking = " that lack some of the target's tokens" if facts.reduced_vocabulary else ""
+            return f"{engine.name} uses the top tokens of {facts.kind} drafts{lacking}, but {bound.id} samples them"
     return ""

@@ -176,7 +176,7 @@ def judge(
     else:
         decision = no_decision("this run fixed draft and gamma before its first document, so no document can choose")
     if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
-        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, and there are {rounds}: {SURER}"
+        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}: {SURER}"
         decision = replace(decision, verdict="UNDECIDED", reason=needed)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     reason = f"{timing.basis}: {decision.reason}"

@@ -97,7 +97,7 @@ def path_lengths(ranks: Array, stop: Ints, tree: Tree) -> Ints:
     """
     depths = ranks.shape[1] if ranks.ndim > 1 else 1
     if 1 < depths < tree.depth:
-        raise ValueError(f"the tree has {tree.depth} levels, and ranks are known for {depths}")
+        raise ValueError(f"the tree has {tree.depth} levels, but ranks are known for {depths}")
     labels = np.zeros((len(ranks) + tree.depth, depths), dtype=np.int64)
     labels[: len(ranks)] = np.where(ranks >= 1, np.minimum(ranks, tree.width + 1), 0).reshape(len(ranks), depths)
     lengths = np.zeros(len(ranks), dtype=np.int64)

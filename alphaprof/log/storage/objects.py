@@ -43,7 +43,7 @@ FAILED = ("code: 5", "error sending request")
 # and those of listings have one.
 CAUSES = (
     (NO_BUCKET, "the bucket {bucket} does not exist", "create it, or check the name, {where}"),
-    (OTHER_REGION, "the bucket is in another region", "set AWS_REGION to the bucket's"),
+    (OTHER_REGION, "the bucket is in another region", "set AWS_REGION to that region"),
     (NO_ACCESS, "access is denied", "check {keys}, and that they can list, read, write and delete there"),
     (
         FAILED,
@@ -124,7 +124,7 @@ class ObjectStorage:
                     except FileNotFoundError:  # 409: another request was busy with that name, and may have failed
                         continue
                 return True
-        raise DiskFull(f"cannot write {self.shown}/{name}: it keeps changing", "stop what else writes there")
+        raise DiskFull(f"cannot write {self.shown}/{name}: it keeps changing", "stop other writers there")
 
     def read(self, name: str) -> bytes:
         """Return the content of an object. Raises `FileNotFoundError`, and `RunUnreadable`."""

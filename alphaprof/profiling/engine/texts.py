@@ -87,7 +87,7 @@ def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:
 def model_arguments(options: ProfileOptions, engine: EngineOptions, target: Model) -> dict[str, Any]:
     """Return the arguments of vLLM that name the target as it is profiled. Raises `EngineFailed`."""
     if options.target.model.endswith(".gguf") and "model" not in engine.args:
-        hint = "name a folder of the same weights in safetensors: engine.args.model"
+        hint = "set engine.args.model to a safetensors folder of the same weights"
         raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
     arguments: dict[str, Any] = {
         "model": options.target.model,

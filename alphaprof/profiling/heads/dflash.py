@@ -180,14 +180,14 @@ def load_dflash(
     rows = draft.block or head.rows
     drafts = rows - 1 + head.anchored
     if drafts not in options.gammas:
-        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and gammas is {list(options.gammas)}"
+        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, but gammas is {list(options.gammas)}"
         raise ModelUnloadable(problem, f"add {drafts} to gammas, or set this draft's block to match one of them")
     if draft.depths not in (None, drafts):
-        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, and its depths are {draft.depths}"
+        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, but its depths are {draft.depths}"
         raise ModelUnloadable(problem, "remove depths: block sets how many tokens it drafts")
     network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
     zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
-    proposes = "proposes the token after it" if head.anchored else "but the anchor's proposes its own token"
+    proposes = "proposes the token after it" if head.anchored else "but the anchor proposes its own token"
     reading = {
         "layout": head.layout,
         "target states": f"after {', '.join(map(str, head.passed))} layers",
@@ -266,7 +266,7 @@ def _require_states(head: DFlashFormat, target: Model) -> None:
     count = target.network.config.get_text_config().num_hidden_layers
     named = head.settings.get("num_target_layers") or count
     if min(head.passed) < 1 or max(head.passed) > count or named != count:
-        problem = f"it reads states after {', '.join(map(str, head.passed))} of {named} layers, and the target has {count}"
+        problem = f"it reads states after {', '.join(map(str, head.passed))} of {named} layers, but the target has {count}"
         raise head.files.refused(problem, OTHER_TARGET)
 
 

@@ -77,7 +77,7 @@ class HeadDraft:
         model, depths = options.own_model, options.depths or max(gammas)
         if network.most is not None and depths > network.most:
             hint = f"set this draft's depths to {network.most} or less; MTP with reuse: true has no limit"
-            raise ModelUnloadable(f"draft {name} has {network.most} depths, and {depths} are asked for", hint)
+            raise ModelUnloadable(f"draft {name} has {network.most} depths, but {depths} are needed", hint)
         reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
         return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
 

@@ -285,7 +285,7 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     reads = len(layers) if fc is None else fc.shape[-1] / head.width
     if len(set(layers)) != reads or min(layers) < 0 or max(layers) > blocks:
         raise head.files.refused(
-            f"it reads {reads:g} states, but its config.json names those after {_listed(layers)} of {blocks} layers",
+            f"it reads {reads:g} states, but config.json names states after {_listed(layers)} of {blocks} layers",
             f"give the head that belongs to this target, or correct {IDS} in its config.json",
         )
     return layers
@@ -324,7 +324,7 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
         readings[f"{words} {'after' if other[name] else 'before'} the norm"] = replace(measured, **other)
     for engine, reading in served.items():
         if reading not in (measured, *readings.values()):
-            readings[f"its files read as {engine} does"] = reading
+            readings[f"its files read as in {engine}"] = reading
     return [
         Alternative(
             words,
@@ -516,7 +516,7 @@ def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str])
         weight: Any = getattr(module, "weight", None)
         is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
         if not is_usable or weight.shape[1] != hidden:
-            problem = f"it needs the target's {key}, which is quantized, on no device or of another width"
+            problem = f"it needs the target's {key}, which is quantized, not loaded or of another width"
             raise files.refused(problem, COMPLETE)
         shared[key] = weight
     return shared
@@ -536,7 +536,7 @@ def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[He
     config = target.network.config.get_text_config()
     theirs, ours = (head.width, head.layers.vocab_size), (config.hidden_size, target.vocabulary)
     if theirs != ours:
-        problem = "it needs states of width {} and {} ids".format(*theirs)
+        problem = "it needs state width {} and {} ids".format(*theirs)
         problem += ", but {} has {} and {}".format(target.reference, *ours)
         raise head.files.refused(problem, OTHER_TARGET)
     return head

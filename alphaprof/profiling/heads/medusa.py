@@ -166,7 +166,7 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
     files.require_flags(files.config, ["original_lm_head"])
     promised = files.config.get("medusa_num_heads") or files.config.get("num_heads") or heads
     if promised > heads or (files.config.get("medusa_num_layers") or blocks) != blocks:
-        raise files.refused(f"its files hold {heads} heads of {blocks} blocks, and its config.json says otherwise", COMPLETE)
+        raise files.refused(f"its files hold {heads} heads of {blocks} blocks, but its config.json says otherwise", COMPLETE)
     hidden = int(target.network.config.get_text_config().hidden_size)
     ids, rows = (None, None) if MAP not in names else _token_map(files, names[MAP], target).sort()
     with torch.device("meta"):
@@ -198,5 +198,5 @@ def _token_map(files: HeadFiles, stored: str, target: Model) -> torch.Tensor:
     """The target's ids of a reduced vocabulary."""
     kept = files.tensor(stored).long().flatten()
     if len(set(kept.tolist())) != len(kept) or not bool(((kept >= 0) & (kept < target.vocabulary)).all()):
-        raise files.refused(f"{stored} does not hold different ids of the target, 0 to {target.vocabulary - 1}", COMPLETE)
+        raise files.refused(f"{stored} does not hold distinct target ids from 0 to {target.vocabulary - 1}", COMPLETE)
     return kept

@@ -63,11 +63,11 @@ OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
-FED_BEFORE = "use an engine that feeds back like vLLM 0.32 for GLM-4.5"  # no config.json says it
+FED_BEFORE = "use an engine that does so, like vLLM 0.32 for GLM-4.5"  # no config.json says it
 IMPORT = "serve it with an engine and import its counters (alphaprof import)"
 REUSE = (
     "reuse: false uses one module per depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true uses "
-    "the first module at every depth (vLLM's model runner V1). SGLang loads DeepSeek's modules only if there is one"
+    "the first module at every depth (vLLM's model runner V1). SGLang cannot load more than one DeepSeek module"
 )
 PUBLISHED = "give the complete target as published: converters and quantizers often drop or change MTP modules"
 

@@ -83,7 +83,7 @@ def mask_of(files: HeadFiles) -> int:
     """The mask token that the files of a parallel drafter name. Raises `ModelUnloadable`."""
     given = next((files.config[key] for key in MASKS if files.config.get(key) is not None), None)
     if type(given) is not int or given < 0:
-        raise files.refused(f"its config.json names the mask token {shown(given)}", f"{COMPLETE}: mask_token_id")
+        raise files.refused(f"config.json has no valid mask token: {shown(given)}", f"{COMPLETE}: mask_token_id")
     layers = files.config.get("transformer_layer_config") or files.config
     require_mask(files, given, layers.get("vocab_size"))
     return given

@@ -118,7 +118,7 @@ def _require_hub_id(reference: str) -> None:
     places = getattr(find_spec("datasets"), "submodule_search_locations", None) or []
     formats = {path.name for place in places for path in Path(place).glob("packaged_modules/*") if path.is_dir()}
     if reference.removeprefix("hf://datasets/") in formats or os.path.exists(reference):
-        message = f"dataset {cut(reference)} is not on the hub: datasets would read files of the working directory instead"
+        message = f"dataset {cut(reference)} is not on the hub: `datasets` would read the working directory instead"
         hint = "give a file with its suffix, a directory relative to the profile (./NAME), or OWNER/NAME on the hub"
         raise DataUnreadable(message, hint)
 

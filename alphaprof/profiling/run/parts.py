@@ -64,7 +64,7 @@ def _scheduled(environment: Mapping[str, str]) -> Part:
             index = int(environment[number]) - int(environment.get(first) or 0)
             return part_of(f"{index}/{environment[count]}")
     known = ", ".join(f"{number} and {count}" for number, count, _ in SCHEDULERS)
-    raise OptionInvalid(f"--part auto finds no scheduler's numbers in the environment ({known})", "give --part I/N")
+    raise OptionInvalid(f"--part auto finds no scheduler variables in the environment ({known})", "give --part I/N")
 
 
 def wait_until_begun(storage: Storage, part: Part, say: Callable[[str], None]) -> None:

@@ -121,7 +121,7 @@ def require_verdict(options: ProfileOptions) -> None:
         )
     if options.decision.p_min:
         raise ProfileInvalid(
-            "--until-decided cannot use decision.p_min: the log only bounds how many tokens such a round drafts",
+            "--until-decided cannot use decision.p_min: the log only bounds how many tokens its rounds draft",
             "profile without --until-decided, or without p_min and then run alphaprof report --set decision.p_min=auto",
         )
 
@@ -491,7 +491,7 @@ def _require_same_models(before: Manifest, mine: Manifest, worker: Worker) -> No
     odd += ["tokenizer"] if before.tokenizer != mine.tokenizer else []
     if odd:
         hint = "put the same models back, or profile into a new directory"
-        raise RunMismatch(f"models are not those of the run ({', '.join(odd)} differ)", hint)
+        raise RunMismatch(f"models are not those of the run (other {', '.join(odd)})", hint)
 
 
 def _require_same_target(earlier: Run, mine: Manifest) -> None:

@@ -176,7 +176,7 @@ INT32_MAX = np.iinfo(np.int32).max
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
-NOT_READ = f"sources read no further: the last {READ_ON:,} rows had no domain below its limit"
+NOT_READ = f"sources read no further: the last {READ_ON:,} rows had only domains at the limit"
 REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is not the time of a request
@@ -369,7 +369,7 @@ class InRandomOrder:
         elif options.decision.weights is not None:
             problem = "keeps the data's mix of domains, but decision.weights asks for another"
         elif endless:
-            problem = f"draws from all documents, and {endless[0]} on the hub has no limit"
+            problem = f"draws from all documents, but {endless[0]} on the hub has no limit"
         documents = [] if problem else list(corpus)
         # A bet counts a prompt once, an interval as often as it comes: where prompts recur they answer two questions.
         prompts = sorted(document.prompt_hash for document in documents)
@@ -426,7 +426,7 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
         messages = _value(row, source.messages, where)
         is_chat = isinstance(messages, list) and all(isinstance(turn, Mapping) and turn.get("role") for turn in messages)
         if not is_chat or (messages and messages[-1]["role"] == "assistant"):
-            problem = "end with an assistant turn" if is_chat else "holds no chat messages"
+            problem = "ends with an assistant turn" if is_chat else "holds no chat messages"
             hint = "give a list of {role, content} ending with a user turn; put logged answers in a column (kind: given)"
             raise ColumnMissing(f"{where}: {source.messages} {problem}", hint)
         messages = [{**turn, "content": _joined(turn.get("content"))} for turn in messages]
@@ -637,7 +637,7 @@ class Reused(Staged):
         before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))
         if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
             hint = "reuse continuations with the data and continuation of the run that made them"
-            raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
+            raise RunMismatch(f"{path} was made with another profile (other {', '.join(changed)})", hint)
         return cls(run, units)
 
     def __iter__(self) -> Iterator[Document]:

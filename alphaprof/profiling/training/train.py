@@ -213,7 +213,7 @@ def require_free(out: Path, kind: str, resume: bool) -> None:
     LocalStorage(out).require_writable()
     names = [name for name in os.listdir(out) if not name.startswith(".")] if out.is_dir() else []
     if names and (kind not in names or not resume):
-        what = f"a {kind}" if kind in names else f"files, and no {kind}"
+        what = f"a {kind}" if kind in names else f"files but no {kind}"
         raise RunExists(f"{out} holds {what}", "choose a new directory for --out; --resume finishes a training")
 
 
@@ -261,7 +261,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
         progress.say(note)
     groups = {part: len({parts.groups[unit] for unit in parts.units[part]}) for part in PARTS}
     if groups[TRAIN] < least or not all(groups.values()):
-        needs = "of three different times" if asked.split == TIME else "that are not near-copies of each other"
+        needs = "from different times" if asked.split == TIME else "that are not near-copies of each other"
         raise DataEmpty(
             f"{run_name} has too few independent units: {', '.join(f'{count} to {part}' for part, count in groups.items())}",
             f"profile more prompts: a head needs at least three {needs}, a curve {LEAST} to train on",
@@ -501,7 +501,7 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
     facts = {
         "target": f"{target.model} (fingerprint {target.fingerprint[:16]}, width {target.hidden_size})",
         "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units, "
-        f"{size.fraction} of the training units), {size.prompt_tokens:,} tokens of prompts before them",
+        f"{size.fraction} of the training units), plus {size.prompt_tokens:,} prompt tokens",
         "split": split_words(record),
         "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
         "parameters": f"{record.parameters:,}, {trained}",

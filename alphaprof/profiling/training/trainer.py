@@ -151,7 +151,7 @@ class Trainer:
             kept = f"the weights of step {self.state.best_step}, the best so far, are in {self.storage.shown}"
             raise LogitsNotFinite(
                 f"the loss of step {self.state.step + 1} is not finite (learning rate {rate:.2g})",
-                f"{kept}; train into another --out with a lower --learning-rate, from scratch or from them (--init)",
+                f"{kept}; use another --out and a lower --learning-rate, from scratch or these weights (--init)",
             )
         self.optimizer.step()
         self.state.tokens += sum(len(text.ids) for text in texts)

@@ -64,7 +64,7 @@ REMEDIES = {
     BEYOND: "a draft with a longer context",
     TIE: "no draft helps: the target itself may choose either token; profile in the served dtype",
     VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic, or "
-    "train a head with its own (alphaprof train)",
+    "train a head on it (alphaprof train)",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
     LOOKUP: "prompt lookup beside this draft",
     RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",

@@ -65,9 +65,7 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
     question, facts = inputs.question, inputs.run.manifest.drafts
     judged = list(facts) if question.draft == AUTO else [question.draft]
     if question.p_min and (silent := [draft for draft in judged if facts[draft].by_depth]):
-        problem = (
-            f"decision.p_min: the log of {silent[0]} holds no probabilities by depth, so it is not known where it stops"
-        )
+        problem = f"decision.p_min: the log of {silent[0]} holds no probabilities by depth, so the draft's stops are unknown"
         raise OptionInvalid(problem, "leave p_min out, or name another decision.draft")
     if question.p_min != AUTO:
         return inputs
