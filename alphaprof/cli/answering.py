@@ -26,7 +26,7 @@ from alphaprof.cli.common import (
 from alphaprof.errors import OptionInvalid
 
 group = Typer()
-MARGIN = "Allowed drop in alpha (imported runs, heads, with --gamma: in tokens per round)."
+MARGIN = "Allowed drop in alpha (in tokens per round for imported runs, heads, or --gamma)."
 Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
 ReportFormat = Annotated[
     Literal["terminal", "json", "md", "html", "csv"], output("--format", help="terminal, json, md, html or csv.")
@@ -54,7 +54,7 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
             "the HTML page is 5 MB of text, too much for a terminal", "write it to a file: --out report.html"
         )
     if names and output not in ("terminal", "md"):
-        holds = "is the one table" if output == "csv" else "holds every section"
+        holds = "has only one table" if output == "csv" else "holds every section"
         raise OptionInvalid(
             f"--show chooses what terminal and md print; {output} {holds}", f"leave out --show or --format {output}"
         )
@@ -86,11 +86,11 @@ def report(
     overrides: QuestionChanges = None,
     rules: Annotated[
         list[str] | None,
-        Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable); --show rules."),
+        Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable; see --show rules)."),
     ] = None,
     replay: Annotated[
         Literal["engine", "llamacpp"],
-        how(help="Drafts near the end of a text: engine: no cap; llamacpp: at most tokens left - 1."),
+        how(help="Cap on drafts near the end of a text: engine (none) or llamacpp (tokens left - 1)."),
     ] = "engine",
     whole_log: Annotated[
         bool, how("--whole-log", help="Read the whole position log of a large run, not just part of its shards.")
@@ -123,7 +123,7 @@ def report(
 )
 def check(
     run: RunFolder,
-    draft: Annotated[str | None, Option(help="The draft to check; default: that of the decision.")] = None,
+    draft: Annotated[str | None, Option(help="The draft to check; default: the decision's draft.")] = None,
     rule: DecisiveRule = None,
     gamma: Annotated[
         int | None, Option(metavar="N", min=1, help="Drafted tokens per round; default: the gamma of the decision.")

@@ -183,7 +183,7 @@ QuestionChanges = Annotated[
         help="Change the question (decision.min_speedup=1.2) or the step times (costs.source=roofline) (repeatable).",
     ),
 ]
-DecisiveRule = Annotated[str | None, Option(help="The acceptance rule; default: that of the decision.")]
+DecisiveRule = Annotated[str | None, Option(help="The acceptance rule; default: the decision's rule.")]
 Format = Annotated[Literal["terminal", "json", "md", "html"], output("--format", help="terminal, json, md or html.")]
 Undecided = Annotated[
     Literal["pass", "fail"], how(help="If undecided or too noisy to tell: pass (exit code 0) or fail (11).")

@@ -238,7 +238,7 @@ def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) ->
     """Return the settings of sampled text; None: greedy. Raises `OptionInvalid` if rule and temperature do not fit."""
     if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
         problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
-        hint = "use strict only if greedy; one_hot (what engines use to sample), lossless and block need --temperature"
+        hint = "use strict for greedy only; one_hot (what engines use to sample), lossless and block need --temperature"
         raise OptionInvalid(problem, hint)
     if rule == "strict" or not temperature:
         return None

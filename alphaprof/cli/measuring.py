@@ -72,7 +72,7 @@ def profile(
     out: Annotated[str | None, output(help="Directory of the run: new, or with --resume an interrupted one.")] = None,
     resume: Resume = False,
     limit: Annotated[
-        int | None, Option(min=1, help="At most this many documents per source, or per domain of a column.")
+        int | None, Option(min=1, help="Maximum documents per source, or per domain if a column names it.")
     ] = None,
     reuse: Annotated[
         Path | None,

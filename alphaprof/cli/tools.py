@@ -59,7 +59,7 @@ def latency(
 )
 def validate(
     profile_file: ProfileFile,
-    documents: Annotated[int, Option(min=1, help="Documents per source, or per domain of a column.")] = 4,
+    documents: Annotated[int, Option(min=1, help="Documents per source (per domain if a column names it).")] = 4,
     gamma: Annotated[
         list[int] | None,
         Option(
@@ -76,8 +76,8 @@ def validate(
         Literal["transformers", "vllm"], Option(help="Decode with transformers here, or with the profile's vLLM.")
     ] = "transformers",
     concurrency: Annotated[int, Option(min=1, help="Sequences that vLLM decodes at once.")] = 1,
-    repeats: Annotated[int, how(min=1, help="How often to decode each text with and without each draft.")] = 3,
-    tolerance: Annotated[float, Option(min=0, help="Largest median error of predicted speedups that passes.")] = 0.10,
+    repeats: Annotated[int, how(min=1, help="Decode each text this many times, with and without each draft.")] = 3,
+    tolerance: Annotated[float, Option(min=0, help="Largest tolerated median error of predicted speedups.")] = 0.10,
     undecided: Undecided = "pass",
     out: Annotated[Path | None, output(readable=False, help="Keep the prediction's run in this new directory.")] = None,
     overrides: ProfileChanges = None,
@@ -131,7 +131,7 @@ def predict(
     rate: EngineRate = None,
     length: AcceptanceLength = None,
     rates: DepthRates = None,
-    at_gamma: Annotated[int | None, Option(help="The gamma of that rate or length; default: --gamma.")] = None,
+    at_gamma: Annotated[int | None, Option(help="Gamma of the given rate or length; default: --gamma.")] = None,
     gamma: Gamma = None,
     verify: Annotated[float, how(help="Verification of a round, in decode steps (v).")] = 1.0,
     verify_slope: Annotated[float, how(help="Added to --verify for every drafted token.")] = 0.0,

@@ -216,7 +216,7 @@ def _decided_by(check: Check) -> Iterator[str]:
     outcomes = [item.outcome for item in check.items[by_domain:]]
     if len(outcomes) > 1 or by_domain:
         counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORST_FIRST[::-1] if outcome in outcomes)
-        deciding = "; a domain decides only if it fails" if by_domain else ""
+        deciding = "; only a failure affects the result" if by_domain else ""
         yield f"of {len(outcomes)} {'domains' if by_domain else 'thresholds'}: {counts}{deciding}"
     lines = [f"next: {NEXT[check.outcome]}", check.reason]
     yield from lines if check.items else reversed(lines)
@@ -286,7 +286,7 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or domain in least:
-            hint = "give NUMBER for every domain or DOMAIN=NUMBER for one, each once: code=0.6"
+            hint = "give NUMBER for all domains, or DOMAIN=NUMBER once per domain: code=0.6"
             raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}, or is a duplicate", hint)
         least[domain] = value
     return least
@@ -365,7 +365,7 @@ def _check_thresholds(
         ("speedup", times is None, f"it has no step times for {draft}"),
     ):
         if missing and measure in thresholds:
-            hint = "use --min-acceptance-length, or check --baseline: tokens per round against another run"
+            hint = "use --min-acceptance-length, or --baseline to compare tokens per round with another run"
             raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
     by_depth, parts = inputs.run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds]]()
     for measure, named in thresholds.items():
@@ -460,11 +460,11 @@ def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFac
     """Return why a text cannot be judged; None if it can. `drafts`: of both sides."""
     old, new, rule = text.first, text.second, text.rule
     if old.policy not in parse_rule(rule).rule.policies:
-        return f"{rule} does not apply to its text ({fmt.text_kind(old.continuation, old.sampling)})"
+        return f"{rule} does not apply to this text ({fmt.text_kind(old.continuation, old.sampling)})"
     if gamma is not None and not (old.defined and new.defined):
         return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
     if gamma is not None and not text.has_rounds:
-        return "one run has no text longer than the one token of its prefill"
+        return "in one run, no text goes beyond its first token (prefill)"
     if proposes_nothing(old, gamma):
         return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
     return None

@@ -138,7 +138,7 @@ class Comparison:
         yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
         if self.same_text is not None:
             yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
-            yield Small("* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step at a time")
+            yield Small("* off-policy: the rule's decoding would not emit this text   ~ lossy: measured step by step")
 
     @property
     def sides(self) -> tuple[str, str]:

@@ -67,7 +67,7 @@ ONE_SPLIT = "use heads with the same target, run and train/test split"
 ORDER = ("prompt_hash", "domain", "continuation", "document")
 TOP_TOKEN = ("strict", "one_hot")  # rules that keep a draft only if it is the token that the target drew
 NOTABLE = 0.02  # share of tokens outside the vocabulary, and of speed that another gamma adds, that are worth a word
-STALLED = "the last increase in size gained less than heads of one size differ"
+STALLED = "the last gain is smaller than the spread between heads of one size"
 Speedups = Callable[[Interval], Interval]  # of tokens per round
 BySize = Sequence[tuple[int, Sequence[Measured]]]
 
@@ -294,8 +294,8 @@ def _footnotes(report: CurveReport) -> Iterator[str]:
     )
     if report.forecast:
         yield (
-            "Forecast: all curves 1 - alpha = e + A N^-b that fit the measurements; tokens per round enter as "
-            "the alpha of independent positions. Curves that stop or steepen are not covered (docs/curve.md)."
+            "Forecast: all curves 1 - alpha = e + A N^-b that fit the measurements; tokens per round are converted to "
+            "alpha for independent positions. Curves that stop or steepen are not covered (docs/curve.md)."
         )
 
 
@@ -429,7 +429,7 @@ def _held_out(run: Run, record: TrainingRecord | None) -> tuple[pa.Table, Array]
         parts = dict.fromkeys(record.units.stop, STOP) | dict.fromkeys(record.units.test, TEST)
     found = np.array([parts.get(unit, "") for unit in units], dtype=object)
     if not (found == TEST).any():
-        problem = f"{run.path} has no test text of any head with a training record"
+        problem = f"no document of {run.path} is a test text of the heads"
         raise NotComparable(problem, "give the run in which alphaprof train tested them")
     return table.filter(pa.array(found != "")), found[found != ""]
 
@@ -471,7 +471,7 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
     """Yield what is not nested, in words."""
     for head in chain(*sizes):
         if head.record is None and head.order is None:
-            yield f"the list does not say if larger heads have seen the data of {head.draft} (order:)"
+            yield f"set order: for {head.draft} if larger heads have seen its data"
     for place, same in enumerate(sizes[:-1]):
         larger = list(chain(*sizes[place + 1 :]))
         for small in same:
@@ -954,7 +954,7 @@ def _first_size_at(curve: LearningCurve, inputs: CurveInputs, speed: Speedups, *
 def _verdict_as_measured(speed: Interval | None, least: float, reason: str) -> str:
     """Return the verdict without a forecast: what was measured stands."""
     if speed is None:
-        verdict = "no step times: only the measured curve tells, in tokens per round"
+        verdict = "no step times: judge by the measured tokens per round"
     elif speed.low >= least:
         verdict = f"the largest size reaches {least:g}x as measured"
     elif speed.high < least:
@@ -976,7 +976,7 @@ def _other_ways(last: CurvePoint, floor: float | None, least: float) -> Iterator
     if fast and len(last.domains) > 1:
         yield f"other traffic: {', '.join(fmt.short(domain.domain) for domain in fast[:3])} alone reaches {least:g}x"
     if floor is not None and floor >= NOTABLE:
-        yield f"a larger --draft-vocab: no head can propose {fmt.percent(floor)} of the test tokens"
+        yield f"a larger --draft-vocab: the heads cannot propose {fmt.percent(floor)} of the test tokens"
 
 
 def costs_of(heads: CurveHeads) -> tuple[CurveCost, ...]:

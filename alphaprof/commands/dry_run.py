@@ -188,10 +188,10 @@ def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     cause = f"{count(once)} of {many(len(seen), 'prompt')} begin with BOS ({short(str(plan.tokenizer.bos_token))})"
     if twice:
         remedy = "remove it from the data, or give token ids as prompt_ids"
-        yield Finding("bos", "run", "problem", f"{cause}, {count(twice)} with two: the data already contains it", remedy)
+        yield Finding("bos", "run", "problem", f"{cause}, {count(twice)} of them twice: the data already has BOS", remedy)
     elif once < len(seen) and plan.tokenizer("a")["input_ids"][:1] == [begin]:
         remedy = (
-            "keep if your server sends prompts like this (many apply the template as is); else give token ids: prompt_ids"
+            "keep this if your server sends the same prompts (many do: they add no BOS); else give token ids as prompt_ids"
         )
         yield Finding.of("bos", "run", f"{cause}, which the tokenizer adds to plain text", remedy)
     else:
@@ -242,7 +242,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
     else:
         documents = f"{many(estimate.documents or 0, 'document')} (at most {many(estimate.positions or 0, 'position')})"
         yield Finding.of(
-            "time", "run", f"at most about {duration(estimate.seconds)} for {documents}, in batches as small as here"
+            "time", "run", f"at most about {duration(estimate.seconds)} for {documents}, with the trial's small batches"
         )
         free = (
             shutil.disk_usage(_folder(out)).free if out is not None and isinstance(storage_of(out), LocalStorage) else None

@@ -368,7 +368,7 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         yield f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
-        assumes = "assuming independence: bursts would raise it" if burst == 0 else "assuming that burstiness"
+        assumes = "assuming independence: bursts would raise it" if burst == 0 else "assuming this burstiness"
         yield f"this alpha is computed from {says}, {assumes}"
     if cost is not None:
         slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""

@@ -156,7 +156,7 @@ def _gain_over_chain(report: TreesReport) -> Iterator[str]:
     values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(row.tokens_per_round)} in all"
     yield f"tree {fmt.short(tree.name)} {gain} its chain: {values}; a round verifies {tree.nodes} nodes"
     yield "tree verification was not timed, so there is no speedup and no verdict"
-    yield "next: it is faster if a round costs fewer decode steps than tokens; --format json lists the paths"
+    yield "next: the tree pays if a round costs fewer decode steps than it emits tokens; --format json lists the paths"
 
 
 def _missing(report: TreesReport) -> Iterator[str]:

@@ -98,9 +98,7 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
     try:
         return list(dict.fromkeys(parse_rule(text).id for text in specifications))
     except ValueError as error:
-        raise ProfileInvalid(
-            f"{option}: {error}", "list them with alphaprof rules; write for example additive:0.2"
-        ) from None
+        raise ProfileInvalid(f"{option}: {error}", "list them with alphaprof rules; for example: additive:0.2") from None
 
 
 def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
@@ -134,7 +132,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     keys = path.strip().split(".")
     option = f"--set {cut(path, VALUE)}"
     if not equals or not all(keys):
-        raise ProfileInvalid(f"--set {shown(override)} is not KEY=VALUE", "write for example --set target.dtype=float32")
+        raise ProfileInvalid(f"--set {shown(override)} is not KEY=VALUE", "for example: --set target.dtype=float32")
     try:
         value = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML:
@@ -170,7 +168,7 @@ def _element(items: list[Any], key: str, place: str) -> int:
     hint = f"use an index from 0 to {len(items) - 1}" if items else "set the whole list; it is empty"
     if known := cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str)))):
         hint += f", or a domain that only one source has ({known})"
-    raise ProfileInvalid(f"--set {place}: {shown(key)} names none or several of {len(items)} list elements", hint)
+    raise ProfileInvalid(f"--set {place}: {shown(key)} does not name exactly one of {len(items)} list elements", hint)
 
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:

@@ -150,7 +150,7 @@ class HeadOptions(DraftOptions):
     ranks_by_depth: bool = Field(
         False, description="log the rank that the head gives to each token, at every depth; needed for trees"
     )
-    check_wiring: bool = Field(True, description="first try other ways to read its files, by acceptance rate on a few texts")
+    check_wiring: bool = Field(True, description="first compare ways to read its files, by acceptance rate on a few texts")
 
 
 class HeadFileOptions(HeadOptions):
@@ -198,7 +198,7 @@ class DFlashDraft(HeadFileOptions):
     loader = "alphaprof.profiling.heads.dflash:load_dflash"
     kind: Literal["dflash"]
     block: Annotated[Whole, Field(ge=2, le=GAMMA_LIMIT + 1)] | None = Field(
-        None, description="rows of a block; gammas must contain block - 1, what a round drafts; default: from its files"
+        None, description="rows of a block; gammas must contain block - 1, the drafts per round; default: from its files"
     )
 
 
@@ -299,7 +299,7 @@ class SampledContinuation(Sampling, WrittenContinuation):
 
 
 class GivenContinuation(Sampling):
-    """Logged responses: text, or token ids that are never re-tokenised."""
+    """Logged responses: text, or token ids that are never retokenized."""
 
     kind: Literal["given"]
     column: str = Field(description="column with the response, as text or as a list of token ids")
@@ -358,7 +358,7 @@ class MeasuredCosts(Options):
     )
     mode: Literal["auto", "eager"] = Field(
         "auto",
-        description="measured only; auto: static cache, and CUDA graphs if the device has them; eager: as validate decodes",
+        description="for source: measured; auto: static cache, and CUDA graphs if available; eager: as validate decodes",
     )
 
 

@@ -129,8 +129,8 @@ class DecisionOptions(Options):
     concurrency: Whole = Field(1, ge=1, description="batch size of the verdict: number of sequences decoded at a time")
     served_dtype: str | None = Field(
         None,
-        description="dtype that you serve the target in, like fp8: if the run measures another one, its verdict is "
-        "UNDECIDED: use a report on a run imported from the engine; default: the measured dtype",
+        description="dtype that you serve the target in, like fp8; if the run measures another one, its verdict is "
+        "UNDECIDED (report on a run imported from the engine); default: the measured dtype",
     )
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as measured")
     min_route_gain: float = Field(

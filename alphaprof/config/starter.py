@@ -84,7 +84,7 @@ def _source(data: Path, out: Path) -> str:
         texts = [name for name, value in row.items() if isinstance(value, str)]
         column = "prompt" if "prompt" in texts else next(iter(texts), None)
         if column is None:
-            problem = f"no column of {data} holds text or messages; there are {shown(', '.join(row))}"
+            problem = f"no column of {data} holds text or messages; it has {shown(', '.join(row))}"
             raise DataUnreadable(problem, 'write one request per line: {"messages": [...]} or {"prompt": "..."}')
         columns = {"prompt": f"{{{column}}}", "chat": True}
     if found := [name for name in CLUSTERS if name in row]:

@@ -73,7 +73,7 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
-        return factor, f"{ground}; 90 % of published speedups lie within factor {factor:.2f}, outside it twice as far"
+        return factor, f"{ground}; 90 % of published speedups lie within factor {factor:.2f}, or its square elsewhere"
     why = "you changed its numbers" if own else "this is outside that range"
     return factor, f"{ground}; {why}, so the error is doubled: factor {factor:.2f}"
 
@@ -135,7 +135,7 @@ def shape_of(name: str, facts: ModelFacts) -> ModelShape:
     """The shape of a model of a run. Raises `CostsUnreadable` where it is not known."""
     if facts.shape is None:
         raise CostsUnreadable(
-            f"a roofline needs the shape of {name}, and that of {facts.architecture} is not known",
+            f"a roofline needs the shape of {name}, but {facts.architecture} has no known shape",
             "give step times instead: costs: {source: table, path: FILE} (docs/costs.md)",
         )
     return ModelShape(**facts.shape)  # type: ignore[arg-type]

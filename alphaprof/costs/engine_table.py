@@ -92,7 +92,7 @@ def read_engine_table(
             else:
                 row = _step_row(TableRow.model_validate(cells), kinds)
         except ValueError as error:  # ValidationError is one
-            hint = f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without unit"
+            hint = f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without units"
             raise CostsUnreadable(f"{where}: {_problem(error)}", hint) from None
         if "mode" in cells and overhead_ms is None:
             problem = "times of vLLM's bench need overhead_ms, since forward times leave out sampling and the CPU's work"

@@ -53,7 +53,7 @@ class ModelShape:
         """
         kind = config.get("model_type")
         if kind not in KNOWN or config.get("kv_lora_rank"):
-            raise KeyError(f"parameters of {kind}, or its latent KV cache, are not counted here")
+            raise KeyError(f"alphaprof cannot count the parameters or latent KV cache of {kind}")
         layers, hidden, vocabulary = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads

@@ -589,7 +589,7 @@ def read_commit(storage: Storage, name: str) -> Commit | None:
         return None
     with _undamaged(storage, name):
         if commit_name(commit.shard.index) != name:
-            raise ValueError(f"it is of shard {commit.shard.index}")
+            raise ValueError(f"it belongs to shard {commit.shard.index}")
     part = part_name(commit.shard.index, commit.shard.index, commit.worker)
     files = {f"{folder}/{part}": file for folder, file in commit.files.items()}
     return dataclasses.replace(commit, files=files)

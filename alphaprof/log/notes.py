@@ -45,7 +45,7 @@ NOTES: Mapping[str, NoteKind] = {
         "texts",
     ),
     "long_tail": NoteKind(
-        "{lengths}: the speedup errs {direction}",
+        "{lengths}: the speedup may be {direction}",
         "raise limit until the sample includes the longest documents of the traffic, or set decision.weights",
         "times",
     ),
@@ -143,7 +143,7 @@ NOTES: Mapping[str, NoteKind] = {
     "no_log": NoteKind(
         "the run directory has no position log: sections that read it are left out, such as why tokens are rejected "
         "and where drafts are right",
-        "copy positions/ into it too",
+        "copy positions/ into the run too",
     ),
     "part_of_log": NoteKind(
         "some sections (why tokens are rejected, where drafts are right) read only {read} of {documents} documents "
@@ -162,7 +162,7 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "plain_steps": NoteKind(
         "{rounds} rounds without a draft, in {plain} of {requests} requests, were derived from completion_tokens alone: "
-        "up to gamma more per request may be missing if its last round reaches beyond the end",
+        "a request may have up to gamma more if its last round passes the end of the text",
         "tokens per round counts them, acceptance length does not; a draft that always proposes has no such rounds",
     ),
     "no_steps": NoteKind(

@@ -43,7 +43,7 @@ AHEAD = 8  # results that other threads may work out while the next pool is read
 
 @dataclass(frozen=True)
 class Report:
-    """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
+    """The answer. `replay` says which flavor of rounds the numbers follow (engine, llamacpp or hf)."""
 
     format: ClassVar[str] = "alphaprof-report"
     version: ClassVar[str] = "1.2"

@@ -82,7 +82,7 @@ def _length_notes(traffic: Traffic) -> Found:
     if effective is None or (effective >= FEW_EFFECTIVE and correlation is None):
         return
     lengths = f"the longest documents dominate: {effective:.0f} of equal length would say as much"
-    direction = "either way"
+    direction = "off either way"
     if correlation is not None:
         slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")
         lengths = f"long documents are {slower} with the draft (rank correlation {correlation:+.2f})"

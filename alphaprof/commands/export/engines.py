@@ -198,10 +198,10 @@ def _pools_to_export(
     reason = why_undecidable(weights, evidence, pools) if whole else evidence.undefined.get(str(domain), "")
     empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
     if brief := [name for name in _positive_shares(weights) if name in empty and not reason]:
-        reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
+        reason = f"no text of {', '.join(map(named, brief))} goes beyond its first token (prefill)"
     if reason:
         hint = "export one --domain, or choose a --rule that has rounds on this text (alphaprof report lists them)"
-        raise OptionInvalid(f"nothing to export of {side.label}: {reason}", hint)
+        raise OptionInvalid(f"nothing to export from {side.label}: {reason}", hint)
     return {name: pools[name] for name in _positive_shares(weights)}
 
 
@@ -327,7 +327,7 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             here = trial.acceptance - trial.ahead
             yield (
                 f"{form.engine.name} reads the files of {scope.side.label} differently ({trial.changed}): on a few texts "
-                f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run's reading {here:.3f}; "
+                f"its reading accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run's {here:.3f}; "
                 f"profile with serve_as: {form.engine.name.lower()}"
             )
     if manifest.status != "complete":
@@ -386,5 +386,5 @@ def _of_rates(scope: ExportScope, chosen: Depths, over: Over) -> Iterator[str]:
         counted_as = "left out" if over == PROPOSING else "counted, and accept nothing"
         yield f"{percent(silent)} of the rounds have no proposal: they are {counted_as}"
     if (brief := 1 - chosen.full / chosen.ready) > SOME:
-        lacking = "is left out: the engine must propose as few" if over == PROPOSING else "counts as not accepted"
-        yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: what they lack {lacking}"
+        lacking = "are left out: the engine must skip them too" if over == PROPOSING else "count as not accepted"
+        yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: missing drafts {lacking}"

@@ -172,13 +172,13 @@ def aiconfigurator(chain: Acceptance) -> str:
 def _stand_in(chain: Acceptance) -> str:
     if chain.served:
         return "add the method and model of the served draft"
-    missing = "vLLM has no method for this draft: add method and model of one that takes as long per step"
+    missing = "vLLM has no method for this draft: add the method and model of one with the same step time"
     return missing if chain.draft.engine_method is None else ""
 
 
 def _server(chain: Acceptance) -> str:
     known = chain.served or SGLANG.method(chain.draft) is not None
-    stand_in = "" if known else ", and a draft that SGLang supports and that takes as long per step"
+    stand_in = "" if known else ", and an SGLang-supported draft with the same step time"
     return f"use with the server's {shlex.join(_sglang_words(chain))}{stand_in}"
 
 
@@ -201,7 +201,7 @@ class Export:
     layers_of_target: bool = False
 
 
-SYNTHETIC = "marginal rates by depth, over rounds that propose that deep; the target's own token is not counted"
+SYNTHETIC = "marginal rates by depth, over rounds that draft to that depth; the target's own token is not counted"
 TOP_TEN = "llama.cpp compares p_min with probabilities among the draft's top ten tokens, so it stops slightly later"
 SERVING = "engine start options, without rates"
 EXPORTS: dict[str, Export] = {

@@ -114,8 +114,8 @@ def _require_names(asked: ImportRequest) -> None:
     domains, files = len(asked.domains), len(set(asked.files))
     if files < len(asked.files) or domains not in (0, 1, files) or (domains and asked.domain_key):
         key = " and a --domain-key" if asked.domain_key else ""
-        problem = f"{len(asked.files)} files ({files} different), given with {domains} --domain{key}"
-        raise OptionInvalid(problem, "give each file once, with one --domain in all, one per file, or only --domain-key")
+        problem = f"{len(asked.files)} files ({files} distinct), given with {domains} --domain{key}"
+        raise OptionInvalid(problem, "give each file once, with one --domain for all, one per file, or only --domain-key")
     if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
         problem = f"--draft {shown(asked.draft)} is not a valid name"
         raise OptionInvalid(problem, "use lower case, at most 200 characters, and neither auto nor target")
@@ -189,7 +189,7 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
     decided = DECIDED if asked.drafting == CHAIN else ("decision.rule=", "costs.")
     for override in asked.overrides:
         if not override.startswith(("decision.", "costs.")) or override.startswith(decided):
-            problem = f"--set {cut(override, VALUE)}: the engine decided it, or it is not known for served drafts"
+            problem = f"--set {cut(override, VALUE)}: the engine decided it, or the import lacks what it needs"
             hint = "set only decision.* (not the rule), or costs.source=table if rounds drafted chains"
             raise ProfileInvalid(problem, hint)
     tree: dict[str, Any] = {
@@ -326,7 +326,7 @@ def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iter
             known_by=known_by or "nothing",
             lacking=lacking,
             requests=len(requests),
-            pairs="requests of the same id only" if known_by else "none of them",
+            pairs="only requests with the same id" if known_by else "none of them",
             remedy=LOG_PROMPTS,
         )
     if plain := sum(request.rounds.plain > 0 for request in requests):

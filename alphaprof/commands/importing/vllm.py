@@ -211,7 +211,7 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
     beyond = max(0, steps + accepted - after)
     if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
         hint = "only the last round may reach beyond the end of a text: see docs/import.md"
-        raise LeftOut("more rounds than their tokens allow", hint)
+        raise LeftOut("more rounds than the text allows", hint)
     joint = _joint(line, metrics, histogram)
     depth = range(1, gamma + 1)
     return EngineRounds(

@@ -173,7 +173,7 @@ class Validation:
             timed = f"steps were timed at {' and '.join(map(fmt.count, self.contexts))} tokens of context"
             yield f"{timed}; these documents have {self.mean_context:.0f} on average"
         if self.run is not None:
-            yield f"the prediction is that of the run {self.run}"
+            yield f"the prediction comes from the run {self.run}"
         yield ""
         exact, lossy = ([cell for cell in self.cells if cell.lossy is changes] for changes in (False, True))
         yield _cells_table("predicted | measured", exact, {**SPEEDUPS, **(BY_CPU if self.cpu else {})})
@@ -233,7 +233,7 @@ def _how_far_off(validation: Validation) -> Iterator[str]:
 def next_step(validation: Validation) -> str:
     """Return what to do about an outcome."""
     if validation.outcome == "within":
-        here = "this engine on this machine" if validation.in_engine else "this loop here, not for an engine"
+        here = "this engine on this machine" if validation.in_engine else "alphaprof's loop here, not for an engine"
         return f"run alphaprof profile and report: their speedups hold for {here}"
     if validation.outcome == "outside":
         return "see the table of round times, or time the steps again with alphaprof latency"
@@ -254,13 +254,13 @@ def _what_was_equal(validation: Validation) -> Iterator[str]:
         f"with a draft: {same} of {texts}; rounds equal to the replay: {rounds} of {texts}"
     )
     if fixed and not validation.exact:
-        yield f"in {validation.dtype} near-ties can go either way; tokens per round refer to the decoded text"
+        yield f"in {validation.dtype}, near-ties can go either way; tokens per round refer to the decoded text"
     elif fixed and (same < texts or rounds < texts):
         yield "in float32 all should be equal: check for near-ties, or a draft that proposes less than expected"
     if by_chance := [cell for cell in exact if cell.same_text is None]:
         pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
         within = sum(1 for expected, found in pairs if expected and found and expected.low <= found <= expected.high)
-        yield f"sampled drafts change texts: tokens per round within the predicted 95 % in {within} of {len(pairs)} rows"
+        yield f"sampled drafts change texts: tokens per round in the predicted 95 % interval: {within} of {len(pairs)} rows"
 
 
 CellColumns = Mapping[str, Callable[[Cell], str]]  # how each heading writes a cell
