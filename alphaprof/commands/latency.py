@@ -83,7 +83,7 @@ class Latency:
         if prefills := [row for row in self.steps if row["step"] == "prefill"]:
             yield _step_table("prefill of one prompt into an empty cache", prefills)
         yield Small("cost: in plain decode steps of the target at the same batch and context; the median over all rounds.")
-        yield Small("±: half the 95 % interval of the cost. p10, p90: percentiles of the times over all rounds.")
+        yield Small("±: half the 95% interval of the cost. p10, p90: percentiles of the times over all rounds.")
         yield Small("draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens removed.")
         if any(row["step"] == "draft_first" for row in steps):
             yield Small("draft_first: a head's first step of a round, over the tokens that the target has just verified.")
@@ -130,7 +130,7 @@ def _autocorrelation(rows: Rows) -> float:
 
 
 def _cost_error(row: Mapping[str, Any], decode: Mapping[str, Any] | None, r: float) -> str:
-    """Return how far the 95 % interval of a step's cost goes, as a share of it."""
+    """Return how far the 95% interval of a step's cost goes, as a share of it."""
     if decode is None or row is decode or not row["median_ms"]:
         return fmt.NOTHING
     rounds = min(len(row["rounds_ms"]), len(decode["rounds_ms"]))

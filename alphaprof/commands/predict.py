@@ -41,7 +41,7 @@ Acceptance = float | EngineRate | tuple[float, ...]  # alpha, or shares of round
 @dataclass(frozen=True)
 class ComputedCost:
     """What a round costs by a roofline, in decode steps, from the shapes of a target and a draft. The draft's first step
-    runs over all rows of the verification before. `factor`: 90 % of published speedups lie within it (`accuracy`).
+    runs over all rows of the verification before. `factor`: 90% of published speedups lie within it (`accuracy`).
     """
 
     target: str  # file of its config
@@ -72,7 +72,7 @@ class ComputedCost:
 @dataclass(frozen=True)
 class GammaPrediction:
     """One gamma. `break_even_length`: tokens per round at which the speedup is 1, the cost of a round in decode steps;
-    `break_even_alpha`: the alpha that gives them (None: no alpha does). `low`, `high`: 90 % interval of the speedup by the
+    `break_even_alpha`: the alpha that gives them (None: no alpha does). `low`, `high`: 90% interval of the speedup by the
     error of computed step times (None: costs were given). `request_speedup`: with the share of time outside decoding.
     """
 

@@ -353,7 +353,7 @@ class MeasuredCosts(Options):
     budget: float = Field(
         60,
         ge=0,
-        description="maximum seconds of timing, which stops earlier once the cost of a round is known to 2 %. If this is "
+        description="maximum seconds of timing, which stops earlier once the cost of a round is known to 2%. If this is "
         "too short, larger batch sizes and longer contexts have no times",
     )
     mode: Literal["auto", "eager"] = Field(

@@ -23,7 +23,7 @@ from alphaprof.stats.estimate import Array
 MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"
 TIMED = (MEASURED, VLLM)  # with the run
 MEASURED_HERE = "by step times measured here with transformers"
-Z90 = 1.6448536269514722  # standard errors that hold 90 % of a normal distribution on both sides
+Z90 = 1.6448536269514722  # standard errors that hold 90% of a normal distribution on both sides
 FITTED_WITH = (  # what the overheads of engines were fitted with, at its default
     *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "overhead_ms"),
     *("weight_bytes", "draft_weight_bytes", "kv_bytes"),
@@ -60,12 +60,12 @@ def roofline_ms(
 
 
 def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]:
-    """Return the factor within which 90 % of published speedups lie of computed ones, if that is known, and what the
+    """Return the factor within which 90% of published speedups lie of computed ones, if that is known, and what the
     times are made of, in words. Where the engine's ground ends, or numbers replace its own, the error is taken twice.
     """
     engine = ENGINES[costs.engine]
     if engine.accelerator is None:
-        return engine.factor, f"{engine.about}; 90 % of published speedups on H200 lie within factor {engine.factor:.2f}"
+        return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = CostsAsked(costs.source)
     own = added_by_engine(costs) != engine or any(
         (getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH
@@ -73,7 +73,7 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
-        return factor, f"{ground}; 90 % of published speedups lie within factor {factor:.2f}, or its square elsewhere"
+        return factor, f"{ground}; 90% of published speedups lie within factor {factor:.2f}, or its square elsewhere"
     why = "you changed its numbers" if own else "this is outside that range"
     return factor, f"{ground}; {why}, so the error is doubled: factor {factor:.2f}"
 
@@ -93,7 +93,7 @@ def roofline_rows(
     `heads`, the first step of a round over 1 to gamma_max + 1 tokens, and a later one.
 
     A draft without a shape has no steps: a search that costs nothing. All steps but decode share one standard error, from
-    the factor that holds 90 % of published speedups at `mean_context`.
+    the factor that holds 90% of published speedups at `mean_context`.
     """
     rows: list[StepRow] = []
     added = added_by_engine(costs)
@@ -127,7 +127,7 @@ def roofline_rows(
 
 
 def _standard_error(factor: float) -> float:
-    """The relative standard error that keeps 90 % within a factor."""
+    """The relative standard error that keeps 90% within a factor."""
     return math.log(factor) / Z90
 
 
@@ -168,7 +168,7 @@ class Cost:
     mode: str | None  # eager, cuda_graph; None: not known
     threads: int | None  # of torch, where the device is a CPU
     overhead_ms: float | None  # added to every target step of a table or roofline
-    factor: float | None  # 90 % of published speedups lie within it of a roofline's; None: measured or a table
+    factor: float | None  # 90% of published speedups lie within it of a roofline's; None: measured or a table
     accuracy: str | None  # of a roofline: what it is made of, and how far off it may be; None: measured or a table
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model

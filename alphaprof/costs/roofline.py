@@ -48,7 +48,7 @@ class ModelShape:
     def from_config(cls, config: Mapping[str, Any], weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> ModelShape:
         """The shape of a model from its config.json, for the architectures in `KNOWN`.
 
-        Norms, biases and routers are not counted (together less than 0.2 % of the parameters). A sliding window is read as
+        Norms, biases and routers are not counted (together less than 0.2% of the parameters). A sliding window is read as
         full attention. Raises `KeyError` for other architectures, and for configs that lack a number.
         """
         kind = config.get("model_type")
@@ -230,7 +230,7 @@ class Engine:
     """What an engine adds to the roofline of its kernels, and how far off the result is.
 
     `layer_us`, `expert_layer_us`: each layer of a model, and each layer with experts besides; `round_ms`: each round;
-    `draft_ms`: each draft step, of a head but its first. `factor`: 90 % of published speedups lie within a factor of it of
+    `draft_ms`: each draft step, of a head but its first. `factor`: 90% of published speedups lie within a factor of it of
     the computed ones, for `accelerator`, batches and contexts up to `batch` and `context`; anywhere else within its square.
     None of these bounds it where `accelerator` is None.
     """

@@ -21,7 +21,7 @@ LEVEL = 0.95
 LEAST_ROUNDS = 3  # no bound with fewer
 GO_ROUNDS = 6  # no GO with fewer: half of them, where draft or gamma was chosen, still have a bound
 FREE_STEPS = ("lookup", "bookkeeping")  # run no model, and may take no time at all
-ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest of 5 hold a median in 94 % of all cases
+ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest of 5 hold a median in 94% of all cases
 BUSY = 0.1  # waiting for a processor takes hardly any time on an idle machine, and half of it beside a busy process a core
 ALL = 0.999  # of a logarithm that is finite
 SURE = 0.02  # error of a round's cost at which more rounds are no longer worth their time
@@ -42,10 +42,10 @@ def unheld(waiting: float) -> float:
 
 
 def reach(logs: Array, r: float) -> float:
-    """Return how far from 0 the 95 % interval of the median of `logs` [rounds] reaches: the farther end counts, so that an
+    """Return how far from 0 the 95% interval of the median of `logs` [rounds] reaches: the farther end counts, so that an
     estimate at 0 that is not their median is covered as well. Infinite for fewer than 3 rounds.
 
-    From 6 rounds on the ends are order statistics, interpolated between the last two whose coverages enclose 95 %
+    From 6 rounds on the ends are order statistics, interpolated between the last two whose coverages enclose 95%
     (Hettmansperger and Sheather 1986, "Confidence intervals based on interpolated order statistics"); with fewer it is a t
     interval. Both are for independent rounds, and widened by sqrt((1 + r) / (1 - r)) for the `autocorrelation` r.
     """
@@ -56,7 +56,7 @@ def reach(logs: Array, r: float) -> float:
 
 
 def median_error(logs: Array, r: float) -> tuple[float, float]:
-    """A standard error and its degrees of freedom: its 95 % t interval around 0 has the `reach` of `logs` [rounds]."""
+    """A standard error and its degrees of freedom: its 95% t interval around 0 has the `reach` of `logs` [rounds]."""
     if len(logs) < LEAST_ROUNDS:
         return math.inf, 0.0
     freedom = len(logs) - 1.0
@@ -110,7 +110,7 @@ def _ordered(logs: Array) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _order_statistics(rounds: int) -> tuple[int, float]:
-    """The last k for which the k-th values from both ends enclose a median with 95 %, and the share of the next one."""
+    """The last k for which the k-th values from both ends enclose a median with 95%, and the share of the next one."""
     covered = 1 - 2 * bdtr(np.arange(rounds // 2), rounds, 0.5)
     place = int((covered >= LEVEL).sum())
     over = (covered[place - 1] - LEVEL) / (covered[place - 1] - covered[place])
@@ -151,7 +151,7 @@ def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
 
 
 def largest_error(rounds: Array, mixes: Array, r: float) -> float:
-    """The largest 95 % error of the logarithm of what rounds cost in decode steps. `rounds` [rounds, steps], the decode step
+    """The largest 95% error of the logarithm of what rounds cost in decode steps. `rounds` [rounds, steps], the decode step
     first; `mixes` as `round_mixes` gives them; `r`: their `autocorrelation`.
     """
     times = step_times(rounds)

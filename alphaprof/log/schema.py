@@ -30,7 +30,7 @@ DEPTH_COUNTS = {
     "tested": "Rounds that reached draft {}: all before it were accepted, the document had not ended.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
-# float32, as the probabilities that they are summed from: a report on sampled text reads 8 % less; no verdict uses them.
+# float32, as the probabilities that they are summed from: a report on sampled text reads 8% less; no verdict uses them.
 IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, if all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if reached; null: never reached, or greedy text."
@@ -233,7 +233,7 @@ LATENCY_COLUMNS = (
     Column(
         "relative_error",
         pa.float64(),
-        "Standard error of this time alone, as a share of the time (x 1.96: half of a 95 % interval); 0: unknown.",
+        "Standard error of this time alone, as a share of the time (x 1.96: half of a 95% interval); 0: unknown.",
         "ratio",
         0,
     ),

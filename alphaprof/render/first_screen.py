@@ -109,8 +109,8 @@ def _about(report: Report) -> Iterator[str]:
         return
     mine = _mine(report)
     if mine is not None and mine.documents_needed is not None:
-        likely = f", {fmt.count(mine.documents_likely)} for 80 %" if mine.documents_likely is not None else ""
-        yield f"next: profile {fmt.count(mine.documents_needed)} documents for a 50 % chance of a verdict{likely}"
+        likely = f", {fmt.count(mine.documents_likely)} for 80%" if mine.documents_likely is not None else ""
+        yield f"next: profile {fmt.count(mine.documents_needed)} documents for a 50% chance of a verdict{likely}"
     else:
         yield traffic.reason
 
@@ -253,7 +253,7 @@ def _below(report: Report) -> Iterator[str]:
         yield "; ".join(marks)
     lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
     if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
-        yield f"documents for a 50 % chance of a verdict: {', '.join(needed)}"
+        yield f"documents for a 50% chance of a verdict: {', '.join(needed)}"
     untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
     if untimed and report.drafts:
         yield f"no step times: {', '.join(untimed)}"

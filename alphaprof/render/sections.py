@@ -651,7 +651,7 @@ def predictability(report: Report) -> Iterator[Block]:
     yield from table_of(title, texts, columns)
     names = text_names(texts, texts)
     budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
-    title = "KL budget, nats: largest KL with 50 %, 90 % and 99 % of positions certain"
+    title = "KL budget, nats: largest KL with 50%, 90% and 99% of positions certain"
     yield table_by_columns(title, list(zip(names, budgets, strict=True)))
     runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
     title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft with at most this KL(p||q)"

@@ -49,7 +49,7 @@ def interval(value: Interval | None, unit: str = "", digits: int = 2) -> str:
 
 def gain(value: Interval) -> str:
     """Return a share in percent with its interval."""
-    return f"{100 * value.value:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+    return f"{100 * value.value:.1f}% [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def difference(value: Interval | None, digits: int) -> str:

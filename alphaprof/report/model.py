@@ -71,7 +71,7 @@ class Result:
     clear_mismatches: float | None  # those of them that are no near-ties
     near_ties: float | None  # share of positions whose two top logits lie within the dtype's noise; None: processed logits
     impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
-    self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9 %
+    self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9%
     burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
     phases: dict[str, Phase]  # empty if no markers are configured
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
@@ -84,8 +84,8 @@ class Result:
     pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50 % chance
-    documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
+    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
 
     @property
     def own(self) -> bool:
@@ -106,8 +106,8 @@ class DraftAnswer:
     verdict: VerdictName
     reason: str
     documents: int  # independent ones that there are
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50 % chance
-    documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
+    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class Traffic:
     documents: int  # independent documents that the verdict rests on
     effective_documents: float | None  # of one length, that would say as much: (sum of b)^2 / sum of b^2
     length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50 % chance
-    documents_likely: int | None  # and with a chance of 80 %; None: it is settled, or no number has that chance
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
+    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
     min_speedup: float  # what the decision asks for
     weights: dict[str, float]
     weights_observed: bool

@@ -115,7 +115,7 @@ def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> s
     if not enough:
         return "too few documents to tell"
     if gain < question.min_route_gain:
-        return f"the lower end of the gain is below {100 * question.min_route_gain:g} %"
+        return f"the lower end of the gain is below {100 * question.min_route_gain:g}%"
     if speedup < question.min_speedup:
         return f"the lower end of the speedup is below {question.min_speedup:g}x"
     return ""

@@ -251,7 +251,7 @@ def _decide_in_random_order(
 
 
 def _reason(sequential: Sequential, value: Speedup | None, question: Question, after: int) -> str:
-    level = f"{100 * question.confidence:g} %"
+    level = f"{100 * question.confidence:g}%"
     if sequential.verdict != "UNDECIDED" and sequential.documents == 0:
         return by_times_alone(sequential.verdict, question.min_speedup)
     if value is None:
@@ -289,7 +289,7 @@ class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on.
 
     `documents_needed`, `documents_likely`: of how many independent documents a new run would settle it with a chance of 50
-    and of 80 %; None if it is settled, or no number has that chance.
+    and of 80%; None if it is settled, or no number has that chance.
     """
 
     verdict: VerdictName
@@ -326,7 +326,7 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
     )
     needed, likely = needed and needed * (1 + held_out), likely and likely * (1 + held_out)
     on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
-    level = f"{100 * confidence:g} %"
+    level = f"{100 * confidence:g}%"
     lower, upper = beside(low, min_speedup), beside(high, min_speedup)
     if not speedup.tells:
         reason = _too_few(speedup, held_out) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
@@ -367,8 +367,8 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
 
 def _remedy(needed: int | None, likely: int | None, speedup: Speedup) -> str:
     if needed is not None:
-        sure = f"{likely} with 80 %" if likely is not None else "no number with 80 %"
-        return f"a new run of {needed} independent documents would settle it with a 50 % chance, {sure}"
+        sure = f"{likely} with 80%" if likely is not None else "no number with 80%"
+        return f"a new run of {needed} independent documents would settle it with a 50% chance, {sure}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:
         return f"it takes more documents and more precise step times ({SURER})"

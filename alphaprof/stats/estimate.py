@@ -176,7 +176,7 @@ def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
 
 def unseen(documents: int) -> float:
     """The share of documents that a bound takes to be of another kind than all that were seen: 2 / documents, at most 1, and
-    a tenth up to 28 documents, with which a tenth goes unseen in more than 5 % of samples (0.9^28 = 0.052).
+    a tenth up to 28 documents, with which a tenth goes unseen in more than 5% of samples (0.9^28 = 0.052).
 
     No bound may be nearer than what that share at the far end of what is possible would make of it. Agreement is
     not certainty, and one document that differs is not a gain (docs/decisions/020).

@@ -28,7 +28,7 @@ FACTORS = (2, 4)  # of the largest size: no forecast goes beyond
 EXPONENTS = np.geomspace(0.01, 2.0, 200)  # b: nearly a straight line over log N, to nearly saturated after a doubling
 ROUNDING = 1e-9  # by which e and A may lie below their least
 SMALLEST = 1e-9  # variance of a measurement that seems to have none, as a share of the largest
-FITS = 0.93  # level of `fits`: by simulation it withholds at most 5 % of the forecasts inside the family, on average
+FITS = 0.93  # level of `fits`: by simulation it withholds at most 5% of the forecasts inside the family, on average
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Cell:
     """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
 
     `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
-    measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
+    measured - 1, with the interval that documents, repeats and step times give it, at 97.5%. `decode_ms`: a plain decode
     step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
     None if both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it, at 95
     %. A lossy rule writes its own text, so nothing is predicted of it. `excess_regret`: mean log p(top) - log p(token) of
@@ -111,7 +111,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ClockError:
-    """Absolute error of predicted speedups by one clock: the median over rows with its 95 % interval, and the largest."""
+    """Absolute error of predicted speedups by one clock: the median over rows with its 95% interval, and the largest."""
 
     median: float  # over rows
     low: float
@@ -184,7 +184,7 @@ class Validation:
         yield from _what_was_equal(self)
         loop = "in the engine" if self.in_engine else "in alphaprof's own loop (transformers)"
         yield Small(f"speedup: decode time without / with a draft, no prefill, {loop}.")
-        yield Small("error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times].")
+        yield Small("error: predicted / measured - 1 [97.5% interval over documents, repeats and step times].")
         if self.cpu is not None:
             yield Small("CPU: time of this process on all cores, less affected by a busy machine than the wall clock.")
         if not self.in_engine:
@@ -212,7 +212,7 @@ def verdict_reason(validation: Validation) -> str:
         if clock is not None:
             high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
             medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
-    return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
+    return f"median error {', '.join(medians)} (95% intervals); tolerance {100 * validation.tolerance:.4g}%"
 
 
 def _how_far_off(validation: Validation) -> Iterator[str]:
@@ -260,7 +260,7 @@ def _what_was_equal(validation: Validation) -> Iterator[str]:
     if by_chance := [cell for cell in exact if cell.same_text is None]:
         pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
         within = sum(1 for expected, found in pairs if expected and found and expected.low <= found <= expected.high)
-        yield f"sampled drafts change texts: tokens per round in the predicted 95 % interval: {within} of {len(pairs)} rows"
+        yield f"sampled drafts change texts: tokens per round in the predicted 95% interval: {within} of {len(pairs)} rows"
 
 
 CellColumns = Mapping[str, Callable[[Cell], str]]  # how each heading writes a cell
@@ -446,7 +446,7 @@ def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError
 
     The interval of the median goes from the median of the rows' lower ends to that of their upper ends. Rows share step
     times and plain decodings, so nothing is gained from their number. If no row is off by more than the tolerance, one
-    lies outside with a probability of at most 2 TAIL, and half of them at once with at most 4 TAIL = 5 %, however they
+    lies outside with a probability of at most 2 TAIL, and half of them at once with at most 4 TAIL = 5%, however they
     depend on each other (Markov's inequality; Rueger 1978: twice the median of p-values is a p-value). If every row is
     off by more than the tolerance, `within` is as rare.
     """

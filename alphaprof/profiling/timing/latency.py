@@ -50,7 +50,7 @@ SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
 MOST_PREFILLS = 5  # a prefill takes as long as many steps, and matters less
 PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-NORMAL = 1.96  # standard errors in half a 95 % interval, for readers of one number
+NORMAL = 1.96  # standard errors in half a 95% interval, for readers of one number
 PLACE = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
 
@@ -334,7 +334,7 @@ def _timed(
     times = each_once(measured)
     r = correlated(times)
     error = 100 * largest_error(times, mixes, r)
-    known = f"known to {error:.{0 if error >= 10 else 1}f} %" if error < 100 else "not known"
+    known = f"known to {error:.{0 if error >= 10 else 1}f}%" if error < 100 else "not known"
     why = "" if sure(measured) else " (costs.repeats reached)" if len(times) >= costs.repeats else " (costs.budget spent)"
     clock.say(
         f"{place}: {len(times)} rounds of all steps in {time.monotonic() - begun:.0f} s; the cost of drafting and "

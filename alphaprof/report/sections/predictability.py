@@ -30,12 +30,12 @@ EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
 
 @dataclass(frozen=True)
 class Budget:
-    """One rule: the KL(p||q) below which half, 90 % and 99 % of the positions stay certain; infinite: never rejected."""
+    """One rule: the KL(p||q) below which half, 90% and 99% of the positions stay certain; infinite: never rejected."""
 
     rule: str
     half: Interval  # nats, at which half of the positions are certain
-    ninety: Interval  # 90 % of them
-    ninety_nine: Interval  # 99 % of them
+    ninety: Interval  # 90% of them
+    ninety_nine: Interval  # 99% of them
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft,
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
         return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
 
-    # At the divergence that a tenth of the thresholds does not exceed, 90 % of the positions are still certain.
+    # At the divergence that a tenth of the thresholds does not exceed, 90% of the positions are still certain.
     rests = [1 - share for share in STILL_CERTAIN]
     tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
     margins = at(log.columns["target_margin"], QUANTILES)
