@@ -131,7 +131,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("report damaged", 6, "is damaged", "profile"),
     (f"report {LONG}", 6, "", ""),
     ("report run --rules multi_draft:4", 2, "log of run is not enough for multi_draft_4", "--reuse-continuations"),
-    ("report run --format csv --show drafts", 2, "--show chooses what terminal and md print", "leave --show"),
+    ("report run --format csv --show drafts", 2, "--show chooses what terminal and md print", "leave out --show"),
     ("compare run:small run:other --rules multi_draft:4", 2, "not enough for multi_draft_4", "--reuse-continuations"),
     ("compare run:none run:small", 2, "none", ""),
     ("check run --min-alpha many", 2, "many", ""),
@@ -344,7 +344,7 @@ def test_sigterm_says_what_ctrl_c_says(begun: bool, tmp_path: Path, capsys: pyte
     finally:
         signal.signal(signal.SIGINT, before)
     assert said[signal.SIGTERM] == said[signal.SIGINT]
-    assert ("--resume" if begun else "nothing was written yet") in said[signal.SIGTERM]
+    assert ("--resume" if begun else "nothing written: start again") in said[signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

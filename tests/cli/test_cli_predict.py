@@ -109,9 +109,9 @@ def test_the_rate_of_an_engine_becomes_an_alpha(console_script: Runner) -> None:
 
 
 REFUSED: tuple[tuple[list[str], str], ...] = (
-    ([], "acceptance is one of an alpha, rates by depth, or an engine's rate or length"),
-    (["--alpha", "0.5", "--rates", "0.5"], "acceptance is one of an alpha"),
-    (["--acceptance-length", "2.8"], "acceptance is one of an alpha"),
+    ([], "acceptance is needed: alpha, rates by depth, or an engine's rate or length"),
+    (["--alpha", "0.5", "--rates", "0.5"], "acceptance is needed: alpha"),
+    (["--acceptance-length", "2.8"], "acceptance is needed: alpha"),
     (["--acceptance-length", "9", "--gamma", "3"], "accepted / drafted tokens is 2.66667; it must be between 0 and 1"),
     (["--rates", "0.5,0.6"], "--rates rise with depth"),
     (["--rates", "0.5,x"], "--rates is '0.5,x'"),
@@ -119,7 +119,7 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
     (
         ["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"],
-        "a round's cost is either given or computed, not both",
+        "a round's cost must be either given or computed",
     ),
     (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1"),
     (["--alpha", "0.8", "--burstiness", "-0.5"], "at alpha 0.8 burstiness lies between -0.25"),

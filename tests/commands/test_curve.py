@@ -198,14 +198,14 @@ NO_FORECAST: dict[str, tuple[Any, dict[str, Any], bool | None]] = {  # the truth
     "there are 2 sizes": (TRUTH, {"sizes": {"1/2": 3, "1": 1}}, None),
     "no size has two heads": (TRUTH, {"sizes": {"1/4": 1, "1/2": 1, "1": 1}}, None),
     "too few independent test units to estimate the noise": (TRUTH, {"tests": 4}, None),
-    "heads of one size differ by more than the last increase in size gained": (FLAT, {"spread": 0.03}, True),
-    "the largest size fell outside what the smaller ones predict": (STEP, {"spread": 0.001}, False),
+    "the last gain is smaller than the spread between heads of one size": (FLAT, {"spread": 0.03}, True),
+    "the largest size lies outside the prediction of the smaller ones": (STEP, {"spread": 0.001}, False),
     # The largest size lies inside the wide band of its backtest; all sizes together contradict the model.
     "no curve 1 - alpha = e + A N^-b fits": (lambda share: 0.45 + 0.3 / (1 + (2 * share) ** 2), {}, True),
 }
 
 
-QUICK = ("there is one size only", "the largest size fell outside what the smaller ones predict")
+QUICK = ("there is one size only", "the largest size lies outside the prediction of the smaller ones")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def edited_record(place: Path, change: Callable[[dict[str, Any]], object]) -> No
     ("change", "failure", "words"),
     [
         (lambda data: data.update(status="running"), NotComparable, "was not fully trained"),
-        (lambda data: data["target"].update(fingerprint="e" * 64), NotComparable, "trained for another target"),
+        (lambda data: data["target"].update(fingerprint="e" * 64), NotComparable, ", not for the target"),
     ],
 )
 def test_records_that_cannot_be_used(copy: Path, change: Any, failure: type[AlphaprofError], words: str) -> None:
@@ -366,7 +366,7 @@ def test_heads_that_cannot_be_compared(copy: Path, tmp_path: Path) -> None:
         built(copy)
     elsewhere = write_run(tmp_path / "elsewhere", Recipe(drafts={"mine": 0.0}))
     listed(copy, heads=[*entries, {"draft": "mine", "run": str(elsewhere.path), "units": 160}])
-    with pytest.raises(NotComparable, match="holds no test text of the heads"):
+    with pytest.raises(NotComparable, match="is a test text of the heads"):
         built(copy)
 
 

@@ -23,7 +23,7 @@ from tests.conftest import Runner
 from tests.runs import NEW_TOKENS, Silent, profile_file
 from tests.tiny import llama, tokenizer
 
-FINE = "none of which stops the run. Nothing was written."
+FINE = "; the run can start. Nothing was written."
 ROOFLINE = {"source": "roofline", "accelerator": "h100-sxm"}
 BOS = 257  # <pad> of the tiny tokenizers, here the token that begins texts
 
@@ -71,7 +71,7 @@ def test_what_a_run_takes_goes_by_all_documents_and_their_new_tokens(looked: Dry
     (disk,) = found(looked, "disk")
     assert disk.level == "ok"
     assert "are free" in disk.cause
-    assert found(looked, "memory")[0].cause.startswith("the trial took ")
+    assert found(looked, "memory")[0].cause.startswith("the trial used ")
     assert "steps can be timed" in found(looked, "costs", "run")[0].cause
 
 

@@ -205,7 +205,7 @@ def test_paths_and_revisions_are_those_of_the_profile(run: Run) -> None:
 REFUSED: dict[str, tuple[str, str, str | None, str]] = {
     "lookup in SGLang": ("sglang-args", "lookup", None, "SGLang has no method for a draft of kind prompt_lookup"),
     "drawn by a model": ("sglang-args", "small", "lossless", "takes the top tokens of a draft of kind model"),
-    "drawn by a head": ("sglang-args", "head", "lossless", "lacks some of the target's tokens"),
+    "drawn by a head": ("sglang-args", "head", "lossless", "lack some of the target's tokens"),
 }
 
 
@@ -244,7 +244,7 @@ def test_drafts_that_vllm_draws_otherwise_are_said(tmp_path: Path, monkeypatch: 
         cut = write_run(tmp_path / f"{top_k}{rule}{processing}", recipe)
         side = RunDraft(cut, "small").asked(cut.manifest.config | {"draft_processing": processing})
         found = export(side, "vllm-config", rule=rule, gamma=2).warnings
-        assert sum("by temperature only" in said for said in found) == expected
+        assert sum("uses temperature only" in said for said in found) == expected
 
 
 BOTH = ("vllm-config", "sglang-args")

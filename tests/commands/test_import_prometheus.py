@@ -102,7 +102,7 @@ def test_there_is_no_interval_and_never_a_verdict(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     first, second, *_ = text.splitlines()
     assert re.fullmatch(r"acceptance length \d\.\d{3} tokens per round with a draft, at gamma \d", first)
-    assert second.endswith("no interval: no requests")
+    assert second.endswith("no interval: counters are sums over requests")
     assert "100,000 rounds with a draft, 300,000 of 300,000 drafted tokens accepted" in text
     assert "GO" not in text
     assert not (tmp_path / "manifest.json").exists()
@@ -171,7 +171,7 @@ def edited(old: str, new: str, text: str = AFTER) -> str:
 
 
 LATER: Rounds = [*WARM, *ROUNDS]
-SPLIT = "not two pages of one server that went on"
+SPLIT = "not from one server run"
 REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
     "restarted": (BEFORE, page({"0": LATER}, created=1.8e9), SPLIT),

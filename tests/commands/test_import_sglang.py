@@ -271,8 +271,8 @@ BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(spec_num_proposed_drafts=172), "proposed 172 drafts and accepted up to 5"),
     (changed(spec_cap_length=3.5), "verified fewer than they proposed"),
     (changed(spec_correct_drafts_histogram=None), "spec_correct_drafts_histogram is missing"),
-    (changed(completion_tokens=109), "more tokens than its rounds write"),
-    (changed(completion_tokens=90), "more rounds than their tokens allow"),
+    (changed(completion_tokens=109), "more tokens than the rounds explain"),
+    (changed(completion_tokens=90), "more rounds than the text allows"),
     (changed(spec_verify_ct=None), "no spec_verify_ct in meta_info or sglext.spec_tokens_details"),
     (openai() | {"sglext": {"spec_tokens_details": [DETAILS, DETAILS]}}, "several choices (n > 1)"),
 )

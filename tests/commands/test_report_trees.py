@@ -369,7 +369,7 @@ def test_one_document_is_never_sure_of_anything(tmp_path: Path) -> None:
     report = every_document(RunDraft(run, "small"), mine=Tree.chain(3))
     for row in (report.texts[0].trees[0], report.traffic[0]):
         assert (row.tokens_per_round.low, row.tokens_per_round.high) == (1, 4)
-    assert "none of its documents is in the tested half" in answer_text(build_trees(RunDraft(run, "small")), "terminal")
+    assert "no document of this domain is in the tested half" in answer_text(build_trees(RunDraft(run, "small")), "terminal")
 
 
 def test_a_draft_that_is_always_right_is_not_known_to_be(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: 
     part = build_trees(RunDraft(interrupted(run, tmp_path / "part", 4), "small"))
     assert not part.complete
     assert sum(text.documents for text in part.texts) == 16
-    assert "is an interrupted run" in answer_text(part, "terminal")
+    assert "was interrupted and has only its" in answer_text(part, "terminal")
     empty = build_trees(RunDraft(interrupted(run, tmp_path / "empty", 0), "small"), given={"mine": Tree.chain(2)})
     assert (empty.texts, empty.tested_on) == ((), 0)
     assert [row.tokens_per_round for row in empty.traffic] == [None, None]

@@ -68,7 +68,7 @@ def test_tables_are_read_too(tmp_path: Path) -> None:
         assert yaml.safe_load((tmp_path / f"{name}.yaml").read_text())["data"][0]["prompt"] == "{prompt}"
 
 
-FAULTS = {"": "it is empty", "[1]": "is not an object", '{"n": 1}': "no column of", "{": "has no first row"}
+FAULTS = {"": "it is empty", "[1]": "is not an object", '{"n": 1}': "no column of", "{": "read a row"}
 
 
 @each("content", FAULTS)

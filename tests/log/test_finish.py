@@ -63,7 +63,7 @@ def test_a_run_with_gaps_is_not_finished(going: RunWriter, lost: tuple[int, ...]
     before = contents(going)
     with pytest.raises(RunMismatch, match=f"lacks {words}") as caught:
         going.finish(join_totals)
-    assert "--resume measures them" in caught.value.hint
+    assert "--resume" in caught.value.hint
     assert contents(going) == before
 
 
@@ -171,7 +171,7 @@ def test_a_shard_of_other_documents_than_were_staged_is_refused_and_measured_aga
     ):
         going.write_manifest(dataclasses.replace(going.manifest, staged=staged, prompts=tuple(prompts)))
         opened = RunWriter.open(going.path)
-        with pytest.raises(RunMismatch, match=rf"1 shards of .* \({odd[0]}\) are of other documents than were staged"):
+        with pytest.raises(RunMismatch, match=rf"1 shards of .* \({odd[0]}\) do not match the staged documents"):
             opened.finish(join_totals)
         assert RunWriter.open(going.path).damaged_shards() == odd
     going.write_manifest(dataclasses.replace(going.manifest, prompts=tuple(shard.digest for shard in shards)))

@@ -423,7 +423,7 @@ def test_a_conflict_that_left_nothing_is_asked_again(gate: Gate, remote: Storage
     gate.body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
     assert remote.put_new(COMMIT, b"mine")
     gate.faults["PUT"] = [409] * 2
-    with pytest.raises(DiskFull, match="comes and goes"):
+    with pytest.raises(DiskFull, match="keeps changing"):
         remote.put_new("commits/00002.json", b"mine")
 
 

@@ -565,7 +565,7 @@ def test_a_name_that_datasets_takes_for_files_here_is_no_dataset_on_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "name").mkdir(parents=True)
     for name in ("hf://datasets/text", "owner/name", *_PACKAGED_DATASETS_MODULES):
-        with pytest.raises(DataUnreadable, match="would read files of the working directory"):
+        with pytest.raises(DataUnreadable, match="would read the working directory"):
             list(rows(profile({"path": name}).data[0]))
 
 
@@ -577,7 +577,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((value, IDS_OF, "holds no token ids") for value in ("[1, 2]", ["a"], [1.5], [-1], [True], [1, None], [2**40])),
     ([1, VOCABULARY], IDS_OF, "holds the token id 260, beyond the target's vocabulary of 260"),
     *((value, {"messages": "x"}, "holds no chat") for value in ("text", [{"content": "a"}])),
-    (ANSWERED, {"messages": "x"}, "end with an"),
+    (ANSWERED, {"messages": "x"}, "ends with an"),
     *((value, {"time": "x"}, "holds ") for value in ("", "yesterday", "\x1b[2J", "9" * 400, "1970-01-01", True, 12, 1e300)),
     *((kind(int(TEN.timestamp()) * 1000), {"time": "x"}, "holds ") for kind in (int, str)),
 ]

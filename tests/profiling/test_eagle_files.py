@@ -358,7 +358,7 @@ def test_files_that_are_refused(tmp_path: Path, model: Model, name: str) -> None
     with pytest.raises(ModelUnloadable) as caught:
         loaded(written(tmp_path, described, weights), model)
     assert words in caught.value.message
-    assert caught.value.message.startswith("draft head (")
+    assert caught.value.message.startswith("draft head,")
     assert caught.value.hint
 
 

@@ -215,7 +215,7 @@ def test_what_is_not_of_the_kind_is_refused_by_name(stories15m: Path, tmp_path: 
             ("eagle3", p_eagle, "are those of P-EAGLE"),
             ("p_eagle", eagle3, "are those of another head"),
             ("pard", eagle3, "PARD models that are known|it is a"),
-            ("pard", {"model": str(stories15m)}, "names the mask token"),
+            ("pard", {"model": str(stories15m)}, "has no valid mask token"),
         ]
     ):
         with pytest.raises(ModelUnloadable, match=words):

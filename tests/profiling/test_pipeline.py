@@ -447,7 +447,7 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
     path = profile_file(tmp_path, tiny, target=target, drafts=SKIP, costs=ROOFLINE)
     interrupted(path, out, monkeypatch)
     edited(own_target, "generation_config.json", eos_token_id=[256, 97])
-    with pytest.raises(RunMismatch, match=r"not those that the run began with \(target eos, skip eos differ\)"):
+    with pytest.raises(RunMismatch, match=r"not those of the run (other \(target eos, skip eos differ\)"):
         run_profile(path, out, True)
     edited(own_target, "generation_config.json", eos_token_id=256)
     with monkeypatch.context() as patch:

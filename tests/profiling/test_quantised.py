@@ -183,9 +183,9 @@ def test_packed_and_wrapped_weights_count_in_the_fingerprint(tmp_path: Path) -> 
 
 
 REFUSED: list[tuple[Any, str, str]] = [
-    ({"quant_method": "rows8", "needs": "a package"}, "rows8 needs a package", "quantised: install what transform"),
-    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "config says: 'modelopt'", "give the checkpoint without"),
-    ({"bits": 4, "group_size": 64}, "config says: {'bits': 4", "give the checkpoint without"),  # as MLX writes it
+    ({"quant_method": "rows8", "needs": "a package"}, "rows8 needs a package", "quantized: install what transform"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "config says: 'modelopt'", "give the unquantized checkpoint"),
+    ({"bits": 4, "group_size": 64}, "config says: {'bits': 4", "give the unquantized checkpoint"),  # as MLX writes it
 ]
 
 

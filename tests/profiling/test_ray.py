@@ -124,7 +124,7 @@ def test_killed_actors_and_drivers_lose_nothing_and_failing_actors_say_why(
     said = finished(driver(path, out, "--resume"), RunUnreadable.exit_code)
     assert f"error: {prompts} cannot be read" in said
     assert "hint: profile again into a new directory" in said
-    assert "an actor of Ray on" in said
+    assert "reported by a Ray actor on" in said
     assert "Traceback" not in said
     (tmp_path / "prompts").rename(prompts)
     said = finished(driver(path, out, "--resume"))
@@ -228,7 +228,7 @@ def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypat
 def test_an_address_for_clients_is_refused_with_the_way_out(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(OptionInvalid, match="address of a node") as caught:
+    with pytest.raises(OptionInvalid, match="HOST:PORT of a node") as caught:
         require_ray()
     assert "ray job submit" in caught.value.hint
 

@@ -79,7 +79,7 @@ def test_what_is_not_there_is_said(gate: Gate) -> None:
         "s3://elsewhere/prompts.jsonl"
     )
     assert "s3://bucket/data has no known format\ngive a file that ends with .jsonl" in refused("s3://bucket/data")
-    assert "is no address of a file\nuse letters" in refused("s3://bucket/my prompts.jsonl")
+    assert "is not the address of a file\nuse letters" in refused("s3://bucket/my prompts.jsonl")
 
 
 @on_servers

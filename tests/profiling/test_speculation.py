@@ -439,7 +439,7 @@ def test_a_recurrent_model_decodes_plainly_and_is_refused_otherwise() -> None:
     item = document(1, 9, 12)
     assert Plain(recurrent).decode(item.prompt, 12).ids.tolist() == live(recurrent, item)
     for ours, draft in ((recurrent, close()), (target(), recurrent)):
-        with pytest.raises(ModelUnloadable, match=r"^mixed .*cannot take tokens back") as caught:
+        with pytest.raises(ModelUnloadable, match=r"^mixed .*cannot remove tokens") as caught:
             Speculation(ours, draft, STRICT, 2).decode(item.prompt, 12)
         assert "attention" in caught.value.hint
 
@@ -449,7 +449,7 @@ def test_a_model_that_keeps_its_state_elsewhere_is_refused_altogether() -> None:
     """Its steps would begin a text anew, without an error."""
     size = {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}
     net = transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=IDS, **size)).eval()
-    with pytest.raises(ModelUnloadable, match="cannot take tokens back"):
+    with pytest.raises(ModelUnloadable, match="cannot remove tokens"):
         Plain(DraftModel("rwkv", net, "model", "r")).decode(documents()[0].prompt, 4)
 
 

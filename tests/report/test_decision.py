@@ -108,7 +108,7 @@ def test_step_times_without_bounds_leave_it_undecided_and_say_so() -> None:
 def test_a_tested_half_needs_twice_its_documents() -> None:
     whole, half = (decide(found(1.6), 1.5, CONFIDENCE, held_out=half) for half in (False, True))
     assert half.documents_needed == 2 * whole.documents_needed
-    assert f"a new run of {half.documents_needed} independent documents would settle it with a 50 % chance" in half.reason
+    assert f"a new run of {half.documents_needed} independent documents would settle it with a 50% chance" in half.reason
     assert half.documents_likely == 2 * (whole.documents_likely or 0)
     assert "10 independent held-out documents" in half.reason
 

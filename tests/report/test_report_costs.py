@@ -311,7 +311,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
         small.kv_bytes_per_token / (small.kv_bytes_per_token + target.kv_bytes_per_token)
     )
     assert memory.kv_share < memory.lost_share < memory.kv_share + 0.05
-    assert "of the context that fits beside the target" in as_terminal(report)
+    assert "cuts the context that fits in memory by " in as_terminal(report)
     assert [item.concurrency for item in report.traffic.load] == [1, 8, 32, 64, 128, 256]
 
 

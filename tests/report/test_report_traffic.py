@@ -36,8 +36,8 @@ def test_text_that_was_not_drawn_from_the_target_gets_no_verdict(tmp_path: Path,
     report = reported(tmp_path, recipe)
     result = only(report, "false", rule="one_hot")
     assert result.verdict == report.traffic.verdict == "UNDECIDED"
-    assert "was not drawn from these distributions" in result.reason
-    assert "was not drawn from these distributions" in report.traffic.reason
+    assert "was not sampled from these distributions" in result.reason
+    assert "was not sampled from these distributions" in report.traffic.reason
     honest = reported(tmp_path / "honest", dataclasses.replace(recipe, domains={"story": STORY}))
     assert "not drawn" not in only(honest, "story", rule="one_hot").reason
 

@@ -196,10 +196,10 @@ def test_what_cannot_be_drawn_at_random_is_refused(tiny: Path, tmp_path: Path) -
     with pytest.raises(ProfileInvalid, match="groups them by cluster"):
         until(profile_file(tmp_path, tiny), tmp_path / "run")
     path = plain_file(tmp_path, tiny)
-    with pytest.raises(ProfileInvalid, match="weights asks for another mixture"):
+    with pytest.raises(ProfileInvalid, match="weights asks for another"):
         until(path, tmp_path / "run", "decision.weights={long: 0.5, short: 0.5}")
     stopped = until(path, tmp_path / "stopped", stop=lambda run: "enough")
-    with pytest.raises(RunMismatch, match="stopped early because the verdict was sure"):
+    with pytest.raises(RunMismatch, match="stopped early at a sure verdict"):
         profiling.profile(load_profile(path), tmp_path / "again", Silent(), reuse=stopped.path)
     profiling.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
     begun = RunWriter.open(tmp_path / "begun")

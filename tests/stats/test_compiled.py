@@ -89,7 +89,7 @@ def test_without_a_place_every_process_compiles(
     said: list[str] = []
     compile_elsewhere("loops_of_a_test", str(module), said.append)
     assert len(said) == 1
-    assert said[0].endswith("the result cannot be kept, so every run compiles again")
+    assert said[0].endswith("the result cannot be cached, so every run recompiles")
     module.write_text("def double(number):\n    return number * 2\n")
     names: dict[str, Any] = {}
     exec(compile(module.read_text(), str(module), "exec"), names)  # noqa: S102  (our own lines)

@@ -137,5 +137,5 @@ def test_the_least_burstiness_by_hand(alpha: float, least: float) -> None:
     assert formulas.least_burstiness(alpha) == pytest.approx(least)
     formulas.check_chain(alpha, least)
     formulas.check_chain(alpha, 1.0)
-    with pytest.raises(ValueError, match="burstiness lies between"):
+    with pytest.raises(ValueError, match="burstiness must be between"):
         formulas.check_chain(alpha, least - 0.001)

@@ -82,5 +82,5 @@ def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:
     totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), pooled_columns(run.gammas))
     for missing in (0, 5, 12):
         some = totals.filter(pc.not_equal(totals["document"], missing))
-        with pytest.raises(RunUnreadable, match="totals lack documents"):
+        with pytest.raises(RunUnreadable, match="totals do not match its documents"):
             list(pools([some], Documents.of(run.documents()), "strict", run.gammas))

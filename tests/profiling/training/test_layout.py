@@ -130,6 +130,6 @@ def test_the_card_says_what_was_measured_and_nothing_breaks_out_of_it(tmp_path: 
     totals = read_totals(run, "head", TotalsRequest(["strict"], run.gammas)).to_pandas()[:40]  # the test part
     assert f"| {totals['accepted'].sum() / totals['proposals'].sum():.3f} |" in text
     assert f"{totals['tokens'].sum() / totals['rounds_1'].sum():.3f}" in text
-    assert "may have seen" not in text
+    assert "may include" not in text
     begun = dataclasses.replace(record, settings=record.settings | {"init": "h", "learnt": None})
-    assert "may have seen" in card(begun, run, "head", Path("h"))
+    assert "may include" in card(begun, run, "head", Path("h"))
