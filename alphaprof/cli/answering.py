@@ -51,14 +51,14 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
 
     if output == "html" and out is None and sys.stdout.isatty():
         raise OptionInvalid(
-            "the HTML page is 5 MB of text, too much for a terminal", "write it to a file: --out report.html"
+            "the HTML page is 2 MB of text, too much for a terminal", "write it to a file: --out report.html"
         )
     if names and output not in ("terminal", "md"):
         holds = "has only one table" if output == "csv" else "holds every section"
         raise OptionInvalid(
             f"--show chooses what terminal and md print; {output} {holds}", f"leave out --show or --format {output}"
         )
-    return known_sections(names or ())
+    return known_sections([each.strip() for name in names or () for each in name.split(",")])
 
 
 Sections = Annotated[
@@ -66,7 +66,7 @@ Sections = Annotated[
     output(
         "--show",
         metavar="SECTION",
-        help="Print this section: drafts, gammas, causes, load, notes, legend... or all (repeatable).",
+        help="Print this section: drafts, gammas, causes, load, notes, legend... or all (repeatable; or with commas).",
         autocompletion=_completed,
     ),
 ]
@@ -75,7 +75,7 @@ Sections = Annotated[
 @command(
     group,
     "alphaprof report runs/my",
-    "alphaprof report runs/my --show causes --show load",
+    "alphaprof report runs/my --show causes,load",
     "alphaprof report runs/my --format html --out report.html",
 )
 def report(

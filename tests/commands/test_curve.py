@@ -219,7 +219,7 @@ def test_without_a_forecast_the_measured_curve_stands_and_says_why(tmp_path: Pat
     assert report.forecast == ()
     assert (report.backtest and report.backtest.inside) is inside
     assert report.points[-1].tokens_per_round is not None
-    assert ("more data was not seen to help" in answer_lines(report)[4]) == (truth is FLAT)
+    assert ("more data did not help measurably" in answer_lines(report)[4]) == (truth is FLAT)
 
 
 def test_sizes_that_are_not_nested_have_no_forecast(copy: Path) -> None:

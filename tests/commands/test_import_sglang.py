@@ -331,8 +331,8 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--drafting", "tree"), 2, "add --gamma N: the server's --speculative-num-steps"),
     ((*CHAIN, "--gamma", "3"), 3, "--gamma is 3, and rounds are counted by 0 to 5"),
-    (("--rule", "strict", "--drafting", "chain"), 3, "there is no model"),
-    ((*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"), 2, "where rounds drafted chains"),
+    (("--rule", "strict", "--drafting", "chain"), 3, "no model"),
+    ((*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"), 2, "costs.source=table if rounds drafted chains"),
 )
 
 

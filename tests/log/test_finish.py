@@ -149,7 +149,7 @@ def test_processes_that_compute_otherwise_are_refused_or_noted(run: RunWriter, g
     """As the profile says; every report of the run has the note then."""
     device, environment, words = ODD[case]
     measured_by(going, device, **environment)
-    with pytest.raises(RunMismatch, match=f"processes that compute otherwise .*: {words}$") as caught:
+    with pytest.raises(RunMismatch, match=f"a different device or version .*: {words}$") as caught:
         going.finish(join_totals)
     assert "--set execution.mixed_devices=true" in caught.value.hint
     assert RunWriter.open(going.path).manifest.status == "running"
