@@ -242,7 +242,7 @@ def of_acceptance() -> Iterator[str]:
     yield f"At alpha 0.8 and gamma 4 an engine shows {rate:.3f}; put into the formula for alpha, that promises"
     yield f"{tokens_per_round(rate, 4):.2f} tokens per round instead of {tokens_per_round(0.8, 4):.2f}"
     alone, bursty = (f"{alpha_of_rate(0.53, 4, burstiness):.3f}" for burstiness in (0, 0.3))
-    yield f"0.53 --at-gamma 4` is alpha {alone} where acceptance is independent, and {bursty} at a burstiness of 0.3"
+    yield f"0.53 --at-gamma 4` is alpha {alone} if acceptance is independent, and {bursty} at a burstiness of 0.3"
     emitted = [f"{tokens_per_round(0.8, 4, burstiness):.2f}" for burstiness in (0, 0.6, -0.2)]
     yield "alpha 0.8 and gamma 4 give {} tokens with rho = 0, {} with rho = 0.6 and {} with rho = -0.2".format(*emitted)
     yield f"at alpha 0.8 it is at least {formulas.least_burstiness(0.8):.2f}"
