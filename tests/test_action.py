@@ -4,6 +4,7 @@ one of the tests (nothing is installed), and `gh` records what it is asked.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -182,11 +183,14 @@ def test_the_page_names_every_input_and_output_with_its_default() -> None:
     }
     (outputs,) = re.findall(r"^Outputs: (.*?)\. There", page, re.MULTILINE | re.DOTALL)
     assert re.findall(r"`([a-z-]+)`", outputs) == list(ACTION["outputs"])
-    workflows = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    jobs = [job for workflow in workflows for job in workflow.get("jobs", {}).values()]
-    (night,) = [step["run"] for job in jobs for step in job["steps"] if "gh run list" in step.get("run", "")]
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    jobs = [job for block in blocks if "jobs" in block for job in block["jobs"].values()]
+    steps = [step for job in jobs for step in job["steps"]] + [
+        step for block in blocks if type(block) is list for step in block
+    ]
+    (night,) = [step["run"] for step in steps if "gh run list" in step.get("run", "")]
     assert {"--branch main", "--event schedule"} <= set(re.findall(r"--(?:branch|event) \w+", night))
-    (given,) = [step["with"] for job in jobs for step in job["steps"] if step.get("uses") == "OWNER/alphaprof@REF"]
+    (given,) = [step["with"] for step in steps if step.get("uses") == "OWNER/alphaprof@REF"]
     assert set(given) <= set(ACTION["inputs"])
 
 
@@ -253,6 +257,34 @@ def test_a_failed_check_fails_the_job_and_one_comment_is_kept_up_to_date(place: 
     passed = runner.outputs["answer"]
     assert (passed["exit-code"], passed["verdict"]) == ("0", failed["verdict"])
     assert passed["state"] != failed["state"]  # the same verdict, and another outcome: a comment would be written again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_comment_is_about_the_draft_that_is_checked_and_only_the_report_is_folded(timed: bool, tmp_path: Path) -> None:
+    write_run(tmp_path / "new", dataclasses.replace(GREEDY, latency=timed, decision={"draft": "small"}))
+    question = {"comment": "always", "run": "new", "check-args": "--draft ngram --min-alpha 0.01"}
+    runner = Runner(tmp_path / "job", question)
+    assert runner.job() == 0, runner.log
+    (posted,) = runner.calls
+    shown, *folded = posted["body"].split("<details>")
+    assert re.match(r"<!-- alphaprof \d+ \d+ -->\n## ✅ PASS  ", shown)
+    assert "- draft ngram, rule strict" in shown
+    assert not re.search(r"\b(?:NO-)?GO\b|UNDECIDED", shown)
+    assert folded[0].startswith("\n<summary>Report of this draft</summary>\n\n## ")
+    report = json.loads(Path(runner.answer["report-json"]).read_text())
+    assert (report["verdict"], report["draft"]) == (runner.answer["verdict"], "ngram" if timed else None)
+    assert posted["body"].count("<details>") == posted["body"].count("</details>") == 1 + len(folded[1:])
+
+
+@pytest.mark.slow
+def test_a_warning_is_not_folded_behind_a_go(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "new", GREEDY)
+    busy = {"code": "busy", "message": "this machine is busy", "remedy": "measure again"}
+    run.write_manifest(dataclasses.replace(run.manifest, warnings=(busy,)))
+    runner = Runner(tmp_path / "job", {"run": "new", "comment": "always"})
+    assert runner.job() == 0, runner.log
+    assert "this machine is busy" in runner.calls[0]["body"].split("<details>")[0]
 
 
 @pytest.mark.slow
@@ -329,7 +361,7 @@ def test_what_cannot_be_answered_fails_and_the_comment_says_why(
     assert runner.answer["exit-code"] == str(code)
     (call,) = runner.calls
     assert f"## ❌ alphaprof ended with exit code {code}\n\n    " in call["body"]
-    assert said in call["body"]
+    assert call["body"].count(said) == 1
     *quoted, _, last = call["body"].splitlines()[3:]  # in a block of code: what is quoted may look like Markdown
     assert [line for line in quoted if not line.startswith("    ")] == []
     assert last.startswith("[The run of this job]")

@@ -118,11 +118,12 @@ def report(
 
 @command(
     group,
-    "alphaprof check runs/my --draft small --min-alpha code=0.5",
-    "alphaprof check runs/new --draft small --baseline runs/old",
+    "alphaprof check runs/my:small",
+    "alphaprof check runs/my:small --min-alpha code=0.5",
+    "alphaprof check runs/new:small --baseline runs/old",
 )
 def check(
-    run: RunFolder,
+    run: Annotated[Path, Argument(metavar="RUN[:DRAFT]", readable=False, help="A run, and the draft to check.")],
     draft: Annotated[str | None, Option(help="The draft to check; default: the decision's draft.")] = None,
     rule: DecisiveRule = None,
     gamma: Annotated[
@@ -153,7 +154,7 @@ def check(
 ) -> None:
     """Check a run in CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
 
-    Without a threshold or a baseline, check the run's own decision.
+    Without a threshold or a baseline, check whether the draft named, or the run's own decision, is GO.
     """
     from alphaprof.commands.check import Minimums, checked, require_passed
     from alphaprof.config.load import known_rules

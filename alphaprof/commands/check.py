@@ -196,8 +196,8 @@ def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
         parts = [f"{name}: {item.note}" for item, name in decisive if item.low is None]
         if judged := ", ".join(name for item, name in decisive if item.low is not None):
             surer = " or more precise step times" if any(item.measure == "speedup" for item, _ in decisive) else ""
-            unclear = f"may be on either side of the threshold: more documents{surer} would narrow the bounds"
-            parts.append(f"{judged} {'below the threshold' if outcome == 'fail' else unclear}")
+            unclear = f": bounds enclose the threshold, more documents{surer} needed"
+            parts.append(f"{judged}{' below the threshold' if outcome == 'fail' else unclear}")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)
@@ -254,20 +254,22 @@ def checked(
     `RunUnreadable`.
     """
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
+    folder, _, named = str(path).rpartition(":")
+    if folder and not path.exists() and os.path.isdir(folder):  # RUN:DRAFT
+        if draft not in (None, named):
+            raise OptionInvalid(f"two drafts are named: {short(named)} and {short(str(draft))}", "leave --draft out")
+        path, draft = Path(folder), named
     if baseline is not None:
         if thresholds:
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
         new = side_of(f"{path}:{draft}" if draft else str(path))
-        named = not os.path.exists(baseline) and ":" in baseline
-        old = side_of(baseline if named else f"{baseline}:{new.draft}")
+        whole = not os.path.exists(baseline) and ":" in baseline
+        old = side_of(baseline if whole else f"{baseline}:{new.draft}")
         return check_baseline(new, old, rule, margin, target_change, gamma)
     run = Run.open(path)
     if thresholds:
         return _check_thresholds(run, thresholds, draft, rule, gamma)
-    if draft or rule or gamma:
-        hint = "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; else the run's decision is checked"
-        raise OptionInvalid("--draft, --rule and --gamma need a threshold or a baseline", hint)
-    return check_decision(run)
+    return check_decision(run, draft, rule, gamma)
 
 
 def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
@@ -292,9 +294,16 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
     return least
 
 
-def check_decision(run: Run) -> Check:
-    """Judges a run by the decision of its profile: GO passes, NO-GO fails."""
-    report = build_report(run)
+def check_decision(run: Run, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> Check:
+    """Judges a run by the decision of its profile, about a draft, rule or gamma that is named: GO passes, NO-GO fails."""
+    config, asked = run.manifest.config, {"draft": draft, "rule": rule, "gamma": gamma}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given:
+        config = config | {"decision": config["decision"] | given}
+        drafts = ReportInputs.of(run, "engine", run.manifest.profile).run.manifest.drafts  # hybrids too
+        _require_one_of("draft", draft, drafts, run)
+        _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
+    report = build_report(run, config=config)
     traffic, tested = report.traffic, report.traffic.tested
     outcome = VERDICTS[traffic.verdict]
     items: tuple[Item, ...] = ()

@@ -59,6 +59,33 @@ def test_the_decision_of_the_run_is_checked_by_default(run: Run) -> None:
     assert found["items"][0]["measure"] == "speedup"
 
 
+def test_a_draft_that_is_named_alone_is_checked_for_go(run: Run) -> None:
+    report = build_report(run, config=changed_question(run.manifest.config, ["decision.draft=poor"]))
+    assert report.verdict == "NO-GO"
+    code, found, _ = check(run, "--draft", "poor")
+    assert (code, found["outcome"], found["draft"], found["gamma"]) == (10, "fail", "poor", 3)
+    assert found["items"][0]["value"] == report.traffic.speedup.value
+    for threshold in ((), ("--min-alpha", "0.5")):
+        asked = CliRunner().invoke(app, ["check", f"{run.path}:poor", *threshold, "--format", "json"])
+        assert asked.stdout == check(run, "--draft", "poor", *threshold)[2].stdout
+    at_one = check(run, "--draft", "poor", "--gamma", "1", "--rule", "strict")[1]
+    assert (at_one["draft"], at_one["gamma"], at_one["rule"]) == ("poor", 1, "strict")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "arguments", "hint"),
+    [
+        (":nobody", (), "name one: small or poor"),
+        (":poor", ("--draft", "small"), "leave --draft out"),
+        ("", ("--draft", "poor", "--gamma", "7"), "name one: 1 or 3"),
+    ],
+)
+def test_a_draft_that_cannot_be_checked_is_refused(run: Run, suffix: str, arguments: tuple[str, ...], hint: str) -> None:
+    result = CliRunner().invoke(app, ["check", f"{run.path}{suffix}", *arguments])
+    assert isinstance(result.exception, AlphaprofError)
+    assert (result.exception.exit_code, result.exception.hint) == (2, hint)
+
+
 def test_alphas_are_held_against_one_sided_bounds(run: Run) -> None:
     frame = totals(run, "code")
     low = share_interval(ratio(frame["accepted"].to_numpy(), frame["proposals"].to_numpy(float)), 0.9).low
@@ -139,7 +166,7 @@ def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run
     alpha = frame["accepted"].sum() / frame["proposals"].sum()
     code, found, result = check(run, "--min-alpha", f"code={alpha}")
     assert (code, found["outcome"]) == (0, "undecided")
-    assert "warning: alpha of code may be on either side of the threshold" in result.stderr
+    assert "warning: alpha of code: bounds enclose the threshold, more documents needed\n" in result.stderr
     code, _, result = check(run, "--min-alpha", f"code={alpha}", "--undecided", "fail")
     assert code == 11
     assert "warning" not in result.stderr
