@@ -18,7 +18,6 @@ from alphaprof.log.run import Run
 from alphaprof.log.training import TESTED
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
-from alphaprof.rules import DEFAULT_RULES
 
 NEW_TOKENS = 24
 
@@ -108,7 +107,7 @@ MIXED: dict[str, Any] = {
         {"domain": "plain", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "text", "prompt_tokens": 9}},
     ],
     "thinking": {"begin": "o", "end": "e"},
-    "rules": [*DEFAULT_RULES, "tree_2", "multi_draft_2"],
+    "rules": [*LOGGED_RULES, "tree_2", "multi_draft_2"],
     "certificates": True,
     "costs": {"source": "none"},
     "execution": {"threads": 1},

@@ -208,7 +208,7 @@ def test_it_is_checked_compared_and_exported(profiled: Path) -> None:
     (difference,) = found["differences"]
     assert difference["difference"]["value"] < 0
     stand_in = command("export", f"{profiled}:oracle", "--to", "vllm-synthetic")
-    assert "vLLM has no method for it" in stand_in.stderr
+    assert "vLLM has no method for this draft" in stand_in.stderr
     assert "proposes one chain of tokens" in command("trees", f"{profiled}:oracle").exception.message
 
 

@@ -1,4 +1,4 @@
-"""A rule that needs whole distributions, registered by this file: from a profile's YAML to the report."""
+"""A rule that needs full distributions, registered by this file: from a profile's YAML to the report."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_report_has_its_results_and_says_that_no_certificate_is_known(run: R
 
 def test_what_is_not_implemented_for_it_is_refused(run: Run, tmp_path: Path) -> None:
     """Its verification, and values that the log was not written with."""
-    with pytest.raises(RuleNotDecodable, match="meeting_1 needs whole distributions"):
+    with pytest.raises(RuleNotDecodable, match="meeting_1 needs full distributions"):
         require_decodable(parse_rule("meeting:1"), SAMPLED)
     with pytest.raises(OptionInvalid, match=r"is not enough for meeting_0p25, which needs whole"):
         build_report(run, rules=["meeting_0p25"])

@@ -79,7 +79,7 @@ class TargetOptions(ModelOptions):
     dtype: Literal["auto", Dtype] = Field(
         "auto",
         description="use the dtype that you serve, because near-ties depend on it; auto: the checkpoint's dtype, or float32 "
-        "if the checkpoint's is no faster on the device",
+        "if the checkpoint's is not faster on the device",
     )
 
 

@@ -92,7 +92,7 @@ BAD_SETTINGS = {
     "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
     "no such draft": ("decision.draft=large", "not among the drafts (small, lookup)"),
     "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),
-    "outside the timed": ("decision.concurrency=65", "65 lies outside"),
+    "outside the timed": ("decision.concurrency=65", "65 is outside"),
     "hostile": ("decision.\x1b[2J\u202e\n=1", "unknown key"),
 }
 BAD = [pytest.param("--rules", *case, id=f"rules: {name}") for name, case in BAD_RULES.items()]
@@ -126,14 +126,14 @@ def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path
     assert found | {"notes": found["notes"][len(names) :]} == expected
     code, output, errors = console_script("report", run.path, "--verify")
     assert (code, output) == (6, "")
-    assert "is damaged: its content is not what was written (and 1 more of 9 files)" in errors
-    assert "hint: alphaprof profile with --resume makes it again" in errors
+    assert "is damaged: its content has changed (and 1 more of 9 files)" in errors
+    assert "hint: write it again with alphaprof profile --resume" in errors
 
 
 def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(console_script: Runner) -> None:
     code, output, errors = console_script("rules")
     assert (code, errors) == (0, "")
-    modelled, others = output.split("\nnot modelled:\n")
+    modelled, others = output.split("\nnot modeled:\n")
     named = [line.split()[0].split(":")[0] for line in modelled.splitlines() if not line.startswith(" ")]
     assert named == list(RULES)
     assert all(rule.about in modelled and rule.used_by in modelled for rule in RULES.values())

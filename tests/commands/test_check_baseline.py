@@ -79,7 +79,7 @@ def test_a_domain_of_which_the_baseline_proposes_nothing_is_said(runs: dict[str,
 
 def test_domains_without_a_partner_are_said(runs: dict[str, Run]) -> None:
     _, found, _ = held(runs["whole"], runs["more"], *WIDE)
-    assert [(item["domain"], "only the baseline has the domain" in item["reason"]) for item in found["unjudged"]] == [("poetry", True)]
+    assert [(item["domain"], "only the baseline" in item["reason"]) for item in found["unjudged"]] == [("poetry", True)]
     _, found, _ = held(runs["more"], runs["whole"], *WIDE)
     assert found["unjudged"] == [{"domain": "poetry", "reason": "only this run has the domain"}]
 
@@ -96,7 +96,7 @@ def test_junit_skips_what_was_not_judged(runs: dict[str, Run]) -> None:
     [
         ("whole", "mute", (), "the baseline's draft proposes nothing there"),
         ("quiet", "mute", (), "nor does this one"),
-        ("whole", "quiet", ("--rule", "one_hot"), "one_hot does not apply to its text (greedy)"),
+        ("whole", "quiet", ("--rule", "one_hot"), "one_hot does not apply to this text (greedy)"),
     ],
 )
 def test_where_nothing_can_be_judged_the_reason_is_said(
@@ -288,7 +288,7 @@ def test_a_gamma_that_is_named_compares_tokens_per_round_of_any_draft(tmp_path: 
     code, found, _ = held(new, old, "--gamma", "3", "--margin", "0.5")
     assert (code, found["gamma"], found["items"][0]["measure"]) == (10, 3, "tokens_per_round_difference")
     code, _, text = held(new, old, "--gamma", "2")
-    assert (code, text) == (2, "gamma 2 was not replayed in both runs | name one that was: 1 or 3")
+    assert (code, text) == (2, "gamma 2 was not replayed in both runs | name a shared one: 1 or 3")
 
 
 def test_heads_without_a_gamma_in_common_are_not_comparable(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_forecast_leads_with_its_backtest(found: CurveReport) -> None:
 @pytest.mark.parametrize(
     ("least", "words", "reached"),
     [
-        (1.01, "REACHED: 1.01x in every scenario with the data there is", ("every", "every", "every")),
+        (1.01, "REACHED: 1.01x in every scenario with the present data", ("every", "every", "every")),
         (3.0, "NOT BY DATA: 3x in no scenario up to 4 times the data", ("none", "none", "none")),
     ],
 )
@@ -298,9 +298,9 @@ def test_costs_grow_with_the_data(folder: Path, found: CurveReport) -> None:
 
 def test_heads_that_began_with_an_unknown_one_are_named(copy: Path) -> None:
     listed(copy, beside={})
-    assert not any("nothing says what" in note for note in built(copy).notes)
+    assert not any("the training data of " in note for note in built(copy).notes)
     record = read_training(copy / "heads" / "1-4-1")
-    for learnt, words in ((None, "nothing says what head-1-4-1"), ([record.units.test[0]], "")):
+    for learnt, words in ((None, "the training data of head-1-4-1 is not known"), ([record.units.test[0]], "")):
         settings = record.settings | {"init": "published", "learnt": learnt}
         write_training(copy / "heads" / "1-4-1", dataclasses.replace(record, settings=settings))
         if learnt is None:
@@ -378,8 +378,8 @@ def test_a_head_of_another_run_is_compared_on_the_same_documents(copy: Path, tmp
     report = built(copy)
     assert report.points[-1].label == "160 units"
     assert report.points[-1].alpha == pytest.approx(0.7, abs=0.05)
-    assert any("nothing says what mine" in note for note in report.notes)
-    assert "does not say that larger heads have seen what mine has (order:)" in report.reason
+    assert any("the training data of mine is not known" in note for note in report.notes)
+    assert "set order: for mine if larger heads have seen its data" in report.reason
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: D
     (brief,) = found(looked, "context", "brief")
     assert (brief.level, brief.cause.split(";")[0]) == ("note", "24 tokens")
     assert found(looked, "chat template", "run")[0].level == "note"
-    assert "1 of 11 prompts seen occur before" in found(looked, "data", "run")[-1].cause
+    assert "1 of 11 prompts seen are repeats" in found(looked, "data", "run")[-1].cause
     assert looked.conclusion.endswith(FINE)
 
 
@@ -90,7 +90,7 @@ def test_an_unknown_number_of_documents_and_a_full_disk_are_said(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("begins", "words", "level"),
-    [(0, "0 of 3 prompts begin with BOS", "note"), (1, "3 of 3", "ok"), (2, "3 with two", "problem")],
+    [(0, "0 of 3 prompts begin with BOS", "note"), (1, "3 of 3", "ok"), (2, "3 of them twice", "problem")],
 )
 def test_bos_is_found_missing_or_twice(begins: int, words: str, level: str) -> None:
     fast = tokenizer()
@@ -119,7 +119,7 @@ def test_a_dry_run_prints_its_checks_and_ends_in_0(ordinary: Path, console_scrip
     code, text, _ = console_script("profile", ordinary, "--dry-run", "--limit", 2)
     assert code == 0
     assert text.count("in 2 documents seen") == 2
-    assert text.startswith(f"0 problems and 1 note, {FINE}\n")
+    assert text.startswith(f"0 problems and 1 note{FINE}\n")
     code, text, _ = console_script("profile", ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
     assert (code, json.loads(text)["format"]) == (0, "alphaprof-preflight")
     assert snapshot(ordinary.parent) == before

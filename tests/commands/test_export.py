@@ -372,15 +372,15 @@ def test_what_prices_drafts_as_layers_of_the_target_is_told_what_a_round_costs(r
     """By hand: verification, times the layers and drafts over the layers; of a lookup, which has no model, nothing."""
     target = dataclasses.replace(run.manifest.target, shape=vars(ModelShape.from_config(LLAMA)))
     shaped = Run(run.path, dataclasses.replace(run.manifest, target=target))
-    (said,) = [line for line in export(RunDraft(shaped, "small"), "aiconfigurator", gamma=3).warnings if "prices" in line]
+    (said,) = [line for line in export(RunDraft(shaped, "small"), "aiconfigurator", gamma=3).warnings if "charges" in line]
     times = ReportInputs.of(shaped, "engine", shaped.manifest.profile).costs.times(1)["small"]
     theirs = times.target[4].ms / times.target[1].ms * 35 / 32
     ours = (times.target[4].ms + 3 * times.draft.ms + times.bookkeeping.ms) / times.target[1].ms
     assert f"about {theirs:.2f} decode steps" in said
     assert f"it costs {ours:.2f}:" in said
-    (unknown,) = [line for line in export(RunDraft(run, "small"), "aiconfigurator", gamma=3).warnings if "prices" in line]
+    (unknown,) = [line for line in export(RunDraft(run, "small"), "aiconfigurator", gamma=3).warnings if "charges" in line]
     assert "not this draft's steps" in unknown
-    assert not any("prices" in line for line in export(RunDraft(shaped, "lookup"), "aiconfigurator", gamma=3).warnings)
+    assert not any("charges" in line for line in export(RunDraft(shaped, "lookup"), "aiconfigurator", gamma=3).warnings)
 
 
 def table(path: Path, run: Run, batches: Sequence[int] = (1, 4, 16)) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(ru
     found = export(RunDraft(run, "small").asked(config), "vllm-synthetic", domain="code")
     schedule = json.loads(found.text)["num_speculative_tokens_per_batch_size"]
     assert (schedule[0][0], schedule[-1][1:]) == (1, [6, 1])
-    assert any("takes gamma 1 beyond 6 sequences" in warning for warning in found.warnings)
+    assert any("uses gamma 1 beyond 6 sequences" in warning for warning in found.warnings)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

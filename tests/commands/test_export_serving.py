@@ -204,7 +204,7 @@ def test_paths_and_revisions_are_those_of_the_profile(run: Run) -> None:
 
 REFUSED: dict[str, tuple[str, str, str | None, str]] = {
     "lookup in SGLang": ("sglang-args", "lookup", None, "SGLang has no method for a draft of kind prompt_lookup"),
-    "drawn by a model": ("sglang-args", "small", "lossless", "takes the top tokens of a draft of kind model"),
+    "drawn by a model": ("sglang-args", "small", "lossless", "uses the top tokens of model drafts"),
     "drawn by a head": ("sglang-args", "head", "lossless", "lack some of the target's tokens"),
 }
 
@@ -220,7 +220,7 @@ def test_layers_of_the_target_are_refused(run: Run) -> None:
     skipping = changed(run, "small", kind="layer_skip", engine_method=None, settings={}, shares_target_weights=True)
     with pytest.raises(OptionInvalid, match="vLLM has no method for a draft of kind layer_skip") as caught:
         export(RunDraft(skipping, "small"), "vllm-config", gamma=2)
-    assert "--to vllm-synthetic simulates" in caught.value.hint
+    assert "simulate this one: --to vllm-synthetic" in caught.value.hint
 
 
 def test_what_drafted_in_an_imported_run_is_not_known(run: Run) -> None:
@@ -228,7 +228,7 @@ def test_what_drafted_in_an_imported_run_is_not_known(run: Run) -> None:
     counts = dict.fromkeys(("without_steps", "plain_steps", "beyond_the_end"), 0)
     imported = Imported(engine="vLLM", files=("a",), rule="strict", gamma=3, **unknown, **counts)
     served = Run(run.path, dataclasses.replace(run.manifest, imported=imported))
-    with pytest.raises(OptionInvalid, match="was imported from vLLM, whose log does not say what drafted"):
+    with pytest.raises(OptionInvalid, match="was imported from vLLM, whose log does not name the draft"):
         export(RunDraft(served, "small"), "vllm-config", gamma=3)
 
 

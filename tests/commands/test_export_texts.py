@@ -105,7 +105,7 @@ def test_by_time_parts_are_those_of_train_by_time(tmp_path: Path, alphaprof: Run
     parts = split(texts, by=TIME)
     assert rows == {part: {text.document for text in parts.of(texts, part)} for part in PARTS}
     assert rows[TEST] == {0, 1, 2}
-    assert "24 units to train on are older than 2026-01-25" in errors
+    assert "train: 24 units before 2026-01-25" in errors
     assert rows[TEST] != {row["document"] for row in written(timed, tmp_path / "random")[TEST]}
 
 

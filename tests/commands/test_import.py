@@ -196,7 +196,7 @@ SINGLE = {  # known by; prompt and text tokens, finish; rounds with and without 
 }
 UNCOUNTED = {
     "two prompts": "for which vLLM counts no rounds | use n = 1 and one prompt",
-    "two choices": "for which vLLM counts no rounds | ask with n = 1",
+    "two choices": "for which vLLM counts no rounds | use n = 1",
     "responses": "where vLLM sends no metrics | send the requests to /v1/chat/completions",
     "stream without usage": "and so without metrics | ask with stream_options: {include_usage: tr",
     "min_p": "answered with an error (1) | change the requests and send them again; the engine said 'The min_p and",
@@ -601,7 +601,7 @@ def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) ->
         tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "large", name="large"
     )
     code, text = failure(invoke("compare", f"{run.path}:small", named.path))
-    assert (code, "is of draft large" in text, f"compare {run.path}:large" in text) == (12, True, True)
+    assert (code, "was served with draft large" in text, f"compare {run.path}:large" in text) == (12, True, True)
     assert shown(f"{run.path}:large", named.path)["notes"] == []
 
 
@@ -664,7 +664,7 @@ def test_rates_are_exported_as_the_engine_counted_them(pair: tuple[Run, Run]) ->
 
 NO_IDS = {"prompt_token_ids": None}
 UNPAIRED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    ({}, NO_IDS | {"prompt": "Hi"}, "prompts known by token ids, and TWO with prompts known by text"),
+    ({}, NO_IDS | {"prompt": "Hi"}, "prompts keyed by token ids, and TWO with prompts keyed by text"),
     (NO_IDS, NO_IDS | {"id": "another"}, "by request id"),
     ({}, {"prompt_token_ids": [8]}, "have no prompt in common"),
     ({}, {"model": "other"}, "different targets, served/target and other"),
@@ -707,7 +707,7 @@ def used(**usage: Any) -> dict[str, Any]:
     return response() | {"usage": usage}
 
 
-AGREE = "by their histogram 43 rounds of up to 3 accepted 10"
+AGREE = "their histogram has 43 rounds of up to 3, and 10 accepted"
 BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(num_spec_steps=44), AGREE),
     (changed(num_accepted_draft_tokens=11), AGREE),
@@ -751,7 +751,7 @@ def test_a_line_that_is_no_json_object_is_refused_with_its_number(line: bytes, w
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--rule", "one_hot"), 2, "--rule one_hot does not fit temperature 0"),
     ((*STRICT, "--temperature", "0.7"), 2, "--rule strict does not fit temperature 0.7"),
-    ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and rounds are counted by 0 to 3"),
+    ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, but the histogram counts 0 to 3"),
     ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
     ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
     ((*STRICT, "--domain-key", "kind"), 3, "'kind' is missing"),

@@ -266,7 +266,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 BROKEN: tuple[tuple[Any, str], ...] = (
-    (changed(spec_verify_ct=42, spec_num_proposed_drafts=210), "by their histogram 43 rounds"),
+    (changed(spec_verify_ct=42, spec_num_proposed_drafts=210), "their histogram has 43 rounds"),
     (changed(spec_num_proposed_drafts=214), "--drafting tree or adaptive"),
     (changed(spec_num_proposed_drafts=172), "proposed 172 drafts and accepted up to 5"),
     (changed(spec_cap_length=3.5), "verified fewer than they proposed"),
@@ -330,9 +330,13 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
 
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--drafting", "tree"), 2, "add --gamma N: the server's --speculative-num-steps"),
-    ((*CHAIN, "--gamma", "3"), 3, "--gamma is 3, and rounds are counted by 0 to 5"),
+    ((*CHAIN, "--gamma", "3"), 3, "--gamma is 3, but the histogram counts 0 to 5"),
     (("--rule", "strict", "--drafting", "chain"), 3, "no model"),
-    ((*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"), 2, "costs.source=table if rounds drafted chains"),
+    (
+        (*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"),
+        2,
+        "if rounds drafted chains",
+    ),
 )
 
 

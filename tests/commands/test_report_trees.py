@@ -528,7 +528,7 @@ def test_trees_of_a_head_follow_its_ranks_by_depth(tmp_path: Path) -> None:
     assert (traffic.iid_tokens_per_round, traffic.iid_error) == (None, None)
     chosen = build_trees(RunDraft(run, "head"), nodes=(4,))
     assert chosen.trees[0].name == "first ranks 4"
-    with pytest.raises(OptionInvalid, match="more levels than the 3") as refused:
+    with pytest.raises(OptionInvalid, match=r"more levels than .* was measured for") as refused:
         build_trees(RunDraft(run, "head"), nodes=(0,), given={"deep": Tree.chain(4)})
     assert "more depths" in refused.value.hint
     with pytest.raises(OptionInvalid, match="no ranks by depth") as refused:

@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
     "unknown rule": ({}, ["--rule", "additiv:0.1"], 2, "--rule: unknown rule 'additiv'", "list them with alphaprof rules"),
     "existing run": ({}, ["--out", "model"], 6, "model exists and is not empty", "--out"),
     "tree": ({}, ["--rule", "tree:2"], 2, "the rule tree_2 drafts trees", "choose strict on greedy text"),
-    "no such text": ({}, ["--rule", "lossless"], 2, "lossless belongs to sampled text, and this is greedy", "lossy rule"),
+    "no such text": ({}, ["--rule", "lossless"], 2, "lossless applies to sampled text, but this is greedy", "lossy rule"),
 }
 
 

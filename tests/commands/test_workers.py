@@ -72,13 +72,13 @@ def test_one_that_is_killed_again_and_again_has_failed(monkeypatch: pytest.Monke
     *again, last, end = worked(monkeypatch, going, ENDS, KILLED)
     assert len(again) == runs.AGAIN
     assert last == "worker 1 failed with exit code -9"
-    assert end.startswith("137: of 2 workers failed: 1 (exit code 137)")
+    assert end.startswith("137: 1 of 2 workers failed: 1 (exit code 137)")
 
 
 def test_where_one_fails_the_others_go_on_and_the_exit_code_says_it(monkeypatch: pytest.MonkeyPatch, going: Path) -> None:
     first, end = worked(monkeypatch, going, ENDS, OUTLASTS, MARKS)
     assert first == "worker 2 failed with exit code 3"
-    assert end.startswith("3: of 3 workers failed: 2 (exit code 3)")
+    assert end.startswith("3: 1 of 3 workers failed: 2 (exit code 3)")
     assert "the same command with --resume" in end
     assert Path(f"{going}.seen").exists()
 
@@ -103,7 +103,7 @@ def test_where_the_one_that_begins_the_run_fails_nobody_waits_for_it(
 ) -> None:
     said = worked(monkeypatch, tmp_path / "none", FAILS, WAITS)
     assert said[0] == "worker 0 failed with exit code 1"
-    assert said[1].startswith("1: of 2 workers failed: 0 (exit code 1)")
+    assert said[1].startswith("1: 1 of 2 workers failed: 0 (exit code 1)")
 
 
 @pytest.mark.parametrize("interruptions", [1, 2])
@@ -145,7 +145,7 @@ def test_progress_counts_what_all_workers_have_committed(
     """Said when the one that speaks is done, by how much of the run is there."""
     assert runs.progress_line(storage_of(going)).startswith("profiling: 1 of 3 shards, ")
     assert runs.progress_line(storage_of(tmp_path / "whole")) == "profiling: 3 of 3 shards"
-    assert "cannot be read now" in runs.progress_line(storage_of(tmp_path / "none"))
+    assert "cannot read the run's progress now" in runs.progress_line(storage_of(tmp_path / "none"))
     monkeypatch.setattr(runs, "SAY", 0.0)
     monkeypatch.setattr(runs, "progress_line", lambda place: Path(f"{going}.mark").touch() or "a line")
     assert set(worked(monkeypatch, going, ENDS, OUTLASTS)) == {"a line"}

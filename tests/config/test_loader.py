@@ -135,7 +135,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "drafts: invalid draft name 'Small draft': use lower case",
         "correct",
     ),
-    (("drafts", "target"), {"kind": "prompt_lookup"}, "drafts: draft name 'target' must be", "correct"),
+    (("drafts", "target"), {"kind": "prompt_lookup"}, "drafts: invalid draft name 'target'", "correct"),
     (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers.0: must be at least 0, not -1", "correct"),
     (("data",), [], "data: needs at least 1 entry", "correct"),
     (("data", 0, "limit"), True, "data.0.limit: expected a whole number, not True", "correct"),
@@ -327,7 +327,7 @@ WRONG_OVERRIDES = [
     ("target.model.name=x", "target.model: expected text, not an object", "correct"),
     (
         "data.poetry.limit=5",
-        "data.poetry: 'poetry' does not name a single element of a list of 3",
+        "data.poetry: 'poetry' does not name exactly one of 3 list elements",
         "or a domain that only one source has",
     ),
     ("target.dtpe=float32", "unknown key target.dtpe", "did you mean dtype?"),

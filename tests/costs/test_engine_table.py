@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Any, float | None, str]] = {
     ),
     "batch": (f"{CSV}target,3,0,256,12", None, "line 5: batch is '0'"),
     "unknown model": (f"{CSV}big,1,1,256,12", None, "line 5: unknown model 'big'"),
-    "another time": (f"{CSV}target,2,1,256,12", None, "line 5: 12 ms for the same step that takes 11 ms"),
+    "another time": (f"{CSV}target,2,1,256,12", None, "line 5: this step takes 12 ms, but 11 ms in another row"),
     "wrong column": (CSV.replace("ms", "milliseconds"), None, "line 2: "),
     "no decode step": (CSV.replace("target,1,1,256,10\n", ""), None, "no decode step of the target"),
     "no overhead": (ENTRY, None, "row 1: times of vLLM's bench need overhead_ms"),

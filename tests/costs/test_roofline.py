@@ -329,6 +329,6 @@ def test_interpolation_meets_the_roofline_of_a_dense_model(batch: int, context: 
 def test_a_model_of_an_unknown_shape_is_refused_with_what_to_do() -> None:
     known = dataclasses.replace(facts("small"), shape=dataclasses.asdict(SMALL))
     assert shape_of("small", known) == SMALL
-    with pytest.raises(CostsUnreadable, match="the shape of target, and that of Synthetic is not known") as caught:
+    with pytest.raises(CostsUnreadable, match="the shape of target, but Synthetic has no known shape") as caught:
         shape_of("target", facts("target"))
     assert "source: table" in caught.value.hint

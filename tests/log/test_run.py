@@ -147,7 +147,7 @@ def test_what_the_log_can_tell_is_worked_out_again(run: RunWriter, kind: str, da
     assert again.damaged == ({str(path.relative_to(run.path))} if damage != "missing" or kind == "documents" else set())
     with pytest.raises(RunUnreadable, match=path.name) as caught:
         again.verify()
-    assert caught.value.hint == "alphaprof profile --resume"
+    assert caught.value.hint == "write it again with alphaprof profile --resume"
     again.finish(join_totals)
     RunWriter.open(run.path).verify()
     assert contents(run) == before

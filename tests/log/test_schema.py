@@ -132,7 +132,7 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
 def test_an_edited_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
     """What it says may be possible all the same. Order and white space are not its content."""
     edited(tmp_path, lambda data: data["shards"][0].update(documents=5), signed=False)
-    with pytest.raises(RunUnreadable, match="is damaged: its content is not what its digest says"):
+    with pytest.raises(RunUnreadable, match="is damaged: its content does not match its digest"):
         read_manifest(storage_of(tmp_path))
     data = json.loads(manifest().to_json())
     (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(data.items()))))

@@ -724,5 +724,5 @@ def test_recurring_prompts_are_no_matter_for_bets() -> None:
     """Bets would count each prompt once, and a fixed number of documents counts it as often as it comes."""
     with pytest.raises(ProfileInvalid) as error:
         drawn(["hello"] * 3 + [f"w{place}" for place in range(97)])
-    assert error.value.message == "--until-decided takes documents to be independent, and 2 of 100 repeat a prompt"
+    assert error.value.message == "--until-decided needs independent documents, but 2 of 100 repeat a prompt"
     drawn(["hello"] * 2 + [f"w{place}" for place in range(98)])

@@ -112,7 +112,7 @@ def test_what_was_chosen_stands_in_the_manifest_and_a_departure_from_the_checkpo
     assert {facts.dtype for facts in manifest.drafts.values()} == {"float32"}
     told = [warning["message"] for warning in manifest.warnings if warning["code"] == "other_dtype"]
     reason = (
-        "the target is measured in float32: the checkpoint is in bfloat16, in which this CPU multiplies not clearly "
+        "the target is measured in float32: the checkpoint is in bfloat16, in which this CPU is not clearly "
         "faster (0.30 times the speed of float32)"
     )
     assert told == [reason]

@@ -312,15 +312,15 @@ def as_eagle1(described: dict[str, Any], weights: Tensors) -> None:
 
 
 BAD = {
-    "another width": (top(target_hidden_size=48), "for states of 48 numbers and 7 ids, and tiny has 32 and 7"),
+    "another width": (top(target_hidden_size=48), "needs state width 48 and 7 ids, but tiny has 32 and 7"),
     "another vocabulary": (
         lambda described, weights: (layer(vocab_size=9)(described, weights), weights.pop("t2d")),
-        "for states of 32 numbers and 9 ids, and tiny has 32 and 7",
+        "needs state width 32 and 9 ids, but tiny has 32 and 7",
     ),
-    "another number of states": (top(**{IDS: [1, 3]}), "3 states, and its config.json means those after 1, 3 of 6 layers"),
+    "another number of states": (top(**{IDS: [1, 3]}), "3 states, but config.json names states after 1, 3 of 6 layers"),
     "another architecture": (
         top(speculators_config={"verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "org/name"}}),
-        "it is for a target of architecture Qwen3ForCausalLM, and tiny is a LlamaForCausalLM",
+        "it was trained for Qwen3ForCausalLM, but tiny is a LlamaForCausalLM",
     ),
     "a tensor of another shape": (weight("lm_head.weight", torch.zeros(6, HIDDEN)), "lm_head.weight [6, 32] for [5, 32]"),
     "NaN": (weight("norm.weight", torch.full((HIDDEN,), torch.nan)), "norm.weight has NaN or infinite weights in float32"),
@@ -339,12 +339,15 @@ BAD = {
     "P-EAGLE": (weight("mask_hidden", torch.zeros(1, 1, 3 * HIDDEN)), "its tensors are those of P-EAGLE"),
     "DFlash": (top(speculators_model_type="dflash"), "dflash drafts a block of tokens in parallel"),
     "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "do not name 5 different tokens"),
-    "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, and its files lack d2t"),
+    "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, but its files lack d2t"),
     "a size that is missing": (layer(num_attention_heads=None), "its config.json lacks num_attention_heads"),
-    "sliding windows": (layer(layer_types=["sliding_attention"]), "its config.json has sliding windows"),
+    "sliding windows": (
+        layer(layer_types=["sliding_attention"]),
+        "has unsupported settings: sliding windows",
+    ),
     "positions that depend on the length": (
         layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-        "its config.json has positions of type 'dynamic'",
+        "unsupported settings: positions of type 'dynamic'",
     ),
 }
 
@@ -358,7 +361,7 @@ def test_files_that_are_refused(tmp_path: Path, model: Model, name: str) -> None
     with pytest.raises(ModelUnloadable) as caught:
         loaded(written(tmp_path, described, weights), model)
     assert words in caught.value.message
-    assert caught.value.message.startswith("draft head,")
+    assert caught.value.message.startswith("draft head (")
     assert caught.value.hint
 
 

@@ -133,7 +133,7 @@ def test_a_part_waits_for_part_0_that_died(tmp_path: Path, monkeypatch: pytest.M
     """It says who was seen last, and how to go on; nothing depends on a real clock."""
     clock = Clock(monkeypatch, {})
     (tmp_path / SIGN).write_text("process 7 on node-3, at 2026-01-01T00:00:00+00:00")
-    with pytest.raises(RunUnreadable, match=r"no sign of life for 30 minutes \(seen last: process 7 on node-3") as caught:
+    with pytest.raises(RunUnreadable, match=r"silent for 30 minutes \(last seen: process 7 on node-3") as caught:
         wait_until_begun(storage_of(tmp_path), Part(1, 4), str)
     assert clock.now == pytest.approx(parts.PATIENCE, abs=2 * parts.LOOK)
     assert "start it again (--part 0/4)" in caught.value.hint

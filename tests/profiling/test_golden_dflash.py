@@ -114,7 +114,7 @@ def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: 
         "states of the target one layer later",
         "states of the target one layer earlier",
         "mask token 2",
-        "7 rows, of which each proposes the token behind it",
+        "7 rows, each of which proposes the next token",
     }
     # Ids 0 and 2 have all but the same embedding in this target.
     assert all(trial.ahead < 0 or (trial.changed, trial.ahead) == ("mask token 2", 0) for trial in others)
@@ -250,7 +250,7 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
 RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words of the refusal
     "DSparkDraftModel": {"architectures": ["DSparkDraftModel"]},
     "DFlash2DraftModel": {"architectures": ["DFlash2DraftModel"]},
-    "causal, which is not measured": {"dflash_config": {"causal": True}},
+    "causal, which is unsupported": {"dflash_config": {"causal": True}},
     "sliding_window": {"sliding_window": 64},
     "after 2, 3, 5 of 8 layers, and the target has 6": {"num_target_layers": 8},
 }
@@ -278,7 +278,7 @@ def test_rows_that_propose_the_token_behind_them_are_one_less(run: Run, stories1
     other = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=model, block=7)
     own, *others = other.manifest.drafts["head"].trials
     assert own.acceptance == next(each for each in run.manifest.drafts["head"].trials if "7 rows" in each.changed).acceptance
-    (files,) = (trial for trial in others if trial.changed == "8 rows, of which each proposes its own")
+    (files,) = (trial for trial in others if trial.changed == "8 rows, each of which proposes its own")
     assert files.ahead > 0.1
     assert rounds(other, 7) != rounds(run, 7)
 
@@ -335,5 +335,5 @@ def test_a_mask_token_beyond_the_vocabulary_is_refused(stories15m: Path, tmp_pat
     config["dflash_config"]["mask_token_id"] = 32000
     (tmp_path / "model.safetensors").symlink_to(DRAFTER / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelUnloadable, match="mask token is 32000, of a vocabulary of 32000"):
+    with pytest.raises(ModelUnloadable, match="mask token 32000 is not in its vocabulary of 32000"):
         profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=str(tmp_path))

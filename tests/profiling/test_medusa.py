@@ -136,8 +136,8 @@ BAD: dict[str, Fault] = {  # tensors that are changed or missing, settings, and 
     "misshapen": ({"0.0.linear.weight": torch.zeros(HIDDEN, 64)}, {}, r"0.0.linear.weight \[32, 64\] for \[32, 32\]"),
     "another vocabulary": ({f"1.{BLOCKS}.weight": torch.zeros(9, HIDDEN)}, {}, r"\[9, 32\] for \[7, 32\]"),
     "nan": ({"2.1.linear.bias": torch.full((HIDDEN,), torch.nan)}, {}, "2.1.linear.bias has NaN"),
-    "other blocks in config": ({}, {"medusa_num_layers": 1}, "hold 3 heads of 2 blocks, and its config.json says otherwise"),
-    "gamma": ({}, {"gammas": (2, 4)}, "has 3 depths, and 4 are asked for"),
+    "other blocks in config": ({}, {"medusa_num_layers": 1}, "hold 3 heads of 2 blocks, but its config.json says otherwise"),
+    "gamma": ({}, {"gammas": (2, 4)}, "has 3 depths, but 4 are needed"),
 }
 
 

@@ -63,7 +63,7 @@ def test_a_checkpoint_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 def test_one_module_is_reused_and_several_need_a_choice(tmp_path: Path) -> None:
     one = checkpoint(tmp_path / "one", 1)
     assert load(one, tmp_path / "one", gammas=(7,)).network.most is None
-    with pytest.raises(ModelUnloadable, match="has 1 depths, and 2 are asked for"):
+    with pytest.raises(ModelUnloadable, match="has 1 depths, but 2 are needed"):
         load(one, tmp_path / "one", reuse=False)
     three = checkpoint(tmp_path / "three", 3)
     with pytest.raises(ModelUnloadable, match="has 3 MTP modules, and engines use them in two ways: set reuse"):

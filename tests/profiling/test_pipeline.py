@@ -447,7 +447,7 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
     path = profile_file(tmp_path, tiny, target=target, drafts=SKIP, costs=ROOFLINE)
     interrupted(path, out, monkeypatch)
     edited(own_target, "generation_config.json", eos_token_id=[256, 97])
-    with pytest.raises(RunMismatch, match=r"not those of the run (other \(target eos, skip eos differ\)"):
+    with pytest.raises(RunMismatch, match=r"not those of the run \(other target eos, skip eos\)"):
         run_profile(path, out, True)
     edited(own_target, "generation_config.json", eos_token_id=256)
     with monkeypatch.context() as patch:
@@ -626,7 +626,7 @@ def test_texts_are_measured_again_without_writing_them(
     for draft in ("close", "ngram"):
         before, now = log_of(sampled_run, draft), log_of(run, draft)
         pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    others = {"data.1.continuation.seed=4": r"profile \(data differ\)", f"target.model={tiny / 'draft'}": "another target"}
+    others = {"data.1.continuation.seed=4": r"profile \(other data\)", f"target.model={tiny / 'draft'}": "another target"}
     for change, words in others.items():
         other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
         with pytest.raises(RunMismatch, match=words):

@@ -151,7 +151,7 @@ def test_where_no_kernel_runs_the_weights_are_those_that_the_file_stands_for(tmp
     assert torch.equal(logits(model.network), logits(plain(weights)))
     facts = model.facts()
     assert facts.quantised == Quantisation("fp8", None, {})
-    assert facts.precision == "float32, weights fp8 (dequantised, no kernel ran)"
+    assert facts.precision == "float32, weights fp8 (dequantized, no kernel ran)"
     assert facts.is_exact
     assert facts.shape is not None
     assert facts.shape["weight_bytes"] == 4
@@ -184,8 +184,8 @@ def test_packed_and_wrapped_weights_count_in_the_fingerprint(tmp_path: Path) -> 
 
 REFUSED: list[tuple[Any, str, str]] = [
     ({"quant_method": "rows8", "needs": "a package"}, "rows8 needs a package", "quantized: install what transform"),
-    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "config says: 'modelopt'", "give the unquantized checkpoint"),
-    ({"bits": 4, "group_size": 64}, "config says: {'bits': 4", "give the unquantized checkpoint"),  # as MLX writes it
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "in its config: 'modelopt'", "give the unquantized checkpoint"),
+    ({"bits": 4, "group_size": 64}, "in its config: {'bits': 4", "give the unquantized checkpoint"),  # as MLX writes it
 ]
 
 

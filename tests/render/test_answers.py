@@ -70,4 +70,4 @@ def test_long_words_fold_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "80")
     text = answer_text(ANSWERS["dry run"](Path()), "terminal")
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("what was found") == 1
+    assert text.count("finding and remedy") == 1

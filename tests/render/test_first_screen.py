@@ -102,9 +102,7 @@ def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Ru
     text = as_first_screen(report, width)
     for item in report.domains:
         assert fmt.interval(item.best.tested) in text
-    assert fmt.percent(report.domains[0].share) in text or "left out, the terminal is narrow: share" in " ".join(
-        text.split()
-    )
+    assert fmt.percent(report.domains[0].share) in text or "terminal too narrow to show: share" in " ".join(text.split())
     if width >= 60:
         assert widest(text.splitlines()) <= width
 
@@ -158,7 +156,7 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     worth = dataclasses.replace(report, routing=route, route=route.pools)
     text = " ".join(as_first_screen(worth).split())
     assert "ROUTE 2 server pools, A small (γ 3), B ngram (γ 2): 1.71x [1.62, 1.80]" in text
-    assert "routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents held out" in text
+    assert "routing gains 8.0% [4.0, 12.3] over small (γ 3) alone, on 30 held-out documents" in text
     pools = {name: cells["pool"] for name, cells in first_screen(worth).table.rows}
     assert pools == {"code": "A", "chat": "B"}
     path = report.run.path
@@ -169,7 +167,7 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     one = dataclasses.replace(report, routing=not_worth)
     screen = first_screen(one)
     assert (screen.route, "pool" in screen.table.columns) == ((), False)
-    assert list(verdict(one))[-1] == "server pools: one; 2 gain 8.0 % [4.0, 12.3], and too few documents to tell"
+    assert list(verdict(one))[-1] == "server pools: one; 2 gain 8.0% [4.0, 12.3], and too few documents to tell"
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:

@@ -67,7 +67,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
         cell = dict(zip(named, row, strict=True))
         assert (cell["draft"], cell["γ"], cell["alpha"]) == ("small", "3", f"{answer.acceptance.value:.2f}")
         assert cell["tokens/round"] == f"{answer.tokens_per_round.value:.2f}"
-        ends = f"{answer.speedup.low:.2f}, {answer.speedup.high:.2f}"
+        ends = f"{answer.tested.low:.2f}, {answer.tested.high:.2f}"
         assert cell["speedup [95%]"] == f"{answer.speedup.value:.2f} [{ends}]"
         assert cell["verdict"] == f"{SIGNS[answer.verdict]} {answer.verdict}"
     assert sorted(row[0] for row in rows) == ["all traffic", "a|b <i>", "code"]
@@ -126,7 +126,7 @@ def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> No
     report = build_report(run)
     text = as_markdown(report)
     filled = [section for section in SECTIONS if not section.is_empty(report)]
-    assert titles(text)[0] == "What to know before believing the numbers"
+    assert titles(text)[0] == "What to know before trusting the numbers"
     assert sorted(titles(text)) == sorted(section.title[:1].upper() + section.title[1:] for section in filled)
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     tables = sum(isinstance(block, Table) for section in filled for block in section.blocks(report))
@@ -146,5 +146,5 @@ def test_what_a_comment_cannot_hold_is_named(run: Run, monkeypatch: pytest.Monke
     assert left
     named = re.findall(r"Too long for a comment on GitHub: (.*)\. `alphaprof report --show NAME`", text)[0].split(", ")
     assert left == sorted(section.title[:1].upper() + section.title[1:] for section in SECTIONS if section.name in named)
-    assert "What to know before believing the numbers" not in left
+    assert "What to know before trusting the numbers" not in left
     assert len(text) < len(whole) + 100

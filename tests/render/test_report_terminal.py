@@ -15,12 +15,12 @@ from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import Result
-from alphaprof.rules import DEFAULT_RULES
+from tests.reference import LOGGED_RULES
 from tests.reporting import HOSTILE, as_first_screen, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe
 
 STORY = Domain(alpha=0.5, temperature=0.7, continuation="sampled")
-RULES = (*DEFAULT_RULES, "tree_2")
+RULES = (*LOGGED_RULES, "tree_2")
 RECIPE = Recipe(
     domains={
         "code": Domain(documents=5, alpha=0.8),

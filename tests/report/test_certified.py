@@ -21,17 +21,18 @@ from alphaprof.log.writer import RunWriter
 from alphaprof.report.sections.certificates import Tally, tallies
 from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import certain_runs
-from alphaprof.rules import DEFAULT_RULES, rules_of
+from alphaprof.rules import rules_of
 from alphaprof.theory.certificates import budget
 from alphaprof.totals import log_sample
 from alphaprof.totals.log_sample import AXES, decile_edges
 from alphaprof.totals.replay import Trace, replay, run_lengths
+from tests.reference import LOGGED_RULES
 from tests.reporting import log_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
 SAMPLED = {"temperature": 0.7, "continuation": "sampled"}
-RULES = (*DEFAULT_RULES, "tree_2", "tree_3")
+RULES = (*LOGGED_RULES, "tree_2", "tree_3")
 MIXED = Recipe(
     domains={
         "code": Domain(documents=8, alpha=0.8),

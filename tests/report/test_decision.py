@@ -273,7 +273,7 @@ def test_go_takes_step_times_of_six_rounds(rounds: int, verdict: str) -> None:
     timing = noisy_timing(np.random.default_rng(1), rounds, CHEAP, 0.001)
     decision = judge(ONE, timing, ALONE, QUESTION, [1])[1]
     assert decision.verdict == verdict
-    assert ("of at least 6 rounds, and there are" in decision.reason) == (verdict == "UNDECIDED")
+    assert ("of at least 6 rounds, but there are" in decision.reason) == (verdict == "UNDECIDED")
     never = dataclasses.replace(QUESTION, min_speedup=9.0)
     assert judge(ONE, timing, ALONE, never, [1])[1].verdict == "NO-GO"
 

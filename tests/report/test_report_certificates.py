@@ -281,7 +281,7 @@ def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> 
     (warning,) = [warning for warning in found.notes if warning.code == "contradicted"]
     assert "3 certified positions were rejected" in warning.message
     assert "chat (large, strict)" in warning.message
-    assert "  certified and yet rejected: 3 of " in as_terminal(found)
+    assert "  certified but rejected: 3 of " in as_terminal(found)
 
 
 # What the target alone says.

@@ -121,7 +121,7 @@ def test_equal_prompts_are_one_observation(tmp_path: Path) -> None:
     run = ordered(tmp_path / "run", recipe, choosing=0, reach={"code": LENGTH - 1})
     found = asked(run, min_speedup=1.1, draft="small", gamma=3).traffic
     assert (found.verdict, found.documents) == ("UNDECIDED", 1)
-    assert "on 1 document in random order: too little to rule anything out" in found.reason
+    assert "on 1 document in random order: too few to rule anything out" in found.reason
 
 
 def test_rounds_of_hugging_face_have_one_token_more(tmp_path: Path) -> None:

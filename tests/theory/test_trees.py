@@ -90,7 +90,7 @@ def test_rounds_of_a_heads_tree_by_hand() -> None:
     ranks, (start, stop) = np.array([[1, 1], [1, 1], [1, 2], [1, 1], [1, 1]]), bounds([5])
     assert path_lengths(ranks, stop, tree).tolist() == [1, 2, 1, 1, 1]
     assert accepted_lengths(replay_tree(ranks, start, stop, tree)).tolist() == [[0, 1, 1]]
-    with pytest.raises(ValueError, match="3 levels, and ranks are known for 2"):
+    with pytest.raises(ValueError, match="3 levels, but ranks are known for 2"):
         path_lengths(ranks, stop, Tree.chain(3))
 
 

@@ -20,19 +20,19 @@ from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.run import Run
 from alphaprof.log.schema import totals_columns
 from alphaprof.log.tables import totals_content
-from alphaprof.rules import DEFAULT_RULES, parse_rule
+from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
 from tests.conftest import slow
 from tests.loops import each
-from tests.reference import MultiDraft
+from tests.reference import LOGGED_RULES, MultiDraft
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
 DRAFT = DraftFacts(**vars(FACTS), has_distribution=True, has_steps=True)
 LOOKUP = DraftFacts(**vars(FACTS), has_distribution=False, has_steps=False, starts_matter=True)
-ALL_RULES = [*DEFAULT_RULES, "tree_2", "multi_draft_2"]
+ALL_RULES = [*LOGGED_RULES, "tree_2", "multi_draft_2"]
 LOGGED = [rule for rule in ALL_RULES if parse_rule(rule).rule.logged]
 LOSSY = [rule for rule in ALL_RULES if parse_rule(rule).rule.lossy]
 
@@ -403,7 +403,7 @@ def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shard
     """Many texts of one to three tokens are accepted or rejected for certain: alone their rounds are expectations, too."""
     texts = Domain(documents=64, shortest=1, longest=3, temperature=1.0, continuation="sampled", alpha=0.8)
     run = write_run(
-        tmp_path / "run", Recipe(domains={"s": texts}, rules=(*DEFAULT_RULES, "multi_draft_2"), shard_documents=64)
+        tmp_path / "run", Recipe(domains={"s": texts}, rules=(*LOGGED_RULES, "multi_draft_2"), shard_documents=64)
     )
     positions, documents = run.positions("small", 0), run.continuations(0)
     request = TotalsRequest(run.rules, [1, 2], flavour)

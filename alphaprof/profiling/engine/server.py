@@ -118,7 +118,7 @@ def read_page(content: bytes, where: str) -> Page:
     kept = [sample for sample in samples if not sample.name.endswith("_bucket")]
     if not kept:
         problem = f"{where} has no counter of vLLM, such as {GAP}_count"
-        raise ColumnMissing(problem, f"save it from vLLM without --disable-log-stats: {SAVE}")
+        raise ColumnMissing(problem, f"save it from a vLLM that keeps statistics: {SAVE}")
     names = ((sample.name.removesuffix("_total").replace("_total_", "_"), sample) for sample in kept)
     return {(name, tuple(sorted(sample.labels.items()))): sample.value for name, sample in names}
 

@@ -262,7 +262,7 @@ def test_what_lies_in_the_folder_is_never_overwritten(case: Case, head: Path, tm
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(RunExists, match="holds files, and no"):
+        with pytest.raises(RunExists, match="holds files but no"):
             trained(case, tmp_path / "other", resume=resume)
 
 
@@ -313,7 +313,7 @@ def test_a_split_by_time_goes_from_the_data_to_the_card(timed: Case, tmp_path: P
     assert set(record.units.test) == {text.unit for text in texts[:3]}
     assert set(results(out)) == {text.unit for text in texts[:6]}
     page = (out / "README.md").read_text()
-    assert "| split | by time: the test part from 2026-03-28T06:00:00+00:00 on, the stop part from 2026-03-25T06" in page
+    assert "| split | by time: test part from 2026-03-28T06:00:00+00:00, stop part from 2026-03-25T06" in page
     for asked_for in ("random", "time"):
         with pytest.raises(RunMismatch if asked_for == "random" else RunExists):
             trained(timed, out, resume=asked_for == "random", split=asked_for, steps=2)
@@ -364,7 +364,7 @@ def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: P
     corpus = made(40, continuation={"kind": "text", "prompt_tokens": 4, "max_new_tokens": 20})
     with pytest.raises(DataEmpty, match=" by the target"):
         trained(corpus, tmp_path / "a")
-    with pytest.raises(DataEmpty, match="longer than the 16 depths"):
+    with pytest.raises(DataEmpty, match="longer than the 16 trained depths"):
         trained(made(6, continuation={"kind": "greedy", "max_new_tokens": 8}), tmp_path / "a", ttt=16)
     with pytest.raises(OptionInvalid, match="no room"):
         trained(case, tmp_path / "a", draft_vocab=3)

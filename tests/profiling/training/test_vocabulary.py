@@ -28,7 +28,7 @@ def test_the_most_frequent_ids_are_taken_first_and_prompts_decide_between_equals
 def test_special_tokens_are_always_in_it() -> None:
     assert chosen_vocabulary(TEXTS, 3, [0, 11], 12).tolist() == [0, 3, 11]
     assert chosen_vocabulary(TEXTS, None, [0, 11, 400], 12).tolist() == [0, 3, 4, 5, 6, 11]
-    with pytest.raises(OptionInvalid, match="no room beside the 2 special tokens"):
+    with pytest.raises(OptionInvalid, match="no room beyond 2 special tokens"):
         chosen_vocabulary(TEXTS, 2, [0, 11], 12)
 
 
