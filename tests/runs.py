@@ -18,6 +18,7 @@ from alphaprof.log.run import Run
 from alphaprof.log.training import TESTED
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
+from tests.reference import LOGGED_RULES
 
 NEW_TOKENS = 24
 

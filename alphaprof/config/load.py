@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from alphaprof.config.options import DRAFTS, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Options, Sampling, Whole
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
+from alphaprof.errors import TEXT, VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
@@ -198,7 +198,10 @@ def _problem(error: Any, place: str) -> str:
     """Return a problem in our words, behind its place."""
     if error["type"] == UNKNOWN_KEY:
         return f"unknown key {cut(place, VALUE)}"
-    context = {name: str(value).replace("'", "") for name, value in error.get("ctx", {}).items()}
+    context = {
+        name: f"{value:g}" if isinstance(value, float) else str(value).replace("'", "")
+        for name, value in error.get("ctx", {}).items()
+    }
     words = WORDS.get(error["type"])
     text = words.format(given=shown(error["input"]), **context) if words else error["msg"].removeprefix("Value error, ")
     return text if place == WHOLE else f"{cut(place, VALUE)}: {text}"
@@ -329,7 +332,7 @@ def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
         options = HeadsOptions.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or LIST
+        where = _place(first, tree) or LIST
         hint = "give run: RUN and heads: [{draft: NAME, head: FOLDER}, ...]; see docs/curve.md"
-        raise ProfileInvalid(f"{cut(str(file))}: {cut(where, 60)}: {cut(first['msg'], 100)}", hint) from None
+        raise ProfileInvalid(f"{cut(str(file))}: {cut(_problem(first, where), TEXT)}", hint) from None
     return options.resolved(file.parent.absolute()), file

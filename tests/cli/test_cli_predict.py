@@ -192,7 +192,7 @@ def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner,
     assert (code, "is a draft head" in errors) == (2, True)
     files = {"unknown": '{"model_type": "qwen3_next"}', "short": '{"model_type": "llama"}', "list": "[]"}
     problems = {
-        "unknown": "parameters of qwen3_next, or its latent KV cache, are not counted here",
+        "unknown": "cannot count the parameters or latent KV cache of qwen3_next",
         "short": "it has no num_hidden_layers",
         "list": "is not a JSON object",
         "gone": "No such file",

@@ -301,7 +301,7 @@ def test_a_rule_without_rounds_of_a_head_is_not_judged(tmp_path: Path) -> None:
     run = head_run(tmp_path / "old")
     code, _, text = held(rerun(run, tmp_path / "new"), run, "--rule", "additive:0.3")
     assert code == 12
-    assert "additive_0p3 is lossy: its rounds depart from the text that was measured" in text
+    assert "additive_0p3 is lossy: its rounds leave the measured text" in text
 
 
 @pytest.mark.parametrize(("noise", "same"), [(1e-7, True), (1e-2, False)])

@@ -197,7 +197,7 @@ SINGLE = {  # known by; prompt and text tokens, finish; rounds with and without 
 UNCOUNTED = {
     "two prompts": "for which vLLM counts no rounds | use n = 1 and one prompt",
     "two choices": "for which vLLM counts no rounds | use n = 1",
-    "responses": "where vLLM sends no metrics | send the requests to /v1/chat/completions",
+    "responses": "no vLLM metrics | send the requests to /v1/chat/completions",
     "stream without usage": "and so without metrics | ask with stream_options: {include_usage: tr",
     "min_p": "answered with an error (1) | change the requests and send them again; the engine said 'The min_p and",
     "too long": "answered with an error (1) | change the requests and send them again; the engine said 'max_tokens=5000",
@@ -711,7 +711,7 @@ AGREE = "their histogram has 43 rounds of up to 3, and 10 accepted"
 BROKEN: tuple[tuple[Any, str], ...] = (
     (changed(num_spec_steps=44), AGREE),
     (changed(num_accepted_draft_tokens=11), AGREE),
-    (changed(num_spec_tokens=4), "num_spec_tokens is 4, and rounds are counted by 0 to 3"),
+    (changed(num_spec_tokens=4), "num_spec_tokens is 4, but the histogram counts 0 to 3"),
     (changed(acceptance_histogram=None), "acceptance_histogram is missing"),
     (used(prompt_tokens=5, completion_tokens=50), "more rounds than the text allows"),
     (used(prompt_tokens=5), "completion_tokens is missing"),
@@ -753,13 +753,13 @@ OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--temperature", "0.7"), 2, "--rule strict does not fit temperature 0.7"),
     ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, but the histogram counts 0 to 3"),
     ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
-    ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files, of which 1 differ, with 2 --domain"),
+    ((*STRICT, "--domain", "a", "--domain", "b"), 2, "1 files (1 distinct), given with 2 --domain"),
     ((*STRICT, "--domain-key", "kind"), 3, "'kind' is missing"),
     ((*STRICT, "--domain-key", "half"), 3, "not a name"),
     ((*STRICT, "--cluster-key", "metrics"), 3, "not a name"),
     ((*STRICT, "--set", "target.dtype=float32"), 2, "the engine decided it"),
     ((*STRICT, "--set", "costs.source=table"), 2, "| add --set costs.path=..."),
-    ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
+    ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "exactly the domains of the data"),
 )
 
 

@@ -136,7 +136,7 @@ def test_a_part_waits_for_part_0_that_died(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RunUnreadable, match=r"silent for 30 minutes \(last seen: process 7 on node-3") as caught:
         wait_until_begun(storage_of(tmp_path), Part(1, 4), str)
     assert clock.now == pytest.approx(parts.PATIENCE, abs=2 * parts.LOOK)
-    assert "start it again (--part 0/4)" in caught.value.hint
+    assert "restart it (--part 0/4)" in caught.value.hint
 
 
 def test_a_part_waits_for_part_0_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,7 @@ RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words
     "DFlash2DraftModel": {"architectures": ["DFlash2DraftModel"]},
     "causal, which is unsupported": {"dflash_config": {"causal": True}},
     "sliding_window": {"sliding_window": 64},
-    "after 2, 3, 5 of 8 layers, and the target has 6": {"num_target_layers": 8},
+    "after 2, 3, 5 of 8 layers, but the target has 6": {"num_target_layers": 8},
 }
 
 

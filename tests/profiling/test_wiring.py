@@ -100,7 +100,7 @@ def test_another_reading_that_is_better_is_named_with_its_setting() -> None:
     trials, (warning,) = check(loaded(fitted(WRONG, RIGHT, (2, 3))))
     _, best, _ = trials["head"]
     assert warning["code"] == "wiring"
-    assert f"with layers {RIGHT} it drafts {best.acceptance:.3f}" in warning["message"]
+    assert f"with layers {RIGHT} it gets {best.acceptance:.3f}" in warning["message"]
     assert "ids: [1, 2]" in warning["remedy"]
     assert best.ahead == pytest.approx(best.acceptance - trials["head"][0].acceptance)
     assert best.engines == ("some",)
