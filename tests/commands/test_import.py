@@ -198,7 +198,7 @@ UNCOUNTED = {
     "two prompts": "for which vLLM counts no rounds | use n = 1 and one prompt",
     "two choices": "for which vLLM counts no rounds | use n = 1",
     "responses": "no vLLM metrics | send the requests to /v1/chat/completions",
-    "stream without usage": "and so without metrics | ask with stream_options: {include_usage: tr",
+    "stream without usage": "and so without metrics | set stream_options: {include_usage: tr",
     "min_p": "answered with an error (1) | change the requests and send them again; the engine said 'The min_p and",
     "too long": "answered with an error (1) | change the requests and send them again; the engine said 'max_tokens=5000",
 }
