@@ -183,7 +183,7 @@ class CurveReport:
         yield table_by_columns(title, list(map(_measured_row, every)), named="size")
         if any(len(point.domains) > 1 for point in every):
             places = range(len(self.points[-1].domains))
-            rows = [_domain_row(point, place) for place in places for point in every]
+            rows = [_points_of_domain(point, place) for place in places for point in every]
             yield table_by_columns("by domain", rows)
         if self.forecast:
             title = "forecast, from saturating to continuing as before"
@@ -251,7 +251,7 @@ def _measured_row(point: CurvePoint) -> Row:
     }
 
 
-def _domain_row(point: CurvePoint, place: int) -> Row:
+def _points_of_domain(point: CurvePoint, place: int) -> Row:
     each = point.domains[place]
     return fmt.short(each.domain), {
         "size": point.label,

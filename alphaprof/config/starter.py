@@ -39,7 +39,7 @@ def write_profile(target: str, drafts: Sequence[str], data: Path, out: Path) -> 
     lines = [
         f"target: {{model: {_flow(_from(target, out))}}}   # hub id, local directory or .gguf file",
         "drafts:",
-        *_drafts(drafts, out),
+        *_draft_lines(drafts, out),
         "  ngram: {kind: prompt_lookup}   # no model: copies what followed the last tokens earlier in the text",
         "data:",
         f"  - {_source(data, out)}",
@@ -51,7 +51,7 @@ def write_profile(target: str, drafts: Sequence[str], data: Path, out: Path) -> 
     load_profile(out)
 
 
-def _drafts(drafts: Sequence[str], out: Path) -> Iterator[str]:
+def _draft_lines(drafts: Sequence[str], out: Path) -> Iterator[str]:
     names = set[str]()
     for draft in drafts:
         kind = _kind(draft)

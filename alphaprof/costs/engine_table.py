@@ -93,7 +93,7 @@ def read_engine_table(
                 row = _step_row(TableRow.model_validate(cells), kinds)
         except ValueError as error:  # ValidationError is one
             hint = f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without units"
-            raise CostsUnreadable(f"{where}: {_problem(error)}", hint) from None
+            raise CostsUnreadable(f"{where}: {_row_problem(error)}", hint) from None
         if "mode" in cells and overhead_ms is None:
             problem = "times of vLLM's bench need overhead_ms, since forward times leave out sampling and the CPU's work"
             hint = "set costs.overhead_ms to the rest of a step's time (0: these times include it)"
@@ -108,7 +108,7 @@ def read_engine_table(
     return tuple(_slower(row, overhead_ms or 0.0) for row in rows.values())
 
 
-def _problem(error: ValueError) -> str:
+def _row_problem(error: ValueError) -> str:
     """What is wrong with a row, in a line."""
     if not isinstance(error, ValidationError):
         return str(error)
@@ -127,7 +127,7 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
 
 
 def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
-    kind = _kind(row.model, kinds)
+    kind = _column_kind(row.model, kinds)
     usual = STEPS_OF[kind][0] if kind != "target" or row.tokens == 1 else "verify"
     step = row.step or usual
     if not (tokens := row.tokens or (1 if step in FREE_STEPS else 0)):
@@ -144,7 +144,7 @@ def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
 
 
 def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
-    kind = _kind(entry.model, kinds)
+    kind = _column_kind(entry.model, kinds)
     if kind == "lookup":
         raise ValueError(f"{entry.model} searches the text and runs no model: give its time as a row with model and ms")
     if not (tokens := 1 if entry.mode == "decode" else entry.input_len):
@@ -156,7 +156,7 @@ def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
     return StepRow(entry.model, step, tokens, entry.batch_size, entry.context_len, entry.ms)
 
 
-def _kind(model: str, kinds: Mapping[str, str]) -> str:
+def _column_kind(model: str, kinds: Mapping[str, str]) -> str:
     if model not in kinds:
         raise ValueError(f"unknown model {shown(model)}: the models of this profile are {cut(', '.join(kinds))}")
     return kinds[model]

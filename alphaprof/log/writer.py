@@ -291,14 +291,14 @@ class RunWriter(Run):
             committed = self.commits()
             missing = [index for index in range(shards) if index not in committed]
             raise RunMismatch(
-                f"{self.path} lacks {len(missing)} of {shards} shards ({_some(missing)})",
+                f"{self.path} lacks {len(missing)} of {shards} shards ({_first_few(missing)})",
                 "measure them with alphaprof profile --resume",
             )
         if self.manifest.status == "running" and (
             odd := [shard.index for shard in self.shards[:shards] if not self.manifest.is_of_staged(shard)]
         ):
             raise RunMismatch(
-                f"{len(odd)} shards of {self.path} ({_some(odd)}) do not match the staged documents",
+                f"{len(odd)} shards of {self.path} ({_first_few(odd)}) do not match the staged documents",
                 "measure them again with alphaprof profile --resume",
             )
 
@@ -434,6 +434,6 @@ def _overlap(one: str, other: str) -> bool:
     return first[0] <= second[1] and second[0] <= first[1]
 
 
-def _some(numbers: Sequence[int]) -> str:
+def _first_few(numbers: Sequence[int]) -> str:
     """Return the first five of some numbers, in words."""
     return ", ".join([*map(str, numbers[:5]), *["..."] * (len(numbers) > 5)])

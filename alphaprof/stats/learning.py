@@ -136,7 +136,7 @@ def fits(curve: LearningCurve) -> bool:
     freedom are what three parameters leave over; at least 1, since limits on e, A and b contradict three sizes as well.
     """
     over = max(len(curve.sizes) - 3, 1)
-    return bool(_best(_faces(curve, EXPONENTS))[0].min() <= over * fdtri(over, curve.freedom, FITS))
+    return bool(_best_fit(_faces(curve, EXPONENTS))[0].min() <= over * fdtri(over, curve.freedom, FITS))
 
 
 def _band(curve: LearningCurve, size: float, measured: tuple[Array, float] | None, confidence: float) -> Scenarios:
@@ -148,10 +148,10 @@ def _band(curve: LearningCurve, size: float, measured: tuple[Array, float] | Non
     """
     room = quantile((1 + confidence) / 2, curve.freedom) ** 2
     b, faces = EXPONENTS, _faces(curve, EXPONENTS)
-    fits = np.flatnonzero(_best(faces)[0] <= room + float(_best(faces)[0].min()))
+    fits = np.flatnonzero(_best_fit(faces)[0] <= room + float(_best_fit(faces)[0].min()))
     b = np.geomspace(b[max(fits[0] - 1, 0)], b[min(fits[-1] + 1, len(b) - 1)], len(b))  # as fine where the noise is small
     faces = _faces(curve, b)
-    chi2, best = _best(faces)
+    chi2, best = _best_fit(faces)
     weights, variance = measured or (np.zeros(len(curve.sizes)), 0.0)
     ahead = _basis(np.array([size / curve.sizes[-1]]), b)[:, 0] - np.einsum("bsk,s->bk", _basis(curve.ratios, b), weights)
     base = float(curve.miss @ weights)
@@ -200,7 +200,7 @@ def _faces(curve: LearningCurve, exponents: Array) -> list[_Face]:
     return faces
 
 
-def _best(faces: Sequence[_Face]) -> tuple[Array, Array]:
+def _best_fit(faces: Sequence[_Face]) -> tuple[Array, Array]:
     """The least chi^2 for every exponent, [exponents], and the (e, A) that has it, [exponents, 2]."""
     every = np.stack([face.allowed for face in faces])
     which = np.argmin(every, axis=0)

@@ -175,7 +175,7 @@ def measure(
         place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
         try:
             clock.require_time()
-            timed = _timed(subjects, subjects.cell(batch, context), clock, place)
+            timed = _timed_steps(subjects, subjects.cell(batch, context), clock, place)
         except BudgetSpent as error:
             late.append(f"{place}: {error}")
             continue
@@ -307,7 +307,7 @@ def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[
     return [_row(job, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
 
 
-def _timed(
+def _timed_steps(
     subjects: Timeable, blocks: Sequence[Sequence[TimedStep]], clock: _TimeBudget, place: str
 ) -> list[dict[str, Any]]:
     """Rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound needs."""

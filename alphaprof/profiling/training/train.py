@@ -166,7 +166,7 @@ def train_curve(
     storage = LocalStorage(out)
     storage.make()
     if not storage.has(CURVE):  # else it may name heads beside the curve by now
-        storage.put(CURVE, _curve(list(sizes)).encode())
+        storage.put(CURVE, _train_curve(list(sizes)).encode())
     folders = {name: out / "heads" / name for name in sizes}
     trained = {folders[name]: size for name, size in sizes.items()}
     records = _heads(options, run, trained, asked, progress, resume=True, least=LEAST)
@@ -234,7 +234,7 @@ def tested(
     return profile(asked, out, progress, resume, None if resume else Path(source), units=units)
 
 
-def _curve(names: Sequence[str]) -> str:
+def _train_curve(names: Sequence[str]) -> str:
     """The text of curve.yaml."""
     heads = "\n".join(f"  - {{draft: {HEAD}-{name}, head: ./heads/{name}}}" for name in names)
     return f"# Heads of growing size. alphaprof curve reads this file.\nrun: ./{TESTED}\nheads:\n{heads}\n"
@@ -290,7 +290,7 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     network, ids = _beginning(shop, order)
     schedule, storage = _schedule(shop, order), LocalStorage(out)
     record = _record(shop, parts, network, ids, schedule, size, order)
-    begun = _begun(storage, record)
+    begun = _begun_training(storage, record)
     if begun is not None and begun.status == "complete":
         shop.progress.say(f"{out} is complete already")
         storage.remove(CHECKPOINT)
@@ -392,7 +392,7 @@ def _identity(settings: dict[str, Any], parts: dict[str, list[RunText]], network
     return total.hexdigest()
 
 
-def _begun(storage: LocalStorage, record: TrainingRecord) -> TrainingRecord | None:
+def _begun_training(storage: LocalStorage, record: TrainingRecord) -> TrainingRecord | None:
     """The record of the training in a folder. Raises `RunMismatch` if it is not the one that `record` begins."""
     if not storage.has(TRAINING):
         return None
@@ -510,7 +510,7 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
         "loss": "KL(target || head), the target renormalized over the ids that the head proposes",
     }
     lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
-    lines += ["| | |", "|---|---|", *(_row(name, _cell(value)) for name, value in facts.items())]
+    lines += ["| | |", "|---|---|", *(_row(name, _card_cell(value)) for name, value in facts.items())]
     lines += ["", "## What was measured", "", *_measured(record, run, draft), ""]
     if learnt(record) is None:
         lines += ["The training data of the initial head is unknown: it may include test texts.", ""]
@@ -540,7 +540,7 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(text: str) -> str:
+def _card_cell(text: str) -> str:
     """Text for a table: names of models and folders may hold anything."""
     plain = "".join(each if each.isprintable() else " " for each in text)
     return "".join(f"\\{each}" if each in "|`<*_[" else each for each in plain)

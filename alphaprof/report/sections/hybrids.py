@@ -49,14 +49,16 @@ def hybrid_curves(inputs: ReportInputs, answers: Sequence[DraftAnswer]) -> tuple
         if (hybrid := facts.hybrid) is None:
             continue
         longest = int(inputs.run.manifest.drafts[hybrid.first].settings["max_ngram"])
-        results = [result for least in range(1, min(longest, MOST) + 1) for result in _at(inputs, draft, hybrid, least)]
+        results = [
+            result for least in range(1, min(longest, MOST) + 1) for result in _curve_at(inputs, draft, hybrid, least)
+        ]
         parts = {part: speed for part in (hybrid.first, hybrid.then) if (speed := known.get(part)) is not None}
         part = max(parts, key=lambda name: parts[name].value, default=None)
         curves.append(HybridCurve(draft, tuple(results), part, parts.get(part or ""), known.get(draft)))
     return tuple(curves)
 
 
-def _at(inputs: ReportInputs, draft: str, hybrid: Hybrid, min_match: int) -> list[HybridResult]:
+def _curve_at(inputs: ReportInputs, draft: str, hybrid: Hybrid, min_match: int) -> list[HybridResult]:
     run = with_hybrids(inputs.run, {draft: replace(hybrid, min_match=min_match)})
     tried = Tried.of(replace(inputs, run=run), [draft])
     return [HybridResult(min_match, gamma, *tried.at(draft, gamma)) for gamma in run.gammas] if tried else []
