@@ -71,8 +71,8 @@ def _pools(report: Report) -> str:
     route = report.routing
     if route is None:
         return f"one; {report.one_pool}"
-    found = f"{len(route.pools)} gain {fmt.gain(route.gain)}"
-    return found if route.worth_it else f"one; {found}, and {route.why_not}"
+    found = f"{len(route.pools)} pools gain {fmt.gain(route.gain)}"
+    return found if route.worth_it else f"one; {found}: {route.why_not}"
 
 
 def _engine_free(report: Report) -> Iterator[str]:
@@ -711,7 +711,7 @@ def times(report: Report) -> Iterator[Block]:
 
 def _origin(cost: Cost) -> Iterator[str]:
     if cost.source in TIMED:
-        threads = f", {cost.threads} threads" if cost.threads else ""
+        threads = f", {fmt.many(cost.threads, 'thread')}" if cost.threads else ""
         mode = f", {cost.mode}" if cost.mode and cost.source == MEASURED else ""
         yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
     elif cost.source == "table":

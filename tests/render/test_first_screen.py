@@ -167,7 +167,7 @@ def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
     one = dataclasses.replace(report, routing=not_worth)
     screen = first_screen(one)
     assert (screen.route, "pool" in screen.table.columns) == ((), False)
-    assert list(verdict(one))[-1] == "server pools: one; 2 gain 8.0% [4.0, 12.3], and too few documents to tell"
+    assert list(verdict(one))[-1] == "server pools: one; 2 pools gain 8.0% [4.0, 12.3]: too few documents to tell"
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
