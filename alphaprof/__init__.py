@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open(path: str | PathLike[str]) -> OpenedRun:  # noqa: A001  (alphaprof.open is how users say it)
-    """The run in a directory, for reading in Python. Raises `alphaprof.errors.RunUnreadable`."""
+    """Return the run in a directory, for reading in Python. Raises `alphaprof.errors.RunUnreadable`."""
     from alphaprof.api import OpenedRun
 
     return OpenedRun(path)

@@ -97,7 +97,7 @@ def strict(columns: Columns) -> Values:
 
 
 def lossless(columns: Columns) -> Values:
-    """Sum min(p, q): the draft's token is drawn from q and kept with probability min(1, p/q)."""
+    """Return sum min(p, q): the draft's token is drawn from q and kept with probability min(1, p/q)."""
     return np.asarray(np.where(np.isnan(columns["overlap"]), columns["target_prob_of_draft_top"], columns["overlap"]))
 
 
@@ -107,7 +107,7 @@ def lossless_emitted(columns: Columns) -> Values:
 
 
 def ratio(columns: Columns) -> Values:
-    """q(x_t) / p(x_t); 0 where the scoring pass gives x_t no probability (its truncation differs by rounding)."""
+    """q(x_t) / p(x_t); 0 if the scoring pass gives x_t no probability (its truncation differs by rounding)."""
     p, q = (np.asarray(columns[name], dtype=np.float64) for name in ("target_token_prob", "draft_token_prob"))
     return np.where(np.isnan(q), agrees(columns), np.divide(q, p, out=np.zeros_like(q), where=p > 0))
 

@@ -43,7 +43,7 @@ def requirements(extra: str) -> list[Requirement]:
 
 
 def _declared(extra: str) -> list[Requirement]:
-    """The requirements of an extra: of the installed package, or of a checkout that is not installed."""
+    """Return the requirements of an extra: of the installed package, or of a checkout that is not installed."""
     from packaging.requirements import Requirement
 
     try:

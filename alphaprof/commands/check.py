@@ -347,8 +347,8 @@ def _value_and_bounds(
 
 
 def _judged_together(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
-    """Items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided without
-    bounds has no part in the correction of the others.
+    """Return items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided
+    without bounds has no part in the correction of the others.
     """
     gates = [Gate(item.threshold, bounds) for item, bounds in parts if not item.decided]
     results = iter(judge(gates, confidence))

@@ -466,7 +466,7 @@ def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confide
 
 
 def _over_weights(texts: Sequence[TextPair], weights: Sequence[float], gamma: int, confidence: float) -> TokensDifference:
-    """Tokens per round over the texts of several domains."""
+    """Return tokens per round over the texts of several domains."""
     first, second = zip(*(text.totals(gamma) for text in texts), strict=True)
     units = [present(text.first.cluster) for text in texts]
     one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)

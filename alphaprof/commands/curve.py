@@ -609,7 +609,7 @@ def _mean_speed(heads: Sequence[CurveHead], traffic: TestTraffic, gamma: int, ti
 
 
 def _mean_rounds(heads: Sequence[CurveHead], rows: Array, gamma: int) -> RoundCounts:
-    """Rounds of some documents, the mean of some heads."""
+    """Return rounds of some documents, the mean of some heads."""
     counts = [head.totals.counts(gamma).rows(rows) for head in heads]
     names = ("tokens", "rounds", "drafted", "accepted", "control")
     means = {name: np.mean([getattr(each, name) for each in counts], axis=0) for name in names}
@@ -681,7 +681,7 @@ def _accepted(inputs: CurveInputs, heads: Sequence[CurveHead], traffic: TestTraf
 
 
 def _tokens_of(heads: Sequence[CurveHead]) -> int | None:
-    """Tokens that heads of one size were trained on, on average; None if one does not say."""
+    """Return tokens that heads of one size were trained on, on average; None if one does not say."""
     known = [head.tokens for head in heads if head.tokens is not None]
     return round(sum(known) / len(known)) if len(known) == len(heads) else None
 
@@ -708,7 +708,7 @@ def _traffic_speedup(traffic: TestTraffic, counts: Sequence[RoundCounts], times:
 def _paired_difference(
     inputs: CurveInputs, first: Sequence[CurveHead] | None, second: Sequence[CurveHead], traffic: TestTraffic
 ) -> Interval | None:
-    """Tokens per round of the second heads less those of the first, paired by unit."""
+    """Return tokens per round of the second heads less those of the first, paired by unit."""
     free, weights = free_draft(inputs.gamma), [weight for _, weight in traffic.parts]
     counts = [[_mean_rounds(heads, rows, inputs.gamma) for rows, _ in traffic.parts] for heads in (first or (), second)]
     if any(part.tokens.sum() == 0 for part in counts[1]):
@@ -724,7 +724,7 @@ def _miss_rates(inputs: CurveInputs, of: Callable[[CurveInputs, CurveHead], Meas
 
 
 def _measured_rounds(inputs: CurveInputs, head: CurveHead) -> Measured:
-    """Tokens per round of a head on the traffic, as a miss rate."""
+    """Return tokens per round of a head on the traffic, as a miss rate."""
     gamma, free = inputs.gamma, free_draft(inputs.gamma)
     parts = [(_mean_rounds([head], rows, gamma), weight) for rows, weight in inputs.traffic.parts]
     share, errors = _weighted_ratio(

@@ -71,7 +71,7 @@ class Latency:
         """Yield what drafting and verifying cost, a table for every batch size and context, and one of prefills."""
         yield from _cost_lines(self)
         yield ""
-        threads = f", {self.threads} threads" if self.threads else ""
+        threads = f", {fmt.many(self.threads, 'thread')}" if self.threads else ""
         yield f"{self.target} in {self.dtype} on {self.device}{threads}, {self.engine}"
         yield ""
         steps = [row for row in self.steps if row["step"] != "prefill"]

@@ -61,7 +61,7 @@ class ComputedCost:
     accuracy: str  # what the times are made of, in words
 
     def verification(self, gamma: int) -> float:
-        """One target step over gamma + 1 tokens, in decode steps."""
+        """Return one target step over gamma + 1 tokens, in decode steps."""
         return self.verify_ms[gamma - 1] / self.decode_ms
 
     def of_round(self, gamma: int) -> float:
@@ -151,7 +151,9 @@ def acceptance_of(
     rates: str | None = None,
     at_gamma: int | None = None,
 ) -> Acceptance:
-    """What the user says about acceptance, in one of four ways. Raises `OptionInvalid` for none of them or several."""
+    """Return what the user says about acceptance, in one of four ways. Raises `OptionInvalid` for none of them or
+    several.
+    """
     given = [value for value in (alpha, rate, length, rates) if value is not None]
     if len(given) == 1:
         if rates is not None:
@@ -165,7 +167,7 @@ def acceptance_of(
 
 
 def gammas_of(acceptance: Acceptance, gamma: int | None) -> tuple[int, ...]:
-    """The gammas to predict for: the given one, else those that rates were given for, else 1 to 8."""
+    """Return the gammas to predict for: the given one, else those that rates were given for, else 1 to 8."""
     if gamma is not None:
         return (gamma,)
     return tuple(range(1, len(acceptance) + 1)) if isinstance(acceptance, tuple) else GAMMAS
@@ -284,7 +286,7 @@ def _shape_of_config(
 
 
 def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int, burstiness: float) -> float:
-    """Tokens per round at a gamma."""
+    """Return tokens per round at a gamma."""
     if alpha is not None:
         return float(formulas.tokens_per_round(alpha, gamma, burstiness))
     if gamma > len(rates):

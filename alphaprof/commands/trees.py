@@ -249,7 +249,7 @@ class Replay:
     accepted: Array
 
     def decoded(self, rows: Sequence[Array]) -> list[tuple[RoundCounts, StepTimes]]:
-        """Rounds of some of its documents, with a draft that takes no time."""
+        """Return rounds of some of its documents, with a draft that takes no time."""
         free = free_draft(self.shape.depth)
         return [(self.rounds.rows(np.searchsorted(self.rows, part)), free) for part in rows]
 
@@ -429,7 +429,7 @@ def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticT
 
 
 def _gain_over(replay: Replay, chain: Replay, part: TreePart, confidence: float) -> Interval:
-    """Tokens per round of a tree beyond those of its chain, paired by document."""
+    """Return tokens per round of a tree beyond those of its chain, paired by document."""
     rows = [np.concatenate(part.rows)] if part.mix.weights is None else part.rows
     first, second = ([spent_and_base(*decoded) for decoded in each.decoded(rows)] for each in (chain, replay))
     units, weights = [present(counts.cluster) for counts, _ in replay.decoded(rows)], part.mix.weights or (1.0,)

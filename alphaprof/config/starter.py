@@ -62,21 +62,21 @@ def _draft_lines(drafts: Sequence[str], out: Path) -> Iterator[str]:
 
 
 def _kind(draft: str) -> str:
-    """The kind of draft that a name, or its files, look like."""
+    """Return the kind of draft that a name, or its files, look like."""
     config = Path(draft) / "config.json"
     text = draft + (config.read_text(encoding="utf-8") if config.is_file() else "")
     return next((kind for kind, pattern in KINDS.items() if pattern.search(text)), "model")
 
 
 def _block(draft: str) -> int:
-    """The rows of a block of a DFlash drafter."""
+    """Return the rows of a block of a DFlash drafter."""
     file = Path(draft) / "config.json"
     config = json.loads(file.read_bytes()) if file.is_file() else {}
     return int(config.get("block_size") or (config.get("dflash_config") or {}).get("block_size") or BLOCK)
 
 
 def _source(data: Path, out: Path) -> str:
-    """The entry of a data file, with the column of its prompts."""
+    """Return the entry of a data file, with the column of its prompts."""
     row = _first_row(data)
     if isinstance(row.get("messages"), list):
         columns: dict[str, object] = {"messages": "messages"}
@@ -93,7 +93,7 @@ def _source(data: Path, out: Path) -> str:
 
 
 def _first_row(data: Path) -> dict[str, Any]:
-    """The first row of a .jsonl, .csv or .parquet file. Raises `DataUnreadable`."""
+    """Return the first row of a .jsonl, .csv or .parquet file. Raises `DataUnreadable`."""
     row: Any = None
     try:
         if data.suffix == ".parquet":
@@ -116,7 +116,7 @@ def _first_row(data: Path) -> dict[str, Any]:
 
 
 def _from(name: str, out: Path) -> str:
-    """A local path as seen from the folder of the profile; a hub id as it is."""
+    """Return a local path as seen from the folder of the profile; a hub id as it is."""
     return os.path.relpath(name, out.parent) if os.path.exists(name) else name
 
 

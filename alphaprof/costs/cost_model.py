@@ -127,12 +127,12 @@ def roofline_rows(
 
 
 def _standard_error(factor: float) -> float:
-    """The relative standard error that keeps 90% within a factor."""
+    """Return the relative standard error that keeps 90% within a factor."""
     return math.log(factor) / Z90
 
 
 def shape_of(name: str, facts: ModelFacts) -> ModelShape:
-    """The shape of a model of a run. Raises `CostsUnreadable` where it is not known."""
+    """Return the shape of a model of a run. Raises `CostsUnreadable` where it is not known."""
     if facts.shape is None:
         raise CostsUnreadable(
             f"a roofline needs the shape of {name}, but {facts.architecture} has no known shape",
@@ -222,7 +222,7 @@ class CostModel:
         return times, missing
 
     def timing(self, concurrency: int) -> Timing:
-        """The same for a verdict, with the reasons of drafts that have none."""
+        """Return the same for a verdict, with the reasons of drafts that have none."""
         times, missing = self._times(self.table, concurrency)
         choosing, testing = (self._times(half, concurrency)[0] for half in self.table.halves)
         return Timing(times, self.basis, missing, (choosing, testing))
@@ -241,7 +241,7 @@ class CostModel:
 
 
 def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostModel | None:
-    """The step times that `costs` options name; None where they ask for none, or were to be measured and were not.
+    """Return the step times that `costs` options name; None if they ask for none, or were to be measured and were not.
 
     `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
     is not known what they drafted.
@@ -276,7 +276,7 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
 
 
 def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) -> list[StepRow]:
-    """Rows of the latency table as step times; `waiting`: see `StepRow`."""
+    """Return rows of the latency table as step times; `waiting`: see `StepRow`."""
     keys = ("model", "step", "tokens", "batch", "context", "relative_error")
     return [
         StepRow(
@@ -300,7 +300,7 @@ def _roofline(manifest: Manifest, options: CostsAsked, gamma: int, context: floa
 
 
 def _heads(manifest: Manifest) -> list[str]:
-    """The drafts whose first step of a round is one of its own."""
+    """Return the drafts whose first step of a round is one of its own."""
     return [name for name, facts in manifest.drafts.items() if facts.by_depth and facts.has_steps]
 
 
@@ -328,7 +328,7 @@ def _devices(options: CostsAsked) -> str:
 
 
 def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
-    """What a report says of its step times; `prompt_tokens` [documents]."""
+    """Return what a report says of its step times; `prompt_tokens` [documents]."""
     manifest, options, every = costs.manifest, costs.options, costs.times(concurrency)
     times = {draft: time for draft, time in every.items() if not time.optional}  # steps of hybrids are those of their parts
     measured = options.source in TIMED
@@ -367,7 +367,7 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
 
 
 def _memory_shares(manifest: Manifest, options: CostsAsked) -> Iterator[DraftMemoryShare]:
-    """Yields what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
+    """Yield what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
     accelerators or of the GPU of a measurement; else it is not known.
     """
     memory, tp = None, 1

@@ -76,8 +76,9 @@ COLUMNS = tuple(TableRow.model_fields)
 def read_engine_table(
     path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float | None, heads: Sequence[str] = ()
 ) -> tuple[StepRow, ...]:
-    """The rows of a file. `drafts`: names of drafts that run a model; `lookups`: of those that search the text; `heads`: of
-    `drafts`, those whose first step of a round is one of its own. A head's draft step over several tokens is such a one.
+    """Return the rows of a file. `drafts`: names of drafts that run a model; `lookups`: of those that search the text;
+    `heads`: of `drafts`, those whose first step of a round is one of its own. A head's draft step over several tokens is
+    such a one.
 
     `overhead_ms` (sampling, scheduling) is added to every decode and verify step of the target, never to steps of drafts;
     None: 0, but refused where the file has entries of vLLM. Raises `CostsUnreadable`.
@@ -109,7 +110,7 @@ def read_engine_table(
 
 
 def _row_problem(error: ValueError) -> str:
-    """What is wrong with a row, in a line."""
+    """Return what is wrong with a row, in a line."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
@@ -183,7 +184,9 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _flat(content: Any, shared: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a list, or under `results`, however they are nested; a `model` beside `results` is that of its rows."""
+    """Yield the rows of a list, or under `results`, however they are nested; a `model` beside `results` is that of its
+    rows.
+    """
     if isinstance(content, list):
         for each in content:
             yield from _flat(each, shared)

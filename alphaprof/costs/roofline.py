@@ -46,7 +46,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> ModelShape:
-        """The shape of a model from its config.json, for the architectures in `KNOWN`.
+        """Return the shape of a model from its config.json, for the architectures in `KNOWN`.
 
         Norms, biases and routers are not counted (together less than 0.2% of the parameters). A sliding window is read as
         full attention. Raises `KeyError` for other architectures, and for configs that lack a number.
@@ -74,7 +74,7 @@ class ModelShape:
 
     @classmethod
     def of_head(cls, config: Mapping[str, Any], target: ModelShape, weight_bytes: float = 2.0) -> ModelShape:
-        """The shape of an EAGLE-3 head from its config.json, or that of speculators, which holds its layer's apart.
+        """Return the shape of an EAGLE-3 head from its config.json, or that of speculators, which holds its layer's apart.
 
         The first layer reads embedding and state side by side, three states of the target enter through one matrix, and
         logits are of `HEAD` ids. Raises `KeyError` for configs that lack a number.
@@ -123,7 +123,7 @@ class ModelShape:
 
 
 def _mixed_layers(config: Mapping[str, Any], layers: int) -> int:
-    """How many of the layers have experts."""
+    """Return how many of the layers have experts."""
     first, dense = config.get("first_k_dense_replace") or 0, config.get("mlp_only_layers") or ()
     step, frequency = config.get("decoder_sparse_step") or 1, config.get("moe_layer_freq") or 1
     sparse = (layer for layer in range(first, layers) if (layer + 1) % step == 0 and layer % frequency == 0)
@@ -191,7 +191,7 @@ def experts_touched(shape: ModelShape, tokens: float) -> float:
 
 
 def bytes_moved(shape: ModelShape, load: Load, tp: int = 1, expert_reuse: float = 1.0) -> float:
-    """Bytes that each of `tp` devices reads in a step: the weights that are used, and the KV cache.
+    """Return bytes that each of `tp` devices reads in a step: the weights that are used, and the KV cache.
 
     Devices beyond the number of KV heads hold copies of them, so that the cache is divided by kv_heads at most.
     """
@@ -280,9 +280,9 @@ ENGINES = {
 def draft_memory(
     target: ModelShape, draft: ModelShape, memory: float, tp: int = 1, shares_weights: bool = False
 ) -> tuple[float, float] | None:
-    """What a draft takes of the memory that the target leaves for its KV cache, on `tp` devices of `memory` bytes each: the
-    share that its weights take, and the share of the tokens of context that are lost to its weights and its own cache, which
-    is lost concurrency when memory is the limit. None where the target alone does not fit.
+    """Return what a draft takes of the memory that the target leaves for its KV cache, on `tp` devices of `memory` bytes
+    each: the share that its weights take, and the share of the tokens of context that are lost to its weights and its own
+    cache, which is lost concurrency when memory is the limit. None if the target alone does not fit.
 
     `shares_weights`: the draft is a part of the target and brings a cache only. Every byte is counted as usable; engines
     keep some back for activations (vLLM by default a tenth). Devices beyond the number of KV heads hold copies of them.

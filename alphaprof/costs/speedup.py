@@ -88,11 +88,11 @@ class StepTimes:
         return len(self.decode.rounds)
 
     def c(self) -> float:
-        """Cost of one draft step, a later one where the first is a step of its own."""
+        """Return cost of one draft step, a later one where the first is a step of its own."""
         return self.draft.ms / self.decode.ms
 
     def v(self, gamma: int) -> float:
-        """Cost of verifying gamma drafts."""
+        """Return cost of verifying gamma drafts."""
         return self.target[gamma + 1].ms / self.decode.ms
 
     @cached_property
@@ -124,7 +124,9 @@ class StepTimes:
         return {gamma: self.draft_after_full or self.draft}
 
     def catching_up(self, gamma: int) -> Array:
-        """What a first step costs more after a round that got 0 .. gamma drafts accepted than after none, [gamma + 1]."""
+        """Return what a first step costs more after a round that got 0 .. gamma drafts accepted than after none, [gamma +
+        1].
+        """
         least = self.draft_first.get(1, self.draft).ms
         times = self.first_steps(gamma)
         return np.array([(times[n].ms - least) / self.decode.ms if n in times else 0.0 for n in range(gamma + 1)])
@@ -152,7 +154,7 @@ class Timing:
         return self.halves[1] if self.halves else self.times
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
-        """Why one of some drafts has no times; None where all have them."""
+        """Return why one of some drafts has no times; None if all have them."""
         without = next((draft for draft in drafts if draft not in self.times), None)
         return None if without is None else self.missing.get(without, "no step times were measured")
 
@@ -162,7 +164,9 @@ Decoded = tuple[RoundCounts, StepTimes]  # how the documents of a domain are dec
 
 
 def free_draft(gamma: int) -> StepTimes:
-    """Times in which drafting and verification of several tokens cost nothing extra: the speedup is tokens per round."""
+    """Return times in which drafting and verification of several tokens cost nothing extra: the speedup is tokens per
+    round.
+    """
     return StepTimes({n: StepTime(1.0, 0.0) for n in range(1, gamma + 2)}, NOTHING)
 
 
@@ -172,7 +176,7 @@ class Speedup:
 
     `freedom`, `timing_freedom`: their degrees of freedom; `documents`: the number of independent documents (clusters).
     `least`, `most`: the speedups between which these step times keep every document, whatever is accepted. `skewness`: third
-    central moment of the relative time over its variance (`Ratio.skewness`), above 0 where a few documents are much slower
+    central moment of the relative time over its variance (`Ratio.skewness`), above 0 if a few documents are much slower
     than the others. `unseen_slower`, `unseen_faster`: shares of the time that documents of a kind that was not sampled could
     add, and take away (`estimate.unseen`). `flattered`: the share of itself by which the time would grow if verification
     took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
@@ -196,7 +200,7 @@ class Speedup:
     doubt: float = 0.0
 
     def bounds(self, tail: float) -> tuple[float, float]:
-        """Lower and upper bound, each missing with probability `tail`, inside what step times allow.
+        """Return lower and upper bound, each missing with probability `tail`, inside what step times allow.
 
         Documents: t on the log scale of the time, farther out on the side where it is skewed, and never nearer than `unseen`
         documents allow. Step times: t on the log scale. Both distances add up as squares (Zou and Donner, 2008).
@@ -212,7 +216,7 @@ class Speedup:
         return max(low, slowest), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
-        """The bounds that step times alone give, each missing with probability `tail`."""
+        """Return the bounds that step times alone give, each missing with probability `tail`."""
         timing = self._timing(tail)
         if timing > LARGEST:
             return 0.0, math.inf
@@ -224,11 +228,13 @@ class Speedup:
         return self.documents >= FEWEST and math.isfinite(self.sampling_error)
 
     def deciding(self, tail: float) -> tuple[float, float]:
-        """The bounds of a verdict: those of step times alone where there are too few documents to speak for others."""
+        """Return the bounds of a verdict: those of step times alone where there are too few documents to speak for
+        others.
+        """
         return self.bounds(tail) if self.tells else self.possible(tail)
 
     def at(self, documents: int) -> Speedup:
-        """The same speedup from another number of documents like these: their variance falls as 1 / documents."""
+        """Return the same speedup from another number of documents like these: their variance falls as 1 / documents."""
         share, seen = self.documents / documents, unseen(documents) / unseen(self.documents)
         return replace(
             self,
@@ -246,8 +252,8 @@ class Speedup:
 
 
 def _stretched(distance: float) -> float:
-    """The exponential function, from 1 on its tangent: the bound of a time then never falls when all documents get slower by
-    the same, however much their times vary.
+    """Return the exponential function, from 1 on its tangent: the bound of a time then never falls when all documents get
+    slower by the same, however much their times vary.
     """
     return math.exp(distance) if distance < 1 else math.e * distance
 
@@ -275,15 +281,15 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
 
 
 def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
-    """How far the decode time of all documents may be off for what rounds drafted, in units of a decode step."""
+    """Return how far the decode time of all documents may be off for what rounds drafted, in units of a decode step."""
     if counts.doubt is None:
         return 0.0
     return float(counts.doubt.sum(0) @ np.diff(round_costs(times, counts.doubt.shape[1])))
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
-    """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and bookkeeping where
-    it drafts at all. Where the first draft step is one of its own, it is that over one token.
+    """Return cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and
+    bookkeeping where it drafts at all. Where the first draft step is one of its own, it is that over one token.
     """
     once = times.bookkeeping.ms
     if times.draft_first:
@@ -293,15 +299,15 @@ def round_costs(times: StepTimes, gamma: int) -> Array:
 
 
 def full_round_costs(times: StepTimes, gamma: int) -> Array:
-    """Cost of a round that drafts m = 0..gamma tokens after one that got as many accepted, [gamma + 1]: what an engine pays
-    that runs a head's first step over all rows of the verification before.
+    """Return cost of a round that drafts m = 0..gamma tokens after one that got as many accepted, [gamma + 1]: what an
+    engine pays that runs a head's first step over all rows of the verification before.
     """
     return round_costs(times, gamma) + times.catching_up(gamma)
 
 
 def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
-    """The least and the most that a token can cost with the draft, both above 0: in the best round with all drafts accepted,
-    and in the dearest round for every single token.
+    """Return the least and the most that a token can cost with the draft, both above 0: in the best round with all drafts
+    accepted, and in the dearest round for every single token.
 
     What the first step of the next round takes longer for the drafts that a round got accepted is part of that round's cost.
     In the dearest round verification takes at least as long as decoding.
@@ -326,8 +332,8 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
-    """Shares of the decode time with the draft, as `_time_parts` names them, [parts]. First steps are counted with the round
-    before them, as in `time_spent`.
+    """Return shares of the decode time with the draft, as `_time_parts` names them, [parts]. First steps are counted with
+    the round before them, as in `time_spent`.
     """
     exactly, gamma = counts.exactly, counts.drafted.shape[1]
     verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
@@ -345,8 +351,8 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
 
 
 def _time_parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
-    """What a round's time consists of, each part with what identifies its step: verification of n = 1..gamma+1, which is the
-    same step with any draft, draft steps, first ones of their own, searches, bookkeeping.
+    """Return what a round's time consists of, each part with what identifies its step: verification of n = 1..gamma+1, which
+    is the same step with any draft, draft steps, first ones of their own, searches, bookkeeping.
     """
     verify = [(n, times.target[n]) for n in range(1, gamma + 2)]
     others = [times.draft, *times.first_steps(gamma).values(), times.lookup, times.bookkeeping]
@@ -354,7 +360,7 @@ def _time_parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
 
 
 def _spent_on(decoded: Decoded, part: float) -> list[Share]:
-    """What a domain that takes `part` of the whole time spends it on."""
+    """Return what a domain that takes `part` of the whole time spends it on."""
     counts, times = decoded
     shares = (part * time_shares(counts, times)).tolist()
     parts = zip(shares, _time_parts(times, counts.drafted.shape[1]), strict=True)
@@ -362,12 +368,12 @@ def _spent_on(decoded: Decoded, part: float) -> list[Share]:
 
 
 def _decoding(times: StepTimes, part: float = 1.0) -> list[Share]:
-    """What time without a draft is spent on: decode steps, for `part` of it."""
+    """Return what time without a draft is spent on: decode steps, for `part` of it."""
     return [(part, 1, times.decode, None)]
 
 
 def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
-    """The same documents decoded without a draft: a decode step for every token."""
+    """Return the same documents decoded without a draft: a decode step for every token."""
     nothing = np.zeros((len(counts.tokens), 0))
     plain = RoundCounts(counts.tokens, counts.tokens, nothing, nothing, np.zeros(len(counts.tokens)), counts.cluster)
     return plain, StepTimes(times.target, NOTHING)
@@ -381,7 +387,7 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
 
 
 def _by_weights(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup | None:
-    """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens.
+    """Return speedup of traffic whose output tokens fall on domains with known `weights`; None if a domain has no tokens.
 
     1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
     of domains add up as independent ones, except for clusters that lie in several of them; Welch-Satterthwaite degrees of
@@ -405,14 +411,14 @@ def _by_weights(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup
 
 
 def _doubt(domains: Sequence[Decoded]) -> float:
-    """What `doubtful_time` is of the time of some documents."""
+    """Return what `doubtful_time` is of the time of some documents."""
     doubts = sum(doubtful_time(*decoded) for decoded in domains)
     return doubts / sum(float(time_spent(*decoded).sum()) for decoded in domains) if doubts else 0.0
 
 
 def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents: int) -> tuple[float, float]:
-    """What unseen documents of domains with given weights could add to the time and take away, as shares of it. `parts`:
-    what each domain takes of it; `documents`: how many different ones all have together.
+    """Return what unseen documents of domains with given weights could add to the time and take away, as shares of it.
+    `parts`: what each domain takes of it; `documents`: how many different ones all have together.
     """
     apart = documents == sum(one.documents for one in domains)
     together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
@@ -423,7 +429,7 @@ def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents:
 def _sum_of_ratios(
     domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[Sums], ratios: Sequence[Ratio], value: float
 ) -> Ratio:
-    """The weighted sum of the ratios of domains, which is `value`, with its error."""
+    """Return the weighted sum of the ratios of domains, which is `value`, with its error."""
     variances = [(weight * one.stderr) ** 2 for weight, one in zip(weights, ratios, strict=True)]
     documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
     apart = documents == sum(one.documents for one in ratios)
@@ -434,8 +440,8 @@ def _sum_of_ratios(
 
 
 def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | None:
-    """Speedup of the traffic that all these documents were drawn from: one ratio over them, whose error includes that of the
-    domains' shares. None where there are no tokens.
+    """Return speedup of the traffic that all these documents were drawn from: one ratio over them, whose error includes that
+    of the domains' shares. None if there are no tokens.
 
     `strata` [units]: the stratum of each cluster, by its number; a fixed number of documents was drawn from each. None: all
     were drawn from one.
@@ -452,8 +458,8 @@ def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | N
 
 
 def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: Array | None) -> tuple[float, Ratio]:
-    """The sum of what all domains spent, and its ratio to what they would spend without a draft. `strata`: those of all
-    clusters, by their numbers.
+    """Return the sum of what all domains spent, and its ratio to what they would spend without a draft. `strata`: those of
+    all clusters, by their numbers.
     """
     clusters = np.concatenate([present(counts.cluster) for counts in domains])
     spent, base = (np.concatenate(side) for side in zip(*sums, strict=True))
@@ -466,7 +472,7 @@ def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: 
 
 
 def _token_bounds(domains: Sequence[Decoded]) -> tuple[float, float]:
-    """The least and the most that a token can cost in any of some domains."""
+    """Return the least and the most that a token can cost in any of some domains."""
     each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in domains]
     return min(least for least, _ in each), max(most for _, most in each)
 
@@ -489,17 +495,17 @@ class Mix:
         return cls(tuple(counted), tuple(counted.values()))
 
     def speedup(self, counts: Sequence[RoundCounts], times: StepTimes) -> Speedup | None:
-        """The speedup of the traffic from the rounds of each domain, in their order."""
+        """Return the speedup of the traffic from the rounds of each domain, in their order."""
         return self.routed([(each, times) for each in counts])
 
     def routed(self, domains: Sequence[Decoded]) -> Speedup | None:
-        """The same where each domain is decoded in its own way."""
+        """Return the same where each domain is decoded in its own way."""
         if self.weights is None:
             return _as_sampled(domains, self.strata)
         return _by_weights(domains, self.weights)
 
     def value(self, domains: Sequence[Decoded]) -> float | None:
-        """The value of `routed` alone, which takes a fraction of its time."""
+        """Return the value of `routed` alone, which takes a fraction of its time."""
         sums = [tuple(float(part.sum()) for part in spent_and_base(*decoded)) for decoded in domains]
         if self.weights is None:
             spent, base = map(sum, zip(*sums, strict=True))
@@ -509,7 +515,8 @@ class Mix:
         return 1 / sum(weight * spent / base for (spent, base), weight in zip(sums, self.weights, strict=True) if weight > 0)
 
     def gain(self, first: Sequence[Decoded], second: Sequence[Decoded]) -> Speedup | None:
-        """How many times as fast the `second` way to decode the documents is as the `first`; None where there are no tokens.
+        """Return how many times as fast the `second` way to decode the documents is as the `first`; None if there are no
+        tokens.
 
         With T = sum(w_d spent_d / base_d) of each way and R = T_2 / T_1, the error of R is that of
         sum(w_d (spent_2d - R spent_1d) / base_d) / T_1: what a document costs either way cancels out.
@@ -545,7 +552,9 @@ class Mix:
 
 
 def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
-    """How many times as fast the second way is in one domain, without an error: for what unseen documents make of it."""
+    """Return how many times as fast the second way is in one domain, without an error: for what unseen documents make of
+    it.
+    """
     (spent, _), (after, _) = spent_and_base(*first), spent_and_base(*second)
     documents = distinct(first[0].cluster[first[0].tokens > 0])
     time = Ratio(float(after.sum() / spent.sum()), 0.0, documents, 0.0)
@@ -553,7 +562,7 @@ def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
 
 
 def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[float, float]:
-    """The least and the most that a token can take the second way, in units of what it takes the first way."""
+    """Return the least and the most that a token can take the second way, in units of what it takes the first way."""
     bounds = [(1.0, 1.0)]
     for one, two in zip(first, second, strict=True):
         if one is not two:
@@ -577,7 +586,9 @@ EXACT = TimingError(0.0, math.inf)
 
 
 def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) -> Speedup:
-    """The speedup from the relative `time`, the least and the most that a token can cost, and the error of step times."""
+    """Return the speedup from the relative `time`, the least and the most that a token can cost, and the error of step
+    times.
+    """
     (best, worst), share = bounds, unseen(time.documents)
     return Speedup(
         value=1 / time.value,
@@ -597,7 +608,8 @@ def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) ->
 
 
 def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Array) -> Speedup | None:
-    """Speedup of whole requests: the target reads the prompt on both sides, and with the draft a draft model does as well.
+    """Return speedup of whole requests: the target reads the prompt on both sides, and with the draft a draft model does as
+    well.
 
     `target`, `draft` [documents]: what that takes, in units of a decode step; its own error is not in the result's. None
     where there are no tokens.
@@ -617,8 +629,8 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
-    """What clusters with documents in several domains add to the variance of the weighted time. Never negative: that errors
-    cancel is too much to conclude from a few clusters.
+    """Return what clusters with documents in several domains add to the variance of the weighted time. Never negative: that
+    errors cancel is too much to conclude from a few clusters.
     """
     errors, clusters = [], []
     for counts, weight, (spent, base) in zip(domains, weights, sums, strict=True):
@@ -632,8 +644,8 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: 
 
 
 def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
-    """The error that step times give the ratio of two times: of what it is `spent` on with the draft, and of the `base`,
-    decode steps. A step that has several shares has one error.
+    """Return the error that step times give the ratio of two times: of what it is `spent` on with the draft, and of the
+    `base`, decode steps. A step that has several shares has one error.
 
     Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
     are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times

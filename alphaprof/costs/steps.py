@@ -88,7 +88,7 @@ class StepTable:
         return tuple(row.context for row in self._of(TARGET, "decode").get(batch, {}).get(1, ()))
 
     def times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes:
-        """Times of rounds with up to `gammas_max` drafts. Raises `Unmeasured`."""
+        """Return times of rounds with up to `gammas_max` drafts. Raises `Unmeasured`."""
         steps, first, searches = (self._of(draft, step) for step in ("draft", "draft_first", "lookup"))
         if not steps and not searches:
             raise Unmeasured(f"no step time for draft {draft}")
@@ -112,7 +112,7 @@ class StepTable:
         """Prefill time of prompts at batch 1, in ms, and the share of them beyond the longest that was measured.
 
         Linear between measured lengths; the shortest one's time below; along the last segment beyond, which never falls
-        (with one length only, the time grows with the length). None where no prefill into an empty cache was measured.
+        (with one length only, the time grows with the length). None if no prefill into an empty cache was measured.
         """
         cell = self._of(model, "prefill").get(1, {})
         rows = [row for each in cell.values() for row in each if row.context == 0]
@@ -129,7 +129,7 @@ class StepTable:
 
 
 def _neighbors(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
-    """The known numbers around the wanted one with their weights: one that is equal, or two; none outside of them."""
+    """Return the known numbers around the wanted one with their weights: one that is equal, or two; none outside of them."""
     if not known or not known[0] <= wanted <= known[-1]:
         return []
     place = bisect_left(known, wanted)
@@ -141,7 +141,7 @@ def _neighbors(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
 
 
 def _with_autocorrelation(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
-    """The rows with the autocorrelation of the rounds of their batch and context, where it is not known yet."""
+    """Return the rows with the autocorrelation of the rounds of their batch and context, where it is not known yet."""
     if all(row.autocorrelation is not None or not row.rounds for row in rows):
         return rows
     turns: dict[tuple[int, int], list[tuple[str, Sequence[float]]]] = {}
@@ -153,8 +153,8 @@ def _with_autocorrelation(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
 
 
 def _every_second(row: StepRow, decode: Sequence[float], start: int) -> StepRow:
-    """A step by every second of its rounds, from `start` on. `decode`: the decode step in the same rounds; without it the
-    time is the step's own median.
+    """Return a step by every second of its rounds, from `start` on. `decode`: the decode step in the same rounds; without it
+    the time is the step's own median.
     """
     rounds = np.array(row.rounds)
     if row.step == "prefill" or not row.ms or not len(rounds[start::2]):
@@ -169,8 +169,8 @@ def _as_time(row: StepRow) -> StepTime:
 
 
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
-    """A time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that of the
-    nearest end. Raises `Unmeasured`.
+    """Return a time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that
+    of the nearest end. Raises `Unmeasured`.
     """
     usable = [near for near, cell in cells.items() if _neighbors(sorted(cell), tokens)]
     parts: list[tuple[float, StepTime]] = []
@@ -187,8 +187,8 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
 
 
 def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
-    """The weighted sum of times: round by round, up to the shortest of them; errors of their own are independent, of a
-    shared one the largest counts.
+    """Return the weighted sum of times: round by round, up to the shortest of them; errors of their own are independent, of
+    a shared one the largest counts.
     """
     ms = sum(weight * time.ms for weight, time in parts)
     error = math.sqrt(sum((weight * time.ms * time.relative_error) ** 2 for weight, time in parts))

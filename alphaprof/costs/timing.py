@@ -30,13 +30,15 @@ ROUNDING = 1e-12  # of logarithms of times
 
 
 def is_busy(waiting: float) -> bool:
-    """Whether a machine has other work, by the share of its time that a thread, ready to run, waited for a processor."""
+    """Return whether a machine has other work, by the share of its time that a thread, ready to run, waited for a
+    processor.
+    """
     return waiting > BUSY
 
 
 def unheld(waiting: float) -> float:
-    """How far off, as a logarithm, a step's time may be that had no processor for this share of it: on a busy machine no
-    bound may be nearer, since rounds that were all disturbed alike differ little. 0 if the machine was not busy.
+    """Return how far off, as a logarithm, a step's time may be that had no processor for this share of it: on a busy machine
+    no bound may be nearer, since rounds that were all disturbed alike differ little. 0 if the machine was not busy.
     """
     return -math.log1p(-min(waiting, ALL)) if is_busy(waiting) else 0.0
 
@@ -56,7 +58,7 @@ def reach(logs: Array, r: float) -> float:
 
 
 def median_error(logs: Array, r: float) -> tuple[float, float]:
-    """A standard error and its degrees of freedom: its 95% t interval around 0 has the `reach` of `logs` [rounds]."""
+    """Return a standard error and its degrees of freedom: its 95% t interval around 0 has the `reach` of `logs` [rounds]."""
     if len(logs) < LEAST_ROUNDS:
         return math.inf, 0.0
     freedom = len(logs) - 1.0
@@ -110,7 +112,9 @@ def _ordered(logs: Array) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _order_statistics(rounds: int) -> tuple[int, float]:
-    """The last k for which the k-th values from both ends enclose a median with 95%, and the share of the next one."""
+    """Return the last k for which the k-th values from both ends enclose a median with 95%, and the share of the next
+    one.
+    """
     covered = 1 - 2 * bdtr(np.arange(rounds // 2), rounds, 0.5)
     place = int((covered >= LEVEL).sum())
     over = (covered[place - 1] - LEVEL) / (covered[place - 1] - covered[place])
@@ -118,17 +122,17 @@ def _order_statistics(rounds: int) -> tuple[int, float]:
 
 
 def step_times(rounds: Array) -> Array:
-    """The time of each step, [steps]: the median of its ratio to the decode step of the same round, times the median of the
-    decode step. `rounds` [rounds, steps], the decode step first.
+    """Return the time of each step, [steps]: the median of its ratio to the decode step of the same round, times the median
+    of the decode step. `rounds` [rounds, steps], the decode step first.
     """
     decode = rounds[:, :1]
     return np.asarray(np.median(decode) * np.median(rounds / decode, axis=0))
 
 
 def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
-    """How often rounds of m = 1..gamma drafts by each draft run each step, [mixes, steps]; half of them follow a round that
-    was accepted in full, and half one of which nothing was. `steps`: model, kind and tokens of each. Without drafts, the
-    verifications alone.
+    """Return how often rounds of m = 1..gamma drafts by each draft run each step, [mixes, steps]; half of them follow a
+    round that was accepted in full, and half one of which nothing was. `steps`: model, kind and tokens of each. Without
+    drafts, the verifications alone.
     """
     place = {step: index for index, step in enumerate(steps)}
     drafts = list(dict.fromkeys(model for model, _, _ in steps if model != "target")) or ["none"]
@@ -151,8 +155,8 @@ def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
 
 
 def largest_error(rounds: Array, mixes: Array, r: float) -> float:
-    """The largest 95% error of the logarithm of what rounds cost in decode steps. `rounds` [rounds, steps], the decode step
-    first; `mixes` as `round_mixes` gives them; `r`: their `autocorrelation`.
+    """Return the largest 95% error of the logarithm of what rounds cost in decode steps. `rounds` [rounds, steps], the
+    decode step first; `mixes` as `round_mixes` gives them; `r`: their `autocorrelation`.
     """
     times = step_times(rounds)
     costs = (rounds[:, None] * mixes).sum(-1) / rounds[:, :1]

@@ -526,7 +526,7 @@ class Manifest:
 
 
 def _listed(files: dict[str, File]) -> dict[str, list[int | str]]:
-    """Files as JSON has them, without the names of their fields: there are thousands."""
+    """Return files as JSON has them, without the names of their fields: there are thousands."""
     return {name: [file.size, file.footer, file.whole] for name, file in files.items()}
 
 

@@ -227,7 +227,7 @@ class Run:
         return names.get((folder, index), f"{folder}/part-{index:05d}")
 
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """One shard of a draft's position log: all of its columns, or some of them."""
+        """Return one shard of a draft's position log: all of its columns, or some of them."""
         self.require_positions()
         name = self.name_of(f"positions/draft={draft}", index)
         return self._read(name, AGAIN_BY_RESUME, self.log_of(draft).columns, columns)
@@ -241,7 +241,7 @@ class Run:
             return name
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """One shard of the documents with their token ids."""
+        """Return one shard of the documents with their token ids."""
         self.require_positions()
         return self._read(self.name_of("continuations", index), AGAIN_BY_RESUME, CONTINUATION_COLUMNS, columns)
 
@@ -303,7 +303,7 @@ class Run:
             return False
 
     def totals(self, part: TotalsPart, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """One of them: all of its rules and columns, or some."""
+        """Return one of them: all of its rules and columns, or some."""
         hint = AGAIN if self.imported else COPY
         with reading(f"{self.path}/{part.name}", hint), self.storage.open(part.name) as stream:
             # A footer tells of hundreds of columns and takes longer to read than a few of them.
@@ -409,7 +409,7 @@ class Run:
             raise RunDamaged(f"{self.path}/{name} cannot be read: {error.strerror}", hint) from None
 
     def _read(self, name: str, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
-        """Columns of a file: all, or those with some names."""
+        """Return columns of a file: all, or those with some names."""
         wanted = [column.name for column in columns if names is None or column.name in names]
         if self._kept is None:
             with self._opened(name, hint) as (stream, footer):
@@ -425,7 +425,7 @@ class Run:
         return pa.table({column: kept[column] for column in wanted})
 
     def _columns(self, stream: pa.NativeFile, footer: pq.FileMetaData, names: Sequence[str]) -> pa.Table:
-        """Columns of a file; it is small: other threads, for its columns, cost more than they save."""
+        """Return columns of a file; it is small: other threads, for its columns, cost more than they save."""
         return self._parquet(stream, footer).read(names, use_threads=False)
 
 

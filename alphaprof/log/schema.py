@@ -326,7 +326,7 @@ HEAD_COLUMNS = LogRules(("lossless",), depths=2, ranks_by_depth=True, reduced_vo
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """Columns of the totals: a row per document and rule. Counts are expectations if acceptance is random."""
+    """Return columns of the totals: a row per document and rule. Counts are expectations if acceptance is random."""
     count, lengths = pa.float64(), tuple(gammas)
     return (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),

@@ -123,8 +123,8 @@ class Split:
         return [text for text in texts if text.unit in units]
 
     def nested(self, share: float, order: int) -> tuple[str, ...]:
-        """Units to train on, a `share` of all of them at least, ascending: whole groups, in an order that its number fixes.
-        Of one order the units of a smaller share are among those of a larger one.
+        """Return units to train on, a `share` of all of them at least, ascending: whole groups, in an order that its number
+        fixes. Of one order the units of a smaller share are among those of a larger one.
         """
         train, chosen = self.units[TRAIN], list[str]()
         for group in sorted({self.groups[unit] for unit in train}, key=lambda group: _key(f"order {order}", group)):
@@ -157,7 +157,7 @@ def _at_random(
     seed: int,
     shares: Mapping[str, float],
 ) -> Split:
-    """Groups of each domain in the order of their digests with a seed."""
+    """Return groups of each domain in the order of their digests with a seed."""
     domains: dict[str, dict[str, list[str]]] = {}
     first = {text.unit: text.domain for text in reversed(texts)}
     for unit in sorted(groups):
@@ -175,8 +175,8 @@ def _at_random(
 
 
 def _by_time(texts: Sequence[RunText], of: dict[str, str], shares: Mapping[str, float]) -> Split:
-    """Groups in the order of their latest text. Groups of one moment stay together: of a column of dates the order within a
-    day is not known. Shares are of groups, so that a large one that reaches into a part is not all of it.
+    """Return groups in the order of their latest text. Groups of one moment stay together: of a column of dates the order
+    within a day is not known. Shares are of groups, so that a large one that reaches into a part is not all of it.
     """
     latest: dict[str, Time] = {}
     for text in texts:

@@ -70,7 +70,9 @@ def totals_content(tables: Sequence[pa.Table], columns: Sequence[Column], shown:
 
 
 def _alike(table: pa.Table) -> list[list[int]]:
-    """Places of columns that hold the same bytes as an earlier one, with its place; those of one value take no room."""
+    """Return places of columns that hold the same bytes as an earlier one, with its place; those of one value take no
+    room.
+    """
     first: dict[tuple[pa.DataType, bytes], list[tuple[int, np.ndarray[Any, Any]]]] = {}
     places = []
     for place, column in enumerate(table.columns):
@@ -95,8 +97,8 @@ def _require_declared(table: pa.Table, columns: Sequence[Column], shown: str) ->
 
 
 def rows_of(file: pq.ParquetFile, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a file of totals, of some rules and some columns (None: all): `totals_content` writes a row group a rule, and
-    what `table_content` writes of a shard is small.
+    """Return rows of a file of totals, of some rules and some columns (None: all): `totals_content` writes a row group a
+    rule, and what `table_content` writes of a shard is small.
     """
     place = file.metadata.schema.names.index("rule")
     held = [file.metadata.row_group(index).column(place).statistics for index in range(file.metadata.num_row_groups)]

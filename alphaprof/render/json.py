@@ -33,7 +33,7 @@ def render_json(value: Published) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """Values as JSON can hold them: an infinite bound becomes the string "inf"."""
+    """Return values as JSON can hold them: an infinite bound becomes the string "inf"."""
     if isinstance(value, dict):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -218,7 +218,7 @@ def gammas(report: Report) -> Iterator[Block]:
 
 
 def _hybrid_table(curve: HybridCurve) -> Table:
-    """Tokens per round and speedup by γ and min_match, and what the better of its drafts reaches alone."""
+    """Return tokens per round and speedup by γ and min_match, and what the better of its drafts reaches alone."""
     below = []
     if curve.part is not None:
         ahead = "ahead of" if curve.ahead else "not ahead of"
@@ -230,7 +230,7 @@ def _hybrid_table(curve: HybridCurve) -> Table:
 
 
 def _stop_table(surface: StopSurface) -> Table:
-    """Tokens per round and speedup by γ and p_min."""
+    """Return tokens per round and speedup by γ and p_min."""
     below = []
     if surface.gain is not None:
         gain = fmt.interval(surface.gain, "x")
@@ -245,7 +245,7 @@ def _stop_table(surface: StopSurface) -> Table:
 def _what_if_table(
     title: str, cells: Sequence[tuple[str, HybridResult | StopResult, str]], named: str, below: list[str], draft: str
 ) -> Table:
-    """Tokens per round and speedup, by the names of rows and γ; each with a mark behind it."""
+    """Return tokens per round and speedup, by the names of rows and γ; each with a mark behind it."""
     rows: dict[str, dict[str, str]] = {}
     for name, item, mark in cells:
         faster = "" if item.speedup is None else f" / {fmt.number(item.speedup)}"

@@ -146,7 +146,7 @@ def paired_texts(
 
 
 def matches(tables: Sequence[pa.Table], settings: Sequence[str]) -> tuple[Array, Array]:
-    """Rows of the documents of each table that are of one prompt and have equal `settings`, [pairs] each."""
+    """Return rows of the documents of each table that are of one prompt and have equal `settings`, [pairs] each."""
     places = {key: row for row, key in enumerate(_keys(tables[1], settings))}
     found = [(row, places[key]) for row, key in enumerate(_keys(tables[0], settings)) if key in places]
     one, two = np.array(found, dtype=np.int64).reshape(-1, 2).T

@@ -128,7 +128,7 @@ def contradiction(pool: DocumentTotals) -> str:
 
 
 def _self_check(pool: DocumentTotals) -> Interval | None:
-    """Mean of a_t less mean of beta_t: on text that the rule's own decoding would emit it is 0 on average."""
+    """Return mean of a_t less mean of beta_t: on text that the rule's own decoding would emit it is 0 on average."""
     difference, counts = by_cluster(pool.cluster, pool["emitted"] - pool["accepted"], pool["proposals"])
     if counts.sum() <= 0:
         return None
@@ -146,7 +146,7 @@ def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
 
 
 def _by_phase(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
-    """Acceptance while thinking and while answering; nothing if the profile has no markers."""
+    """Return acceptance while thinking and while answering; nothing if the profile has no markers."""
     if np.isnan(pool["thinking_positions"].astype(float)).any():
         return {}
     phases = {}

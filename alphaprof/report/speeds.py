@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 def tokens_interval(speedup: Speedup | None, gamma: int, confidence: float) -> Interval | None:
-    """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
+    """Return tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
     whole = speedup_interval(speedup, confidence)
     return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
 
@@ -37,7 +37,7 @@ def by_concurrency(
     gammas: Sequence[int],
     confidence: float,
 ) -> tuple[AtConcurrency, ...]:
-    """Speedups of one draft on a mix of domains at every concurrency; nothing if there are times of one alone."""
+    """Return speedups of one draft on a mix of domains at every concurrency; nothing if there are times of one alone."""
     if costs is None or len(costs.concurrencies) < 2:
         return ()
     each = []
@@ -91,7 +91,7 @@ def request_speedup(
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:
-    """Speedups of single documents; of expected rounds if rounds are expectations. None without a token."""
+    """Return speedups of single documents; of expected rounds if rounds are expectations. None without a token."""
     emitted = counts.tokens > 0
     speeds = counts.tokens[emitted] / time_spent(counts, times)[emitted]
     if not len(speeds):

@@ -187,7 +187,7 @@ IMPORT_DECIDES = (
 
 
 def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
-    """One draft, one gamma, one verdict for the whole traffic."""
+    """Return one draft, one gamma, one verdict for the whole traffic."""
     costs, timing, candidates, mix, weights = basis(evidence, costs, question)
     times = timing.times
     best: Pair | None = None

@@ -123,7 +123,7 @@ def no_decision(reason: str) -> Decision:
 def pooled_speedup(
     candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None = None
 ) -> Speedup | None:
-    """Speedup of one draft and gamma on some documents of each domain (default: on all)."""
+    """Return speedup of one draft and gamma on some documents of each domain (default: on all)."""
     return mix.routed(decoded(candidates, option, times, mix, rows))
 
 

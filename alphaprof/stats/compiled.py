@@ -31,12 +31,12 @@ PATIENCE = 300  # seconds that another process may take to compile, which takes 
 
 
 def compiled(function: Function) -> Function:
-    """A loop in float64 or integers, whose results are those of Python. Threads may run it at the same time."""
+    """Return a loop in float64 or integers, whose results are those of Python. Threads may run it at the same time."""
     return _compile(function, fastmath=False)
 
 
 def vectorised(function: Function) -> Function:
-    """A loop over float32 whose sums may be taken in any order. Threads may run it at the same time."""
+    """Return a loop over float32 whose sums may be taken in any order. Threads may run it at the same time."""
     return _compile(function, fastmath=REORDERED)
 
 
@@ -66,7 +66,7 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
 
 
 def inlined(function: Function) -> Function:
-    """A formula for the inside of `vectorised` loops."""
+    """Return a formula for the inside of `vectorised` loops."""
     return cast(Function, numba.njit(inline="always", fastmath=REORDERED)(function))
 
 
@@ -99,19 +99,19 @@ def loops_folder() -> Path | None:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of(_: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
+    """Return the float32 with these bits."""
     return types.float32(types.int32), lambda _context, builder, _signature, given: builder.bitcast(given[0], ir.FloatType())
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def bits_of(_: Any, value: Any) -> Any:
-    """The bits of a float32."""
+    """Return the bits of a float32."""
     return types.int32(types.float32), lambda _context, builder, _signature, given: builder.bitcast(given[0], ir.IntType(32))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def value_of(_: Any, logit: Any) -> Any:
-    """A logit as float32: itself, or the bfloat16 with these bits."""
+    """Return a logit as float32: itself, or the bfloat16 with these bits."""
 
     def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         if logit == types.float32:
@@ -124,7 +124,7 @@ def value_of(_: Any, logit: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(_: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to what the array `like` holds."""
+    """Return an address as a pointer to what the array `like` holds."""
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         return builder.inttoptr(given[0], context.get_value_type(types.CPointer(like.dtype)))

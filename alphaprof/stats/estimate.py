@@ -33,7 +33,7 @@ class Interval:
 @dataclass(frozen=True)
 class Ratio:
     """sum(totals) / sum(counts) with its standard error over documents (infinite for fewer than two) and the degrees of
-    freedom that the standard error was estimated with. `third`: third central moment of the estimate; above 0 where a few
+    freedom that the standard error was estimated with. `third`: third central moment of the estimate; above 0 if a few
     documents lie far above the others.
     """
 
@@ -45,7 +45,7 @@ class Ratio:
 
     @property
     def skewness(self) -> float:
-        """The third central moment over the variance, in units of the value; 0 where nothing is known of either."""
+        """The third central moment over the variance, in units of the value; 0 if nothing is known of either."""
         variance = self.stderr**2
         return self.third / variance if 0 < variance < math.inf else 0.0
 
@@ -105,7 +105,8 @@ def small_sample(counts: Array) -> tuple[float, float]:
 
 
 def influences(totals: Array, counts: Array) -> Array:
-    """What each document contributes to the error of `ratio`, [documents]: the squares add up to SE^2, the values to 0.
+    """Return what each document contributes to the error of `ratio`, [documents]: the squares add up to SE^2, the values to
+    0.
 
     0 for documents without counts. Needs two documents with counts.
     """
@@ -116,7 +117,9 @@ def influences(totals: Array, counts: Array) -> Array:
 
 
 def _influences(totals: Array, counts: Array, strata: Array | None, sizes: Array | None = None) -> tuple[Array, float]:
-    """The influences of two or more documents that all have counts, and the degrees of freedom of their squares' sum."""
+    """Return the influences of two or more documents that all have counts, and the degrees of freedom of their squares'
+    sum.
+    """
     size = counts.sum()
     errors = (totals - totals.sum() / size * counts) / size
     codes = None if strata is None else without_single(strata)
@@ -136,8 +139,8 @@ def _influences(totals: Array, counts: Array, strata: Array | None, sizes: Array
 
 
 def without_single(strata: Array) -> Array:
-    """The strata of units as numbers from 0 without a gap, those of one unit put together; if a single unit is left over,
-    it goes to the smallest of the others. [units]
+    """Return the strata of units as numbers from 0 without a gap, those of one unit put together; if a single unit is left
+    over, it goes to the smallest of the others. [units]
     """
     _, codes = np.unique(strata, return_inverse=True)
     sizes = np.bincount(codes)
@@ -151,7 +154,7 @@ def without_single(strata: Array) -> Array:
 
 
 def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
-    """Totals less what a control variate explains of their error, [documents]; None where there is nothing to gain.
+    """Return totals less what a control variate explains of their error, [documents]; None if there is nothing to gain.
 
     `control` has mean 0 whatever the totals, so subtracting a multiple of it changes no expectation. The multiple of each
     document is the least-squares slope of residuals over all *other* documents: a slope fitted to a document's own error
@@ -175,8 +178,8 @@ def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
 
 
 def unseen(documents: int) -> float:
-    """The share of documents that a bound takes to be of another kind than all that were seen: 2 / documents, at most 1, and
-    a tenth up to 28 documents, with which a tenth goes unseen in more than 5% of samples (0.9^28 = 0.052).
+    """Return the share of documents that a bound takes to be of another kind than all that were seen: 2 / documents, at most
+    1, and a tenth up to 28 documents, with which a tenth goes unseen in more than 5% of samples (0.9^28 = 0.052).
 
     No bound may be nearer than what that share at the far end of what is possible would make of it. Agreement is
     not certainty, and one document that differs is not a gain (docs/decisions/020).
@@ -197,8 +200,8 @@ def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tu
 
 
 def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) -> tuple[float, float]:
-    """Lower and upper bound of a ratio whose documents lie between `least` and `most` by construction, each missing with
-    probability `tail`: linear t, farther out where documents are skewed, never nearer than `unseen` documents allow.
+    """Return lower and upper bound of a ratio whose documents lie between `least` and `most` by construction, each missing
+    with probability `tail`: linear t, farther out where documents are skewed, never nearer than `unseen` documents allow.
     """
     if estimate.documents < 2:
         return least, most
@@ -210,8 +213,8 @@ def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) ->
 
 
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
-    """Each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting, and
-    where each has one document in that order there is nothing to add up.
+    """Return each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting,
+    and where each has one document in that order there is nothing to add up.
     """
     if _one_each(clusters):
         return tuple(np.asarray(column, dtype=np.float64) for column in columns)
@@ -222,24 +225,24 @@ def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
 
 
 def present(clusters: Array) -> Array:
-    """The different clusters, ascending."""
+    """Return the different clusters, ascending."""
     if _one_each(clusters):
         return clusters
     return np.flatnonzero(np.bincount(clusters)) if _counts(clusters) else np.unique(clusters)
 
 
 def distinct(clusters: Array) -> int:
-    """How many different clusters there are."""
+    """Return how many different clusters there are."""
     return len(present(clusters))
 
 
 def _one_each(clusters: Array) -> bool:
-    """Whether clusters are numbers that ascend: no two documents are of one."""
+    """Return whether clusters are numbers that ascend: no two documents are of one."""
     return bool(clusters.dtype.kind == "i" and np.all(clusters[1:] > clusters[:-1]))
 
 
 def _counts(clusters: Array) -> bool:
-    """Whether clusters are numbers that a table of all of them is made for as soon as they are sorted."""
+    """Return whether clusters are numbers that a table of all of them is made for as soon as they are sorted."""
     return bool(clusters.dtype.kind == "i" and clusters.min() >= 0 and clusters.max() < SPARSE * len(clusters))
 
 
@@ -251,7 +254,7 @@ def quantile(probability: float, freedom: float) -> float:
 
 
 def probability(value: float, freedom: float) -> float:
-    """The probability that Student's t is at most `value`, with infinite `freedom` the normal one; 0 without any."""
+    """Return the probability that Student's t is at most `value`, with infinite `freedom` the normal one; 0 without any."""
     if math.isinf(freedom):
         return float(ndtr(value))
     return float(stdtr(freedom, value)) if freedom > 0 else 0.0
@@ -270,9 +273,9 @@ def rank_correlation(first: Array, second: Array) -> tuple[float, float]:
 
 
 def share_interval(estimate: Ratio, confidence: float) -> Interval:
-    """Interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree there is no spread to estimate from;
-    the interval is then what documents that differ could make of it, at the most of them that the sample allows
-    (Clopper-Pearson at D of D).
+    """Return interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree there is no spread to
+    estimate from; the interval is then what documents that differ could make of it, at the most of them that the sample
+    allows (Clopper-Pearson at D of D).
     """
     tail = (1 - confidence) / 2
     if estimate.stderr <= NO_SPREAD * estimate.value:
@@ -283,15 +286,15 @@ def share_interval(estimate: Ratio, confidence: float) -> Interval:
 
 
 def pooled_share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
-    """The interval over clusters of the share sum(totals) / sum(counts), [documents]; None where nothing was counted."""
+    """Return the interval over clusters of the share sum(totals) / sum(counts), [documents]; None if nothing was counted."""
     if counts.sum() <= 0:
         return None
     return share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
 
 
 def mean_interval(estimate: Ratio, confidence: float) -> Interval:
-    """Interval of a mean of quantities that are 0 or above and have no upper end: linear t, cut at 0. Where documents leave
-    no spread to estimate from, nothing bounds what another one would have: infinity.
+    """Return interval of a mean of quantities that are 0 or above and have no upper end: linear t, cut at 0. Where documents
+    leave no spread to estimate from, nothing bounds what another one would have: infinity.
     """
     half = math.inf
     if estimate.documents > 1 and estimate.stderr > NO_SPREAD * estimate.value:
@@ -300,9 +303,9 @@ def mean_interval(estimate: Ratio, confidence: float) -> Interval:
 
 
 def quantile_interval(values: Array, counts: Array, clusters: Array, probability: float, confidence: float) -> Interval:
-    """The quantile of values [positions], 0 or above, with Woodruff's interval (1952): the quantiles at both ends of the
-    interval of the share of values up to it (for the lower end: of those below it, which are fewer where values tie), over
-    documents or clusters. Beyond what the sample can tell, 0 and infinity.
+    """Return the quantile of values [positions], 0 or above, with Woodruff's interval (1952): the quantiles at both ends of
+    the interval of the share of values up to it (for the lower end: of those below it, which are fewer where values tie),
+    over documents or clusters. Beyond what the sample can tell, 0 and infinity.
 
     `counts`, `clusters` [documents]: how many of the values, of which there is one at least and which come document by
     document, are of each.
@@ -312,7 +315,9 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
     stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def reach(chosen: Array) -> float:
-        """How far the share of chosen values can be off: the longer side of its interval; infinite where both are cut."""
+        """Return how far the share of chosen values can be off: the longer side of its interval; infinite if both are
+        cut.
+        """
         running = np.concatenate([[0.0], np.cumsum(chosen, dtype=np.float64)])
         sums = by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)
         share = share_interval(ratio(*sums), confidence)
@@ -325,13 +330,15 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
 
 
 def _at(ordered: Array, probability: float) -> float:
-    """The least of ascending values that a share of at least `probability` does not exceed."""
+    """Return the least of ascending values that a share of at least `probability` does not exceed."""
     rank = math.ceil(probability * len(ordered) - NO_SPREAD)
     return float(ordered[min(max(rank, 1), len(ordered)) - 1])
 
 
 def log_interval(value: float, relative_error: float, freedom: float, tail: float) -> tuple[float, float]:
-    """Lower and upper bound of a positive quantity on the log scale, each missing the truth with probability `tail`."""
+    """Return lower and upper bound of a positive quantity on the log scale, each missing the truth with probability
+    `tail`.
+    """
     half = quantile(1 - tail, freedom) * relative_error
     if not math.isfinite(half):
         return 0.0, math.inf
@@ -344,7 +351,7 @@ def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], co
 
     A domain whose documents differ in their alpha is bursty for that alone: rounds meet it all the same. The interval is
     that of the delete-one jackknife over units, cut to [-1, 1]; all of that where there are fewer than two units, or where
-    leaving one out leaves nothing to correlate. None where there is no pair, or where acceptance never or always happens.
+    leaving one out leaves nothing to correlate. None if there is no pair, or where acceptance never or always happens.
     """
     pairs, *rest = by_cluster(clusters, *sums)
     kept = pairs > 0
@@ -362,7 +369,7 @@ def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], co
 
 
 def _correlation(columns: Array) -> Array:
-    """Pearson's correlations from sums [4, n]; NaN where nothing varies."""
+    """Pearson's correlations from sums [4, n]; NaN if nothing varies."""
     pairs, first, second, both = columns
     with np.errstate(invalid="ignore", divide="ignore"):
         first, second, both = first / pairs, second / pairs, both / pairs

@@ -1,8 +1,8 @@
 """Tokens per round, break-even and speedup from a few numbers: no model, no log, no interval.
 
 The text is taken for a stationary chain of two states: at each position the draft is right or wrong. `alpha` is the share of
-right positions, `burstiness` the correlation between one position and the next (lag-1 autocorrelation): 0 where positions
-are independent, which is the textbook formula, above 0 where right ones come in runs, below 0 where they alternate. `cost`
+right positions, `burstiness` the correlation between one position and the next (lag-1 autocorrelation): 0 if positions
+are independent, which is the textbook formula, above 0 if right ones come in runs, below 0 if they alternate. `cost`
 means units of one plain decode step of the target.
 """
 
@@ -24,10 +24,10 @@ class CostOfRound(Protocol):
     """What a round costs in decode steps of the target."""
 
     def verification(self, gamma: int) -> float:
-        """One target step over gamma + 1 tokens."""
+        """Return one target step over gamma + 1 tokens."""
 
     def of_round(self, gamma: int) -> float:
-        """A round of gamma drafts."""
+        """Return a round of gamma drafts."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class RoundCost:
         return self.verify + gamma * self.verify_slope
 
     def of_round(self, gamma: int) -> float:
-        """The cost of a round, gamma c + v + o: the tokens per round at which a draft starts to pay."""
+        """Return the cost of a round, gamma c + v + o: the tokens per round at which a draft starts to pay."""
         return gamma * self.draft + self.verification(gamma) + self.overhead
 
 
 def least_burstiness(alpha: float) -> float:
-    """The lowest burstiness that a text with this share of right positions can have, in [-1, 0]: that at which the rarer
-    state never follows itself, max(-alpha / (1 - alpha), -(1 - alpha) / alpha).
+    """Return the lowest burstiness that a text with this share of right positions can have, in [-1, 0]: that at which the
+    rarer state never follows itself, max(-alpha / (1 - alpha), -(1 - alpha) / alpha).
     """
     odds = (alpha / (1 - alpha), (1 - alpha) / alpha) if 0 < alpha < 1 else (0.0, math.inf)
     return 0.0 - min(odds)
 
 
 def feasible_alphas(burstiness: float) -> tuple[float, float]:
-    """The lowest and the highest alpha that a text of this burstiness, in [-1, 1], can have."""
+    """Return the lowest and the highest alpha that a text of this burstiness, in [-1, 1], can have."""
     return (0.0, 1.0) if burstiness >= 0 else (burstiness / (burstiness - 1), 1 / (1 - burstiness))
 
 
@@ -71,7 +71,7 @@ def check_chain(alpha: float, burstiness: float) -> None:
 
 
 def tokens_per_round(alpha: ArrayLike, gamma: int, burstiness: ArrayLike = 0.0) -> Array:
-    """Mean tokens that a round of gamma drafts emits, the target's own included: 1 to gamma + 1. Inputs of any shape.
+    """Return mean tokens that a round of gamma drafts emits, the target's own included: 1 to gamma + 1. Inputs of any shape.
 
     1 + alpha G / (1 + burstiness (1 - alpha) G), with r = alpha + burstiness (1 - alpha) the chance that right follows
     right and G = 1 + r + ... + r^(gamma - 1). For burstiness 0 that is 1 + alpha + ... + alpha^gamma (Leviathan et al.
@@ -88,13 +88,13 @@ def tokens_per_round(alpha: ArrayLike, gamma: int, burstiness: ArrayLike = 0.0) 
 
 
 def accepted_per_drafted(tokens: ArrayLike, gamma: int) -> Array:
-    """What engines call acceptance rate where every round drafts gamma tokens: (tokens per round - 1) / gamma."""
+    """Return what engines call acceptance rate where every round drafts gamma tokens: (tokens per round - 1) / gamma."""
     return np.asarray((np.asarray(tokens, dtype=np.float64) - 1) / gamma)
 
 
 def alpha_for(tokens: float, gamma: int, burstiness: float = 0.0) -> float | None:
-    """The lowest alpha that a text of this burstiness can have whose rounds emit at least `tokens`; None where none does.
-    Inverse of `tokens_per_round`.
+    """Return the lowest alpha that a text of this burstiness can have whose rounds emit at least `tokens`; None if none
+    does. Inverse of `tokens_per_round`.
     """
     low, high = feasible_alphas(burstiness)
     if tokens > tokens_per_round(high, gamma, burstiness) + ROUNDING:
@@ -109,8 +109,8 @@ def alpha_for(tokens: float, gamma: int, burstiness: float = 0.0) -> float | Non
 
 
 def alpha_of_rate(rate: float, gamma: int, burstiness: float = 0.0) -> float:
-    """The alpha of a text on which rounds of gamma drafts have accepted / drafted = rate. Raises `ValueError` where no text
-    of this burstiness has such a rate.
+    """Return the alpha of a text on which rounds of gamma drafts have accepted / drafted = rate. Raises `ValueError` where
+    no text of this burstiness has such a rate.
     """
     tokens = 1 + gamma * rate
     alpha = alpha_for(tokens, gamma, burstiness)
@@ -120,7 +120,7 @@ def alpha_of_rate(rate: float, gamma: int, burstiness: float = 0.0) -> float:
 
 
 def break_even_alpha(gamma: int, cost: CostOfRound, burstiness: float = 0.0) -> float | None:
-    """The alpha from which a draft pays at gamma (speedup 1); None where it never does, not even when always right."""
+    """Return the alpha from which a draft pays at gamma (speedup 1); None if it never does, not even when always right."""
     return alpha_for(cost.of_round(gamma), gamma, burstiness)
 
 

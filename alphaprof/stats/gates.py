@@ -43,7 +43,9 @@ def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
 
 
 def holm(claims: Sequence[Callable[[float], bool]], error: float) -> list[bool]:
-    """Which claims hold if any of them may be wrong with a probability of `error`; each tells if it holds at its own."""
+    """Return which claims hold if any of them may be wrong with a probability of `error`; each tells if it holds at its
+    own.
+    """
     left = list(range(len(claims)))
     while held := [index for index in left if claims[index](error / len(left))]:
         left = [index for index in left if index not in held]

@@ -73,7 +73,7 @@ class LearningCurve:
         return cls(sizes, means, covariance, min(units - 1, repeats), spread, floor)
 
     def without_largest(self) -> LearningCurve:
-        """The curve up to its last size but one."""
+        """Return the curve up to its last size but one."""
         return LearningCurve(
             self.sizes[:-1], self.miss[:-1], self.covariance[:-1, :-1], self.freedom, self.spread, self.floor
         )
@@ -115,7 +115,7 @@ class Backtest:
 
 
 def scenarios(curve: LearningCurve, size: float, confidence: float) -> Scenarios:
-    """The miss rate of traffic like this that heads trained on `size` units would have."""
+    """Return the miss rate of traffic like this that heads trained on `size` units would have."""
     return _band(curve, size, None, confidence)
 
 
@@ -131,9 +131,9 @@ def backtest(curve: LearningCurve, confidence: float) -> Backtest:
 
 
 def fits(curve: LearningCurve) -> bool:
-    """Whether a curve of the family passes the measured sizes as closely as their joint errors say. A learning curve that
-    bends otherwise (one that speeds up, or stops) has no forecast. Chi^2 of the best fit against F, whose first degrees of
-    freedom are what three parameters leave over; at least 1, since limits on e, A and b contradict three sizes as well.
+    """Return whether a curve of the family passes the measured sizes as closely as their joint errors say. A learning curve
+    that bends otherwise (one that speeds up, or stops) has no forecast. Chi^2 of the best fit against F, whose first degrees
+    of freedom are what three parameters leave over; at least 1, since limits on e, A and b contradict three sizes as well.
     """
     over = max(len(curve.sizes) - 3, 1)
     return bool(_best_fit(_faces(curve, EXPONENTS))[0].min() <= over * fdtri(over, curve.freedom, FITS))
@@ -181,7 +181,7 @@ class _Face:
 
 
 def _basis(ratios: Array, exponents: Array) -> Array:
-    """What e and A contribute at sizes that are given as shares of the largest, [exponents, sizes, 2]."""
+    """Return what e and A contribute at sizes that are given as shares of the largest, [exponents, sizes, 2]."""
     powers = ratios ** -exponents[:, None]
     return np.stack([np.ones_like(powers), powers], axis=2)
 
@@ -201,15 +201,15 @@ def _faces(curve: LearningCurve, exponents: Array) -> list[_Face]:
 
 
 def _best_fit(faces: Sequence[_Face]) -> tuple[Array, Array]:
-    """The least chi^2 for every exponent, [exponents], and the (e, A) that has it, [exponents, 2]."""
+    """Return the least chi^2 for every exponent, [exponents], and the (e, A) that has it, [exponents, 2]."""
     every = np.stack([face.allowed for face in faces])
     which = np.argmin(every, axis=0)
     return every.min(axis=0), np.stack([face.best for face in faces])[which, np.arange(len(which))]
 
 
 def _end(faces: Sequence[_Face], ahead: Array, most: float, variance: float, sign: float) -> float:
-    """The least (`sign` -1) or the largest (1) prediction of curves whose chi^2 is at most `most`. `ahead` [exponents, 2]:
-    what e and A contribute to it; `variance` of what is added to it, whose own chi^2 counts as well.
+    """Return the least (`sign` -1) or the largest (1) prediction of curves whose chi^2 is at most `most`. `ahead`
+    [exponents, 2]: what e and A contribute to it; `variance` of what is added to it, whose own chi^2 counts as well.
     """
     found = []
     for face in faces:
@@ -225,8 +225,8 @@ def _end(faces: Sequence[_Face], ahead: Array, most: float, variance: float, sig
 
 
 def miss_of_tokens(tokens: float, gamma: int) -> float:
-    """The miss rate at which independent positions would have `tokens` per round: the scale on which tokens per round are
-    extrapolated, since they end at gamma + 1 and a power law does not.
+    """Return the miss rate at which independent positions would have `tokens` per round: the scale on which tokens per round
+    are extrapolated, since they end at gamma + 1 and a power law does not.
     """
     alpha = alpha_for(min(max(tokens, 1.0), gamma + 1.0), gamma)
     return 1.0 - (1.0 if alpha is None else alpha)
@@ -238,7 +238,7 @@ def tokens_of_miss(miss: float, gamma: int) -> float:
 
 
 def measured_tokens(tokens: float, influences: Array, gamma: int) -> Measured:
-    """Tokens per round of a head, and what each unit contributes to their error, as a miss rate."""
+    """Return tokens per round of a head, and what each unit contributes to their error, as a miss rate."""
     miss, step = miss_of_tokens(tokens, gamma), 1e-4
     slope = (tokens_of_miss(min(miss + step, 1.0), gamma) - tokens_of_miss(max(miss - step, 0.0), gamma)) / (
         min(miss + step, 1.0) - max(miss - step, 0.0)
@@ -247,20 +247,20 @@ def measured_tokens(tokens: float, influences: Array, gamma: int) -> Measured:
 
 
 def tokens_floor(share: float, gamma: int) -> float:
-    """The least miss rate, on the scale of tokens per round, where a `share` of tokens can never be proposed: each of them
-    ends a round, so that no more than 1 / share tokens come from one, however they lie.
+    """Return the least miss rate, on the scale of tokens per round, where a `share` of tokens can never be proposed: each of
+    them ends a round, so that no more than 1 / share tokens come from one, however they lie.
     """
     return miss_of_tokens(1 / share, gamma) if share * (gamma + 1) > 1 else 0.0
 
 
 def as_tokens(found: Scenarios, gamma: int) -> Interval:
-    """Tokens per round of both scenarios and between them."""
+    """Return tokens per round of both scenarios and between them."""
     return Interval(*(tokens_of_miss(miss, gamma) for miss in (found.value, found.high, found.low)))
 
 
 def first_size(curve: LearningCurve, reached: Callable[[Scenarios], bool], confidence: float) -> float | None:
-    """The least of the measured largest size and its multiples up to the last of FACTORS at which a band satisfies a
-    condition that more data make easier; None where none does.
+    """Return the least of the measured largest size and its multiples up to the last of FACTORS at which a band satisfies a
+    condition that more data make easier; None if none does.
     """
     largest = float(curve.sizes[-1])
     for factor in np.geomspace(1, FACTORS[-1], 25):

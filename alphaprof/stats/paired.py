@@ -50,7 +50,7 @@ def weighted_inverse_difference(
     confidence: float,
     gamma: int,
 ) -> tuple[float, float, Interval]:
-    """The quotients of both sides over several domains, and second less first: 1 / sum(w_d r_d), r_d = sum(totals) /
+    """Return the quotients of both sides over several domains, and second less first: 1 / sum(w_d r_d), r_d = sum(totals) /
     sum(counts) of a domain, as in `costs.speedup`. `units`: the number of each unit of a domain, [units], since one may lie
     in several; `weights` add up to 1. Of one domain it is `inverse_difference`.
     """
@@ -93,12 +93,13 @@ def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], con
 
 
 def _errors(side: tuple[Array, Array], estimate: Ratio) -> Array:
-    """What each unit contributes to the error of a side; 0 with fewer than two."""
+    """Return what each unit contributes to the error of a side; 0 with fewer than two."""
     return influences(*side) if estimate.documents > 1 else np.zeros(len(side[0]))
 
 
 def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Interval:
-    """A difference with its t interval, within what is possible given the first side, and never narrower than a floor.
+    """Return a difference with its t interval, within what is possible given the first side, and never narrower than a
+    floor.
 
     Units that agree leave no spread to estimate from, and those that hardly differ almost none. The floor is what other
     units could make of the difference, at the most of them that the number of units allows, each off by FAR of the range. It
@@ -112,7 +113,7 @@ def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], c
 
 
 def _bounded(possible: Interval, stderr: float, freedom: float, most: float, tail: float) -> Interval:
-    """The t interval within what is possible; `most`: the share of units that its floor takes to differ."""
+    """Return the t interval within what is possible; `most`: the share of units that its floor takes to differ."""
     value, low, high = possible.value, possible.low, possible.high
     half = quantile(1 - tail, freedom) * stderr if stderr else 0.0
     far = FAR * (high - low)
@@ -121,5 +122,7 @@ def _bounded(possible: Interval, stderr: float, freedom: float, most: float, tai
 
 
 def differing(units: int, tail: float) -> float:
-    """The largest share that can differ where none of `units` does, wrong with probability `tail` (Clopper-Pearson)."""
+    """Return the largest share that can differ where none of `units` does, wrong with probability `tail`
+    (Clopper-Pearson).
+    """
     return float(1 - tail ** (1 / units))

@@ -40,7 +40,7 @@ class Bounds:
     reach: float
 
     def of_gains(self, thresholds: Array) -> tuple[Array, Array]:
-        """The least and the largest weight * (base - threshold * spent) of a document; [thresholds]."""
+        """Return the least and the largest weight * (base - threshold * spent) of a document; [thresholds]."""
         least = self.reach * np.minimum(0.0, 1 - thresholds * self.worst)
         return least, self.reach * np.maximum(0.0, 1 - thresholds * self.best)
 
@@ -117,8 +117,8 @@ def _check(base: Array, spent: Array, weight: Array, bounds: Bounds) -> None:
 
 
 def thresholds_between(bounds: Bounds, threshold: float) -> Array:
-    """The thresholds of a confidence sequence, ascending: `threshold` and evenly spaced ones, on the log scale, between the
-    least and the largest speedup that bounds allow. Documents have no say in them.
+    """Return the thresholds of a confidence sequence, ascending: `threshold` and evenly spaced ones, on the log scale,
+    between the least and the largest speedup that bounds allow. Documents have no say in them.
     """
     spaced = np.geomspace(1 / bounds.worst, 1 / bounds.best, POINTS + 2)[1:-1]
     return np.unique(np.append(spaced[(spaced > 1 / bounds.worst) & (spaced < 1 / bounds.best)], threshold))
@@ -160,5 +160,5 @@ def log_wealth(gains: Array, least: Array, largest: Array) -> Array:
 
 
 def _before(values: Array, first: float) -> Array:
-    """What was known before each document: values of the documents up to the last one, `first` ahead of them."""
+    """Return what was known before each document: values of the documents up to the last one, `first` ahead of them."""
     return np.column_stack([np.full(len(values), first), values])[:, : values.shape[1]]

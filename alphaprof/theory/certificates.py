@@ -63,39 +63,39 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """`value` [n]: D*, infinite where nothing can be rejected; where `exact` [n] is false, a lower bound of it."""
+    """`value` [n]: D*, infinite if nothing can be rejected; where `exact` [n] is false, a lower bound of it."""
 
     value: Array
     exact: Array
 
 
 def additive(target: Target, epsilon: float) -> Accepted:
-    """Those with p >= p_(1) - epsilon; with 0, all that tie at the top: strict decoding that compares values."""
+    """Return those with p >= p_(1) - epsilon; with 0, all that tie at the top: strict decoding that compares values."""
     return _at_least(target, target.top[:, 0] - epsilon)
 
 
 def top_m(target: Target, m: int) -> Accepted:
-    """The m most probable tokens, of equal ones the first; with 1, strict decoding that compares indices."""
+    """Return the m most probable tokens, of equal ones the first; with 1, strict decoding that compares indices."""
     n = len(target.top)
     return Accepted(np.full(n, min(m, target.vocabulary)), np.ones(n, dtype=bool), np.full(n, np.inf))
 
 
 def typical(target: Target, epsilon: float, delta: float) -> Accepted:
-    """Those with p >= min(epsilon, delta exp(-H)). Raises `ValueError` without the target's entropy."""
+    """Return those with p >= min(epsilon, delta exp(-H)). Raises `ValueError` without the target's entropy."""
     if target.entropy is None:
         raise ValueError("the typical rule needs the target's entropy")
     return _at_least(target, np.minimum(epsilon, delta * np.exp(-np.asarray(target.entropy, dtype=np.float64))))
 
 
 def trtllm(target: Target, k: int, delta: float) -> Accepted:
-    """Those of the k most probable tokens that have p >= p_(1) - delta."""
+    """Return those of the k most probable tokens that have p >= p_(1) - delta."""
     near = additive(target, delta)
     fits = near.known & (near.count <= k)
     return Accepted(np.minimum(near.count, k), near.known | (near.count >= k), np.where(fits, near.ceiling, np.inf))
 
 
 def _at_least(target: Target, floor: Array) -> Accepted:
-    """Those with p >= floor, the top token itself always included: rounding must not reject what cannot be beaten."""
+    """Return those with p >= floor, the top token itself always included: rounding must not reject what cannot be beaten."""
     logged, floor = target.top.shape[1], np.minimum(floor, target.top[:, 0])
     count, everything = (target.top >= floor[:, None]).sum(1), floor <= 0
     known = (count < logged) | everything | (logged == target.vocabulary)
@@ -119,7 +119,7 @@ def certify(rule: BoundRule, target: Target, divergence: Divergence = "kl") -> T
 
 
 def draft_width(rule: BoundRule) -> int:
-    """How many of the draft's most probable tokens a rule looks at."""
+    """Return how many of the draft's most probable tokens a rule looks at."""
     return int(rule.arguments.get("width", 1))
 
 
@@ -152,7 +152,7 @@ def _parts(top: Array, count: Array, width: int, ceiling: Array) -> tuple[Array,
 
 
 def pooled(high: Array, low: Array, divergence: Divergence) -> Array:
-    """The least divergence [n] at which no token of `high` is ahead of a token of `low`.
+    """Return the least divergence [n] at which no token of `high` is ahead of a token of `low`.
 
     `high` [h, n]: accepted tokens, largest first, padded with 0; `low` [w, n]: T, smallest first. What they leave of 1
     belongs to tokens that are no more probable than any of T.
@@ -166,7 +166,7 @@ def pooled(high: Array, low: Array, divergence: Divergence) -> Array:
 
 
 def _pool(high: Array, low: Array) -> tuple[Array, int]:
-    """The mean of each position's block [n], and the most tokens of `high` that a block holds."""
+    """Return the mean of each position's block [n], and the most tokens of `high` that a block holds."""
     above, below = np.ones((2, high.shape[1]), dtype=np.int64)
     total, rows = high[0] + low[0], np.arange(high.shape[1])
     while len(rows):
@@ -202,7 +202,8 @@ def strict_thresholds(largest: Array, second: Array) -> Array:
 
 
 def beta_bound(kl: Array) -> Array:
-    """The least beta at a KL divergence of either direction; sharp. It is convex: the bound at a mean of KL bounds a mean.
+    """Return the least beta at a KL divergence of either direction; sharp. It is convex: the bound at a mean of KL bounds a
+    mean.
 
     The curve of Fedotov, Harremoes and Topsoe, s > 0: tv = (s/2)(1 - (coth s - 1/s)^2) and
     KL = log(s / sinh s) + s coth s - (s / sinh s)^2. Near 0, with h = KL/2, tv^2 = h - 2/9 h^2 - 8/405 h^3; far out,
@@ -227,8 +228,8 @@ def _curve(s: Array) -> tuple[Array, Array]:
 
 
 def budget(thresholds: Array, mean: float) -> float:
-    """The largest share of positions at which drafts with a `mean` divergence can be rejected: a rejection costs at least
-    the position's threshold (exact or a lower bound), so the cheapest ones come first. Sharp for exact thresholds.
+    """Return the largest share of positions at which drafts with a `mean` divergence can be rejected: a rejection costs at
+    least the position's threshold (exact or a lower bound), so the cheapest ones come first. Sharp for exact thresholds.
     """
     spent = np.cumsum(np.sort(thresholds[np.isfinite(thresholds)]), dtype=np.float64)  # float32 sums would drift
     affordable = mean * len(thresholds) * (1 + 1e-9)  # sums may be off by rounding

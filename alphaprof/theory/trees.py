@@ -34,18 +34,18 @@ class Tree:
 
     @classmethod
     def chain(cls, gamma: int) -> Tree:
-        """The draft's top token, gamma times: no tree at all."""
+        """Return the draft's top token, gamma times: no tree at all."""
         return cls.full(1, gamma)
 
     @classmethod
     def full(cls, width: int, depth: int) -> Tree:
-        """The `width` top tokens beneath every node above `depth`."""
+        """Return the `width` top tokens beneath every node above `depth`."""
         ranks = range(1, width + 1)
         return cls(tuple(path for length in range(1, depth + 1) for path in itertools.product(ranks, repeat=length)))
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]], top: int = 1) -> Tree:
-        """A tree from the paths of its nodes, in any order. `top`: how they call the draft's top token; Medusa's and
+        """Return a tree from the paths of its nodes, in any order. `top`: how they call the draft's top token; Medusa's and
         EAGLE's lists call it 0. ValueError for a path that is empty, double, impossible or parentless; TypeError for 1.5.
         """
         nodes: dict[NodePath, NodePath] = {}
@@ -79,7 +79,7 @@ class Tree:
     @cached_property
     def children(self) -> Ints:
         """The child of each node at each rank 0..width + 1, [nodes + 1, width + 2]. The root is 0 and node n the n-th of
-        `paths`; 0 where there is no child.
+        `paths`; 0 if there is no child.
         """
         number = {path: index for index, path in enumerate(((), *self.paths))}
         table = np.zeros((self.nodes + 1, self.width + 2), dtype=np.int64)
@@ -113,7 +113,7 @@ def path_lengths(ranks: Array, stop: Ints, tree: Tree) -> Ints:
 
 
 def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
-    """All rounds of all documents with one tree (flavour `engine`), counted per document and depth of the tree.
+    """Return all rounds of all documents with one tree (flavour `engine`), counted per document and depth of the tree.
 
     `ranks`, `stop` as in `path_lengths`, `start` [documents]: where each document begins.
     """
@@ -123,14 +123,14 @@ def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
 
 
 def expected_tokens(tree: Tree, shares: Array) -> float:
-    """Tokens per verification if ranks were independent with shares b_r [R]: the sum over nodes, root included, of the
-    product of b on the path (positional acceptance of Sequoia, Chen et al. 2024, arXiv:2402.12374).
+    """Return tokens per verification if ranks were independent with shares b_r [R]: the sum over nodes, root included, of
+    the product of b on the path (positional acceptance of Sequoia, Chen et al. 2024, arXiv:2402.12374).
     """
     return 1 + math.fsum(math.prod(float(shares[rank - 1]) for rank in path) for path in tree.paths)
 
 
 def optimal_tree(shares: Array, nodes: int, depth: int | None = None) -> Tree:
-    """The tree of at most `nodes` nodes and `depth` levels that `expected_tokens` likes best, for any shares b_r [R].
+    """Return the tree of at most `nodes` nodes and `depth` levels that `expected_tokens` likes best, for any shares b_r [R].
 
     Beside a child of rank r it has all of smaller rank: engines take the top tokens, and draws come in order. It has fewer
     nodes than asked for where more would add nothing.
@@ -181,7 +181,7 @@ def tree_by_program(shares: Array, nodes: int, depth: int | None = None) -> Tree
 
 
 def _unfold(splits: list[Array], nodes: int) -> list[NodePath]:
-    """The paths of the tree that the program chose, from its tables of splits; that of no levels is empty."""
+    """Return the paths of the tree that the program chose, from its tables of splits; that of no levels is empty."""
     paths: list[NodePath] = []
     open_nodes: list[tuple[NodePath, int]] = [((), nodes)]  # nodes with children to come, and how many nodes go beneath
     while open_nodes:
@@ -197,7 +197,7 @@ def _unfold(splits: list[Array], nodes: int) -> list[NodePath]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one shard: `ranks` [positions] of the emitted tokens in the draft's distribution, 0 where the draft
+    """The ranks of one shard: `ranks` [positions] of the emitted tokens in the draft's distribution, 0 if the draft
     proposes nothing; of a head [positions, depths]; `start`, `stop` [documents of the shard]: where each document begins and
     ends.
     """
@@ -207,7 +207,7 @@ class Ranks:
     stop: Ints
 
     def of(self, chosen: Mask) -> Ranks:
-        """Some of the documents [documents of the shard], following each other without gaps."""
+        """Return some of the documents [documents of the shard], following each other without gaps."""
         lengths = self.stop - self.start
         stop = np.cumsum(lengths[chosen])
         return Ranks(self.ranks[np.repeat(chosen, lengths)], stop - lengths[chosen], stop)
@@ -229,8 +229,8 @@ class RankCounts:
 
 
 def rank_counts(run: Run, draft: str, width: int) -> RankCounts:
-    """Ranks of every document of complete shards, in the order of `run.documents()`: a head's, of first drafts. Raises as
-    `read_ranks`.
+    """Return ranks of every document of complete shards, in the order of `run.documents()`: a head's, of first drafts.
+    Raises as `read_ranks`.
     """
     tables = [np.zeros((0, width + 2), dtype=np.int64)]
     for shard in read_ranks(run, draft):
@@ -243,8 +243,8 @@ def rank_counts(run: Run, draft: str, width: int) -> RankCounts:
 
 
 def replayed(run: Run, draft: str, jobs: Sequence[tuple[Tree, Mask]]) -> list[Rounds]:
-    """Rounds with each tree of the documents that its mask [documents of the run] names, counted per named document, in one
-    pass over the log. Raises as `read_ranks`.
+    """Return rounds with each tree of the documents that its mask [documents of the run] names, counted per named document,
+    in one pass over the log. Raises as `read_ranks`.
     """
     parts, first = [[Rounds.none(0, tree.depth)] for tree, _ in jobs], 0
     for shard in read_ranks(run, draft):
@@ -256,7 +256,9 @@ def replayed(run: Run, draft: str, jobs: Sequence[tuple[Tree, Mask]]) -> list[Ro
 
 
 def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
-    """The ranks of complete shards in order. Raises `OptionInvalid` for a draft whose log has none, and `RunUnreadable`."""
+    """Yield the ranks of complete shards in order. Raises `OptionInvalid` for a draft whose log has none, and
+    `RunUnreadable`.
+    """
     run.require_positions()
     facts = run.manifest.drafts[draft]
     if not facts.has_distribution:

@@ -52,7 +52,7 @@ class TotalsRequest:
         return self.flavour == "engine" and not self.p_min
 
     def stop(self, draft: DraftFacts) -> Flavour | None:
-        """The flavour in which a draft stops at p_min; None: it does not stop."""
+        """Return the flavour in which a draft stops at p_min; None: it does not stop."""
         return self.flavour if self.p_min and stops(draft) else None
 
 
@@ -60,7 +60,7 @@ class TotalsRequest:
 class Shape:
     """Where the documents of a shard lie in its positions: `start`, `stop`, `limit` and ids [documents].
 
-    `policy` [documents]: how the target chose the tokens, greedy or sampled; empty where it did not choose them. `plain`
+    `policy` [documents]: how the target chose the tokens, greedy or sampled; empty if it did not choose them. `plain`
     [documents]: whether p and q are the plain softmax.
     """
 
@@ -81,16 +81,16 @@ class Shape:
         return cls(documents["document"].to_numpy(), stop - length, stop, limit, policies(documents), plain)
 
     def sums(self, values: Array) -> Array:
-        """Sums [documents] of values [positions]; no document is empty."""
+        """Return sums [documents] of values [positions]; no document is empty."""
         return np.asarray(np.add.reduceat(values, self.start, dtype=np.float64))  # float32 sums drift within a shard
 
     def each(self, values: Array) -> Array:
-        """Values [documents] repeated for every position."""
+        """Return values [documents] repeated for every position."""
         return np.repeat(values, self.stop - self.start)
 
 
 def policies(documents: pa.Table) -> Array:
-    """How the target chose the tokens of each document, [documents]: greedy, sampled, or empty where it did not."""
+    """Return how the target chose the tokens of each document, [documents]: greedy, sampled, or empty if it did not."""
     on_policy = documents["on_policy"].to_numpy(zero_copy_only=False).astype(bool)
     sampled = documents["temperature"].is_valid().to_numpy()
     return np.where(on_policy, np.where(sampled, SAMPLED, GREEDY), "")
@@ -99,8 +99,8 @@ def policies(documents: pa.Table) -> Array:
 def counts(
     positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, DraftFacts], request: TotalsRequest
 ) -> Counts:
-    """Totals of some shards of one draft's log; `models`: target and draft. Rounds are missing where no replay is exact: for
-    a lossy rule, and on text that the rule's own decoding would not emit.
+    """Return totals of some shards of one draft's log; `models`: target and draft. Rounds are missing where no replay is
+    exact: for a lossy rule, and on text that the rule's own decoding would not emit.
     """
     (target, draft), shape = models, Shape.of(documents)
     request = dataclasses.replace(request, gammas=draft.lengths(request.gammas))
@@ -176,12 +176,16 @@ def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
 
 
 def needs_log(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Whether only a log that was written with the rule has its values for a draft: those of heads are needed by depth."""
+    """Return whether only a log that was written with the rule has its values for a draft: those of heads are needed by
+    depth.
+    """
     return rule.rule.logged or (draft.by_depth and by_chance(rule, draft))
 
 
 def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
-    """Columns of a head's log that hold a_t at depth 2 and beyond, then beta_t; none where `accepted_run` says enough."""
+    """Return columns of a head's log that hold a_t at depth 2 and beyond, then beta_t; none if `accepted_run` says
+    enough.
+    """
     if not draft.by_depth or not has_rounds(rule, draft):
         return []
     if by_chance(rule, draft):
@@ -208,15 +212,17 @@ def chances_by_depth(
 
 
 def stops(draft: DraftFacts) -> bool:
-    """Whether the log says where a draft would stop at a p_min: of heads and trees it has no probabilities by depth."""
+    """Return whether the log says where a draft would stop at a p_min: of heads and trees it has no probabilities by
+    depth.
+    """
     return draft.has_distribution and not draft.by_depth
 
 
 def trace_of(
     columns: dict[str, Array], shape: Shape, kept: Array, models: tuple[ModelFacts, DraftFacts], p_min: float
 ) -> Trace:
-    """What replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get accepted, or
-    `kept` does by depth, [positions, depths].
+    """Return what replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get
+    accepted, or `kept` does by depth, [positions, depths].
     """
     target, draft = models
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
@@ -236,8 +242,8 @@ def trace_of(
 
 
 def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
-    """How many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1. Only
-    `hf` ends proposals of prompt lookup before an EOS; drafts that log no `proposed_before_eos` propose none.
+    """Return how many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1.
+    Only `hf` ends proposals of prompt lookup before an EOS; drafts that log no `proposed_before_eos` propose none.
     """
     if flavour != "hf":
         return columns["proposed"]
@@ -246,13 +252,13 @@ def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
 
 
 def some_documents(trace: Trace, chosen: Array) -> Trace:
-    """The trace with some of its documents only."""
+    """Return the trace with some of its documents only."""
     return dataclasses.replace(trace, start=trace.start[chosen], stop=trace.stop[chosen], limit=trace.limit[chosen])
 
 
 def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Whether rounds of a draft are expectations, and not facts of the log. The rule and the draft decide: control variates
-    are needed where a_t happened to be 0 or 1 throughout as well.
+    """Return whether rounds of a draft are expectations, and not facts of the log. The rule and the draft decide: control
+    variates are needed where a_t happened to be 0 or 1 throughout as well.
     """
     return rule.rule.drawn and draft.has_distribution
 
@@ -267,7 +273,7 @@ def tested_chances(rule: BoundRule, columns: dict[str, Array], chances: tuple[Ar
 def rounds_of(
     trace: Trace, chances: tuple[Array, Array] | None, request: TotalsRequest, blocks: bool = False
 ) -> dict[int, Rounds]:
-    """Rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts.
+    """Return rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts.
     `blocks`: see `expected_replays`.
     """
     if chances is None:
@@ -276,7 +282,7 @@ def rounds_of(
 
 
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
-    """Columns of a draft's log that rules and replay read."""
+    """Return columns of a draft's log that rules and replay read."""
     bound = rules_of(request.rules)
     logged = [rule for rule in bound if rule.rule.logged]
     more = ["proposed_before_eos"] if request.flavour == "hf" else []
@@ -289,14 +295,14 @@ def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
 
 
 def array_of(column: pa.ChunkedArray) -> Array:
-    """A column of the log as an array; nulls (no proposal, no distribution) become -1 or NaN, or False."""
+    """Return a column of the log as an array; nulls (no proposal, no distribution) become -1 or NaN, or False."""
     if pa.types.is_boolean(column.type):
         return np.asarray(column.fill_null(False).to_numpy())
     return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
 
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
-    """The columns that rules and replay read; `proposed` is that of the flavour."""
+    """Return the columns that rules and replay read; `proposed` is that of the flavour."""
     names = columns_of(request, draft)
     columns = {name: array_of(positions[name]) for name in names}
     columns["proposed"] = proposed_in(request.flavour, columns)
@@ -309,14 +315,14 @@ def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: D
 
 
 def _thinking(columns: dict[str, Array], shape: Shape, **values: Array) -> dict[str, Array]:
-    """Sums [documents] of values over positions in the phase thinking, by their names; nothing without phases."""
+    """Return sums [documents] of values over positions in the phase thinking, by their names; nothing without phases."""
     if "thinking" not in columns:
         return {}
     return {f"thinking_{name}": shape.sums(np.where(columns["thinking"], each, 0)) for name, each in values.items()}
 
 
 def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, Array]:
-    """Counts that do not depend on the rule."""
+    """Return counts that do not depend on the rule."""
     greedy = columns["greedy"]
     # On the plain softmax the log of a ratio of probabilities is the difference of the logits.
     with np.errstate(divide="ignore"):
@@ -337,7 +343,7 @@ def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dic
 
 
 def _round_columns(by_gamma: dict[int, Rounds], defined: Array) -> dict[str, Array]:
-    """Rounds of the documents where they are `defined` as columns of all documents, NaN elsewhere."""
+    """Return rounds of the documents where they are `defined` as columns of all documents, NaN elsewhere."""
 
     def spread(values: Array) -> Array:
         whole = np.full((len(defined), *values.shape[1:]), np.nan)
@@ -367,7 +373,7 @@ def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined:
 
 
 def table_of(shards: Sequence[Counts], columns: Iterable[Column]) -> pa.Table:
-    """Counts of several shards, all of the same rules, as a table of some columns of totals, by rule and document."""
+    """Return counts of several shards, all of the same rules, as a table of some columns of totals, by rule and document."""
     schema = arrow_schema(columns)
     tables = []
     for rule in shards[0]:
@@ -380,7 +386,7 @@ def table_of(shards: Sequence[Counts], columns: Iterable[Column]) -> pa.Table:
 
 
 def _column(parts: Sequence[dict[str, Array]], sizes: Sequence[int], field: pa.Field) -> pa.Array:
-    """One column of several shards; null where a shard does not have it, or NaN, unless it must have values."""
+    """Return one column of several shards; null if a shard does not have it, or NaN, unless it must have values."""
     name = field.name
     if not any(name in part for part in parts):
         return pa.nulls(sum(sizes), field.type)

@@ -63,7 +63,7 @@ class Units:
         return cls(prompts, Names(distinct))
 
     def take(self, rows: Array | slice) -> Units:
-        """Returns the units of some of the documents."""
+        """Return the units of some of the documents."""
         return Units(self.codes[rows], self.names)
 
     @property
@@ -73,15 +73,15 @@ class Units:
 
 
 def lots_of(names: Iterable[str]) -> Array:
-    """What each name draws, [names]: the first eight bytes of its SHA-256, or of itself where it is one, as the names of
-    prompts are. The same in every run and process, whatever the other names.
+    """Return what each name draws, [names]: the first eight bytes of its SHA-256, or of itself where it is one, as the names
+    of prompts are. The same in every run and process, whatever the other names.
     """
     hashes = [name if HASH.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest() for name in names]
     return np.array([int(name[:16], 16) for name in hashes], dtype=np.uint64)
 
 
 def numbered(names: pa.Array) -> tuple[pa.Array, Array]:
-    """The different names in the order in which they occur, and the place of each name among them."""
+    """Return the different names in the order in which they occur, and the place of each name among them."""
     encoded = names.dictionary_encode()
     return encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
 
@@ -119,7 +119,7 @@ class TextGroup:
     """Documents of one domain and kind of text: their `rows` in the documents table, ascending, and the independent unit of
     each of these rows, `cluster` [rows].
 
-    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
+    `policy`: how the target chose the tokens, greedy or sampled; empty if it did not. `sampling`: the settings that p and
     q were processed with; None: the plain softmax.
     """
 
@@ -136,13 +136,13 @@ class TextGroup:
         return bool(self.policy)
 
     def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
-        """Estimates sum(totals) / sum(counts), [documents of the table], over this text as a share; None where nothing was
+        """Estimates sum(totals) / sum(counts), [documents of the table], over this text as a share; None if nothing was
         counted.
         """
         return pooled_share(self.cluster, totals[self.rows], counts[self.rows], confidence)
 
     def documents(self, counts: Array) -> int:
-        """Counts the independent units that have counts [documents of the table]."""
+        """Return counts the independent units that have counts [documents of the table]."""
         return distinct(self.cluster[counts[self.rows] > 0])
 
 
@@ -159,7 +159,7 @@ class Documents:
         return cls(table, Units.of(table))
 
     def take(self, rows: Array) -> Documents:
-        """Some of them."""
+        """Return some of them."""
         return Documents(self.table.take(pa.array(rows)), self.units.take(rows))
 
     @cached_property
@@ -173,7 +173,7 @@ class Documents:
         return np.asarray(self.table["prompt_tokens"].to_numpy())
 
     def strata(self, limits: Mapping[int, int]) -> Array:
-        """The stratum that each independent unit was drawn from, as a number, [units].
+        """Return the stratum that each independent unit was drawn from, as a number, [units].
 
         `limits`: by source, the number of documents of a domain at which it ends. A domain of a source that has them all is
         a stratum; all others are one together. A unit with documents from several strata belongs to that set's stratum.
@@ -228,8 +228,8 @@ class Documents:
 
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
-    """The stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one: its
-    number of documents is not random. Those that were read to their end are one together, and so are all
+    """Return the stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one:
+    its number of documents is not random. Those that were read to their end are one together, and so are all
     documents of an imported run or of one in random order.
     """
     limits = manifest.profile.limits if manifest.sequential is None else ()
@@ -237,7 +237,7 @@ def strata_of(documents: Documents, manifest: Manifest) -> Array:
 
 
 def observed_weights(documents: pa.Table) -> dict[str, float]:
-    """Shares of tokens by domain, in the order in which domains occur."""
+    """Return shares of tokens by domain, in the order in which domains occur."""
     domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
     tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
     return dict(zip(domains.dictionary.to_pylist(), (tokens / tokens.sum()).tolist(), strict=True))
@@ -251,7 +251,7 @@ def require_weights(weights: Mapping[str, float] | None, domains: Iterable[str])
 
 
 def mean_context(documents: pa.Table) -> float | None:
-    """Tokens before a position, on average over positions: the prompt and half of the continuation."""
+    """Return tokens before a position, on average over positions: the prompt and half of the continuation."""
     prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
     return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None
 

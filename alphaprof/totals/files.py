@@ -77,7 +77,7 @@ class DraftTotals:
         return self.run.totals_parts(self.draft)
 
     def read(self, request: TotalsRequest, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Made]) -> Made:
-        """Returns what `use` makes of `tables`."""
+        """Return what `use` makes of `tables`."""
         try:
             return use(self.tables(request, columns))
         except RunUnreadable:
@@ -89,7 +89,7 @@ class DraftTotals:
             return use(DraftTotals(self.run.view(manifest), self.draft).tables(request, columns))
 
     def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        """Yields what `read_totals` joins, one table of documents after the other; the next one is read meanwhile."""
+        """Yield what `read_totals` joins, one table of documents after the other; the next one is read meanwhile."""
         run = self.run
         whole = [rule for rule in rules_of(request.rules) if needs_log(rule, run.manifest.drafts[self.draft])]
         if unknown := [rule.id for rule in whole if rule.id not in run.rules]:
@@ -110,8 +110,8 @@ class DraftTotals:
     def sources(
         self, threads: Executor, shards: tuple[int, int], request: TotalsRequest, columns: Sequence[str] | None = None
     ) -> list[Source]:
-        """What gives the rows of shards, from the first to the last, in their order: files that hold them, and counts that
-        `threads` begins to work out. All columns, or some.
+        """Return what gives the rows of shards, from the first to the last, in their order: files that hold them, and counts
+        that `threads` begins to work out. All columns, or some.
         """
         run, (first, last) = self.run, shards
         parts = self.parts if request.stored else []
@@ -129,7 +129,7 @@ class DraftTotals:
 
 
 def _together(run: Run, indices: Sequence[int]) -> Iterator[list[int]]:
-    """Yields shards, in their order, of `POSITIONS` together: counting small ones costs mostly the interpreter's time."""
+    """Yield shards, in their order, of `POSITIONS` together: counting small ones costs mostly the interpreter's time."""
     several, positions = list[int](), 0
     for index in indices:
         several.append(index)
@@ -140,7 +140,7 @@ def _together(run: Run, indices: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _compute(run: Run, draft: str, indices: Sequence[int], request: TotalsRequest) -> Counts:
-    """Totals of some shards, from their position log."""
+    """Return totals of some shards, from their position log."""
     models = run.manifest.target, run.manifest.drafts[draft]
     columns, hybrid = [*columns_of(request, models[1]), "phase"], models[1].hybrid
     positions = pa.concat_tables(
@@ -151,7 +151,9 @@ def _compute(run: Run, draft: str, indices: Sequence[int], request: TotalsReques
 
 
 def shard_totals(run: Run, draft: str, positions: pa.Table, documents: pa.Table) -> pa.Table:
-    """Totals of one shard of a draft's log that is not written yet, of all rules and speculation lengths of the run."""
+    """Return totals of one shard of a draft's log that is not written yet, of all rules and speculation lengths of the
+    run.
+    """
     request, models = TotalsRequest(run.rules, run.gammas), (run.manifest.target, run.manifest.drafts[draft])
     return table_of([counts(positions, documents, models, request)], run.totals_columns)
 
@@ -161,7 +163,8 @@ def _table(coming: list[Future[Counts]], columns: Sequence[Column]) -> pa.Table:
 
 
 def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[str] | None = None) -> pa.Table:
-    """Totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents ascend.
+    """Return totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents
+    ascend.
 
     What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, at
     a p_min, and of a rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
@@ -171,6 +174,6 @@ def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[
 
 
 def _columns(run: Run, draft: str, names: Sequence[str] | None) -> list[Column]:
-    """The columns of a draft's totals, all of them or some."""
+    """Return the columns of a draft's totals, all of them or some."""
     every = hybrid_totals_columns(run.gammas) if run.manifest.drafts[draft].hybrid else run.totals_columns
     return [column for column in every if names is None or column.name in names]

@@ -25,7 +25,7 @@ BY_LOOKUP = "by_lookup"  # a column of a hybrid's log alone: a round that begins
 
 
 def with_hybrids(run: Run, hybrids: Mapping[str, Hybrid]) -> Run:
-    """The run with drafts that are made of its own. Raises `OptionInvalid` for parts that it does not have."""
+    """Return the run with drafts that are made of its own. Raises `OptionInvalid` for parts that it does not have."""
     made = {name: facts_of(run, name, hybrid) for name, hybrid in hybrids.items()}
     if not made:
         return run
@@ -33,7 +33,9 @@ def with_hybrids(run: Run, hybrids: Mapping[str, Hybrid]) -> Run:
 
 
 def facts_of(run: Run, name: str, hybrid: Hybrid) -> DraftFacts:
-    """What identifies a hybrid: it proposes tokens, as prompt lookup does, and its steps are those of its second draft."""
+    """Return what identifies a hybrid: it proposes tokens, as prompt lookup does, and its steps are those of its second
+    draft.
+    """
     drafts = run.manifest.drafts
     if hybrid.first not in drafts or hybrid.then not in drafts or "max_ngram" not in drafts[hybrid.first].settings:
         raise OptionInvalid(
@@ -62,7 +64,7 @@ def facts_of(run: Run, name: str, hybrid: Hybrid) -> DraftFacts:
 
 
 def hybrid_positions(run: Run, hybrid: Hybrid, index: int, columns: Sequence[str]) -> pa.Table:
-    """One shard of a hybrid's log: columns of logs, and BY_LOOKUP."""
+    """Return one shard of a hybrid's log: columns of logs, and BY_LOOKUP."""
     own = [name for name in columns if name != BY_LOOKUP]
     needed = list(dict.fromkeys([*own, "document", "token", "draft_top", "proposed", "accepted_run"]))
     first, then = (run.positions(name, index, needed) for name in (hybrid.first, hybrid.then))
@@ -81,7 +83,7 @@ def hybrid_positions(run: Run, hybrid: Hybrid, index: int, columns: Sequence[str
 
 
 def _with_runs(table: pa.Table, lengths: Array) -> pa.Table:
-    """The log of a draft that proposes the same wherever a round starts, with `accepted_run`."""
+    """Return the log of a draft that proposes the same wherever a round starts, with `accepted_run`."""
     stop = np.cumsum(lengths)
     proposed = table["proposed"].to_numpy()
     agrees = pc.fill_null(pc.equal(table["draft_top"], table["token"]), False).to_numpy() & (proposed > 0)

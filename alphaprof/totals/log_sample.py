@@ -51,18 +51,18 @@ class LogPart:
 
 
 def limit_of(run: Run) -> int:
-    """Positions that a report reads of a run's log: all of a small one, a share of a large one, at most `MOST`."""
+    """Return positions that a report reads of a run's log: all of a small one, a share of a large one, at most `MOST`."""
     return min(MOST, max(LEAST, run.manifest.positions // SHARE))
 
 
 def _shard_of(run: Run) -> Array:
-    """The place of the shard that each document lies in, [documents]."""
+    """Return the place of the shard that each document lies in, [documents]."""
     return np.repeat(np.arange(len(run.shards)), [shard.documents for shard in run.shards])
 
 
 def _chosen(run: Run, documents: Documents, limit: int) -> Array:
-    """Places of the shards to read, ascending: as many as `limit` holds at equal distances, and more for kinds of text that
-    have fewer than ENOUGH documents in them; these at equal distances among the shards that have any.
+    """Return places of the shards to read, ascending: as many as `limit` holds at equal distances, and more for kinds of
+    text that have fewer than ENOUGH documents in them; these at equal distances among the shards that have any.
     """
     home, size = _shard_of(run), len(run.shards)
     chosen = np.zeros(size, dtype=bool)
@@ -78,13 +78,13 @@ def _chosen(run: Run, documents: Documents, limit: int) -> Array:
 
 
 def _spread(size: int, wanted: int) -> Array:
-    """Returns `wanted` of `size` places at equal distances; all of them where there are fewer."""
+    """Return `wanted` of `size` places at equal distances; all of them where there are fewer."""
     wanted = min(wanted, size)
     return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
 
 
 def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
-    """Columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
+    """Yield columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
     for shard in run.shards:
         yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index, SHAPED))
 
@@ -96,8 +96,8 @@ def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[s
 
 
 def decile_edges(run: Run, draft: str) -> dict[str, Array]:
-    """The nine values of each axis between its deciles, over all positions: each is the least value of the tenth above it.
-    Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
+    """Return the nine values of each axis between its deciles, over all positions: each is the least value of the tenth
+    above it. Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
     """
     stride = 1 + run.manifest.positions // SAMPLE
     names, edges = list(AXES.values()), {}

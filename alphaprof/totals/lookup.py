@@ -38,7 +38,7 @@ class Index:
 
 
 def first_proposals(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> Ints:
-    """The first token that prompt lookup proposes for each place of several texts, [tokens]; NONE: no match."""
+    """Return the first token that prompt lookup proposes for each place of several texts, [tokens]; NONE: no match."""
     proposals = np.full(len(tokens), NONE, dtype=np.int64)
     match, _ = matches(tokens, start, longest)
     known = np.flatnonzero(match != NONE)
@@ -78,8 +78,9 @@ def matches(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> tuple[Ints, 
 
 
 def joined_texts(prompts: pa.Array, sizes: Ints, continuations: Ints, lengths: Ints) -> tuple[Ints, Ints, Array]:
-    """All tokens of several texts, each prompt with its continuation, where each text begins, and which tokens are those of
-    continuations. `prompts`: lists of `sizes` [texts] tokens; `continuations`: tokens one after the other, of `lengths`.
+    """Return all tokens of several texts, each prompt with its continuation, where each text begins, and which tokens are
+    those of continuations. `prompts`: lists of `sizes` [texts] tokens; `continuations`: tokens one after the other, of
+    `lengths`.
     """
     continued = np.repeat(np.tile([False, True], len(sizes)), np.stack([sizes, lengths], axis=1).ravel())
     tokens = np.empty(len(continued), dtype=np.int64)

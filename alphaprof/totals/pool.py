@@ -35,7 +35,7 @@ class DocumentTotals:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
     `policy`, `sampling`: as of `TextGroup`. Where rounds are not `defined` no method on them may be used. Counts by depth
-    are NaN where an engine drafted trees, or a number of tokens that adapts itself. `stop`: as of `RoundCounts.of`.
+    are NaN if an engine drafted trees, or a number of tokens that adapts itself. `stop`: as of `RoundCounts.of`.
     """
 
     columns: dict[str, Array]
@@ -56,7 +56,7 @@ class DocumentTotals:
         return not np.isnan(self.columns["tokens"]).any()
 
     def has(self, gamma: int) -> bool:
-        """Whether there are rounds at one gamma."""
+        """Return whether there are rounds at one gamma."""
         return not np.isnan(self[f"rounds_{gamma}"]).any()
 
     @property
@@ -69,12 +69,12 @@ class DocumentTotals:
         return self.columns[name]
 
     def rows(self, chosen: Array) -> DocumentTotals:
-        """The same of some of the documents; `chosen` [documents]: a mask or places."""
+        """Return the same of some of the documents; `chosen` [documents]: a mask or places."""
         columns = {name: values[chosen] for name, values in self.columns.items()}
         return dataclasses.replace(self, columns=columns, units=self.units.take(chosen))
 
     def counts(self, gamma: int) -> RoundCounts:
-        """Rounds at one gamma."""
+        """Return rounds at one gamma."""
         if gamma not in self._counted:
             names = ("rounds", "drafted_depths", "accepted_depths", "control")
             rounds, drafted, accepted, control = (self[f"{name}_{gamma}"] for name in names)
@@ -99,12 +99,14 @@ def accepted_of(pool: DocumentTotals, gamma: int | None) -> tuple[Array, Array]:
 
 
 def proposes_nothing(pool: DocumentTotals, gamma: int | None) -> bool:
-    """Whether no position has a proposal; at a gamma, no round."""
+    """Return whether no position has a proposal; at a gamma, no round."""
     return not accepted_of(pool, gamma)[1].sum()
 
 
 def pooled_columns(gammas: Sequence[int], own: bool = False) -> list[str]:
-    """The columns of totals that pools are made of; without gammas, of rules that have no rounds; `own`: without SHARED."""
+    """Return the columns of totals that pools are made of; without gammas, of rules that have no rounds; `own`: without
+    SHARED.
+    """
     single = [f"{name}_{gamma}" for gamma in gammas for name in SINGLE]
     depths = [column for gamma in gammas for name in DEPTH_COUNTS for column in depth_names(name, gamma)]
     return ["document", "rule", *(() if own else SHARED), *OWN, *single, *depths]
@@ -118,9 +120,10 @@ def pools(
     shared: Sequence[Mapping[str, Array]] = (),
     stop: Flavour | None = None,
 ) -> Iterator[tuple[str, DocumentTotals]]:
-    """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` come
-    table by table, others in each, with the columns of `pooled_columns`; those at gammas only where the rule has rounds.
-    `shared`: the SHARED columns of the same groups, where they were read for another rule; `stop`: of `DocumentTotals`.
+    """Yield the pool of each group of some documents of the run, with its domain, in the order in which these occur.
+    `totals` come table by table, others in each, with the columns of `pooled_columns`; those at gammas only where the rule
+    has rounds. `shared`: the SHARED columns of the same groups, where they were read for another rule; `stop`: of
+    `DocumentTotals`.
     """
     groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
     names = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
@@ -136,7 +139,7 @@ def pools(
 
 
 def lacking() -> RunUnreadable:
-    """The failure of totals that are not those of the documents."""
+    """Return the failure of totals that are not those of the documents."""
     return RunUnreadable("the run's totals do not match its documents", "delete its totals/ folder: it is rebuilt")
 
 
@@ -185,7 +188,7 @@ class _Filling:
         values.take(self._places, out=self._depths[name][self._to, depth], mode="clip")  # they lie there: no copy
 
     def columns(self) -> dict[str, Array]:
-        """All columns in the order of the group. Raises `RunUnreadable` where no table had some of its documents."""
+        """Return all columns in the order of the group. Raises `RunUnreadable` where no table had some of its documents."""
         if self._missing:
             raise lacking()
         nothing = np.broadcast_to(np.nan, len(self._numbers))
@@ -224,7 +227,7 @@ def merged(parts: Sequence[DocumentTotals]) -> DocumentTotals:
 
 
 def decoded_totals(run: Run, draft: str, table: pa.Table, rule: str) -> tuple[DocumentTotals, Array]:
-    """Totals of a draft on the rows of a documents table, in their order, and the id of each one's rule, [documents].
+    """Return totals of a draft on the rows of a documents table, in their order, and the id of each one's rule, [documents].
 
     Every text is one that the target chose. `rule`: that of a decision. Raises `RunUnreadable`.
     """

@@ -16,7 +16,7 @@ drafts that are verified together follow the same program with products of q/p (
 Three flavours. `engine`: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
 gamma, and nothing is capped at the end. `llamacpp`: the same, but a round drafts at most the tokens left - 1, since
 llama.cpp's server leaves room for the target's own token. `hf` follows Hugging Face's assisted generation: the first round
-starts at the first token; a round drafts at most the tokens left - 1 (prompt lookup: only none where one token is left);
+starts at the first token; a round drafts at most the tokens left - 1 (prompt lookup: only none if one token is left);
 the draft stops after its own EOS, and prompt lookup before one; a matched EOS counts as the target's own token.
 """
 
@@ -64,7 +64,7 @@ class Rounds:
     `rounds`, `tokens` (emitted by rounds) [documents]; for depth d = 1..gamma, [documents, gamma]: `drafted` rounds that
     drafted at least d tokens, `tested` rounds whose draft at depth d was reached before the document ended, `accepted`
     rounds whose first d drafts were all accepted. `control` [documents]: sum of P(tested_t) (a_t - beta_t), whose mean over
-    texts is 0: what it is off by tells by how much the counts are (0 where acceptance is a fact).
+    texts is 0: what it is off by tells by how much the counts are (0 if acceptance is a fact).
     """
 
     rounds: Array
@@ -126,7 +126,7 @@ class RoundCounts:
         return np.asarray(at_least[:-1] - at_least[1:])
 
     def rows(self, chosen: Array) -> RoundCounts:
-        """Some of the documents."""
+        """Return some of the documents."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         known = {name: values for name, values in vars(self).items() if values is not None}
         return RoundCounts(**{name: values.T.take(places, axis=-1).T for name, values in known.items()})
@@ -171,19 +171,19 @@ class RoundList:
 
 
 def listed_rounds(trace: Trace, gamma: int, flavour: Flavour = "engine") -> RoundList:
-    """The rounds of all documents for one gamma, document by document."""
+    """Return the rounds of all documents for one gamma, document by document."""
     from alphaprof.totals.replay_loops import list_rounds
 
     return RoundList(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _how(trace, flavour)).T)
 
 
 def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
-    """All rounds of all documents for one gamma, counted per document."""
+    """Return all rounds of all documents for one gamma, counted per document."""
     return replays(trace, [gamma], flavour)[gamma]
 
 
 def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") -> dict[int, Rounds]:
-    """The same for several gammas."""
+    """Return the same for several gammas."""
     from alphaprof.totals.replay_loops import count_rounds
 
     counts = _nothing(trace, gammas)
@@ -214,7 +214,7 @@ def expected_replays(
 
 
 def _by_depth(values: Array) -> Array:
-    """Values [positions, depths], C-contiguous; of [positions], which hold at every depth, one column."""
+    """Return values [positions, depths], C-contiguous; of [positions], which hold at every depth, one column."""
     return np.ascontiguousarray(values if values.ndim > 1 else values[:, None], dtype=np.float64)
 
 
@@ -225,7 +225,7 @@ def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
 
 
 def _how(trace: Trace, flavour: Flavour) -> tuple[bool, bool]:
-    """Whether rounds are Hugging Face's, and whether drafts end."""
+    """Return whether rounds are Hugging Face's, and whether drafts end."""
     return flavour == "hf", flavour == "hf" or trace.unsure is not None
 
 
@@ -235,7 +235,9 @@ def _documents(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _most_drafted(trace: Trace, flavour: Flavour) -> Ints:
-    """Tokens that a round starting at each position drafts at most, before gamma and the draft's own EOS; [positions]."""
+    """Return tokens that a round starting at each position drafts at most, before gamma and the draft's own EOS;
+    [positions].
+    """
     proposed = np.ascontiguousarray(trace.proposed, dtype=np.int64)
     if flavour == "engine":
         return proposed
@@ -250,7 +252,9 @@ def _most_drafted(trace: Trace, flavour: Flavour) -> Ints:
 
 
 def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
-    """Rounds [gammas, documents], counts by depth [3, documents, sum of gammas], control variates [gammas, documents]."""
+    """Return rounds [gammas, documents], counts by depth [3, documents, sum of gammas], control variates [gammas,
+    documents].
+    """
     documents = len(trace.start)
     each = (len(gammas), documents)
     return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)

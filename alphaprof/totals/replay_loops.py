@@ -22,8 +22,8 @@ HUGE = 1e300  # of a product of ratios, which shall stay finite
 
 @compiled
 def one_round(positions: Arrays, at: int, stop: int, gamma: int, how: How) -> tuple[int, int, int]:
-    """What a round that starts `at` drafts, accepts and emits in a document that ends at `stop`. The draft's next end may be
-    another document's.
+    """Return what a round that starts `at` drafts, accepts and emits in a document that ends at `stop`. The draft's next end
+    may be another document's.
     """
     (run, most, next_end), (hf, ends) = positions, how
     drafted = min(gamma, most[at])
@@ -36,7 +36,7 @@ def one_round(positions: Arrays, at: int, stop: int, gamma: int, how: How) -> tu
 
 @compiled
 def list_rounds(positions: Arrays, documents: Documents, gamma: int, how: How) -> Array:
-    """All rounds in order: document, place, drafted, accepted and emitted, [rounds, 5]."""
+    """Return all rounds in order: document, place, drafted, accepted and emitted, [rounds, 5]."""
     rounds = np.empty((len(positions[0]), 5), dtype=np.int64)
     count = 0
     for document in range(len(documents[0])):

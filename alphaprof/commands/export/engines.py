@@ -45,8 +45,8 @@ class Artefact:
 def export(
     side: RunDraft, to: str, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
 ) -> Artefact:
-    """One draft of a run in the format of EXPORTS; `rule`, `gamma` and `domain`: None for what the run's own decision says.
-    Raises `OptionInvalid` if it is not defined, and `RunUnreadable`.
+    """Return one draft of a run in the format of EXPORTS; `rule`, `gamma` and `domain`: None for what the run's own decision
+    says. Raises `OptionInvalid` if it is not defined, and `RunUnreadable`.
     """
     form, manifest = EXPORTS[to], side.run.manifest
     if manifest.documents == 0:
@@ -210,7 +210,9 @@ def _positive_shares(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def pooled_depths(scope: ExportScope) -> Depths:
-    """Rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a proposal."""
+    """Return rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a
+    proposal.
+    """
     gamma = scope.gamma
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
     for domain, scale in scope.scaled().items():

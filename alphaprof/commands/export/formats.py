@@ -61,7 +61,7 @@ class Depths:
         return tuple(after / before if before > 0 else 0.0 for before, after in steps)
 
     def length(self, over: Over) -> float:
-        """Acceptance length: 1 + accepted drafts / rounds."""
+        """Return acceptance length: 1 + accepted drafts / rounds."""
         return 1 + sum(self.accepted) / self.over(over)
 
 
@@ -117,14 +117,14 @@ def _vllm_schedule(chain: Acceptance) -> dict[str, Any]:
 
 
 def llamacpp_args(chain: Acceptance) -> str:
-    """Arguments of llama-server and llama-cli, quoted for a shell."""
+    """Return arguments of llama-server and llama-cli, quoted for a shell."""
     words = ["--spec-type", str(LLAMACPP.method(chain.draft)), "--spec-draft-model", str(chain.model)]
     words += ["--spec-draft-n-max", str(chain.gamma), *(["--spec-draft-p-min", f"{chain.p_min:g}"] if chain.p_min else [])]
     return f"{shlex.join(words)}\n"
 
 
 def llamacpp_synthetic(chain: Acceptance) -> str:
-    """Arguments of llama-server and llama-cli with synthetic acceptance."""
+    """Return arguments of llama-server and llama-cli with synthetic acceptance."""
     options = f"--spec-draft-n-max {chain.gamma}"
     if chain.draft.engine_method == NGRAM:
         longest = chain.draft.settings["max_ngram"]
@@ -133,13 +133,13 @@ def llamacpp_synthetic(chain: Acceptance) -> str:
 
 
 def sglang_args(chain: Acceptance) -> str:
-    """Arguments of SGLang's server on one line, quoted for a shell."""
+    """Return arguments of SGLang's server on one line, quoted for a shell."""
     words = [*_sglang_words(chain), *(["--speculative-use-rejection-sampling"] if chain.drawn else [])]
     return f"{shlex.join(words)}\n"
 
 
 def _sglang_words(chain: Acceptance) -> list[str]:
-    """One branch of gamma drafts, and the draft if SGLang has an algorithm for it."""
+    """Return one branch of gamma drafts, and the draft if SGLang has an algorithm for it."""
     words = []
     if (algorithm := SGLANG.method(chain.draft)) is not None:
         words = ["--speculative-algorithm", str(algorithm)]
@@ -159,13 +159,13 @@ def sglang_synthetic(chain: Acceptance) -> str:
 
 
 def dynamo(chain: Acceptance) -> str:
-    """Arguments of Dynamo's mocker."""
+    """Return arguments of Dynamo's mocker."""
     rates = _comma_listed(chain.depths.conditional(ALL))
     return f"--aic-nextn {chain.gamma} --aic-nextn-accept-rates {rates}\n"
 
 
 def aiconfigurator(chain: Acceptance) -> str:
-    """Arguments of `aiconfigurator cli`: drafts a round, and accepted ones of them on average."""
+    """Return arguments of `aiconfigurator cli`: drafts a round, and accepted ones of them on average."""
     return f"--nextn {chain.gamma} --nextn-accepted {chain.depths.length(ALL) - 1:.{DIGITS}f}\n"
 
 
@@ -275,7 +275,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def _comma_listed(values: Sequence[float]) -> str:
-    """Rates between commas, without exponents, which not every reader knows."""
+    """Return rates between commas, without exponents, which not every reader knows."""
     return ",".join(f"{value:.{DIGITS}f}" for value in values)
 
 

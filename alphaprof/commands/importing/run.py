@@ -239,7 +239,7 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
 
 
 def _documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
-    """Rows of documents; what they do not name is null. Without anything to know prompts by, each is one of its own:
+    """Return rows of documents; what they do not name is null. Without anything to know prompts by, each is one of its own:
     a line of the files that have this `digest`.
     """
     known_by = imported.prompts_known_by
@@ -264,8 +264,8 @@ def _documents_table(requests: Sequence[EngineRequest], imported: Imported, dige
 
 
 def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Table:
-    """Rows of the totals; what they do not name is null. A round without a draft is one that the tokens ask for and the
-    metrics do not count. What rounds drafted and accepted at each depth is known of chains only.
+    """Return rows of the totals; what they do not name is null. A round without a draft is one that the tokens ask for and
+    the metrics do not count. What rounds drafted and accepted at each depth is known of chains only.
     """
     gamma = imported.gamma
     rows = []

@@ -226,7 +226,9 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
 
 
 def _joint(line: Line, metrics: Metrics, histogram: Array) -> Array:
-    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` if the metrics do not tell."""
+    """Return rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` if the metrics do not
+    tell.
+    """
     size, drafted = len(histogram), metrics.num_draft_tokens
     lengths, joint = np.arange(size), np.zeros((size, size), dtype=np.int64)
     if (rounds := metrics.by_round()) is not None:

@@ -566,7 +566,7 @@ def _compared_cell(
 
 
 def _excess_regret(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
-    """Mean regret per token of a lossy rule's text less that of the target's own; None if it was not taken."""
+    """Return mean regret per token of a lossy rule's text less that of the target's own; None if it was not taken."""
     if way.regret is None or plain.regret is None:
         return None
     own = np.zeros(len(plain.regret)) if group.policy == GREEDY else plain.regret  # greedy text has none by definition
@@ -585,7 +585,7 @@ def _error_of_prediction(
 
 
 def _same_rounds(way: Decodings, pool: DocumentTotals) -> int:
-    """Documents whose rounds were as many as replayed, and drafted and accepted as many tokens at every depth."""
+    """Return documents whose rounds were as many as replayed, and drafted and accepted as many tokens at every depth."""
     same = way.rounds == pool[f"rounds_{way.gamma}"]
     for name, counts in (("drafted", way.drafted), ("accepted", way.accepted)):
         same &= (counts == pool[f"{name}_depths_{way.gamma}"]).all(1)

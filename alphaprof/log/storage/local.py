@@ -136,7 +136,7 @@ class LocalStorage:
             return pa.OSFile(str(path), "rb")
 
     def names(self, prefix: str) -> dict[str, int]:
-        """Sizes of the files below a folder, whose links to other folders are followed. Raises `RunUnreadable`."""
+        """Return sizes of the files below a folder, whose links to other folders are followed. Raises `RunUnreadable`."""
         prefix = prefix.removesuffix("/")
         folder = self._path(prefix) if prefix else self.path
         with reading(folder, MEND):
@@ -242,7 +242,7 @@ def _exclusive(path: Path, content: Content) -> bool:
 
 
 def _files(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    """Names and sizes below a folder; what is removed meanwhile is left out."""
+    """Yield names and sizes below a folder; what is removed meanwhile is left out."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):

@@ -140,7 +140,7 @@ class ObjectStorage:
         return pa.PythonFile(_Object(self, name, size), mode="r")
 
     def names(self, prefix: str) -> dict[str, int]:
-        """Sizes of the objects below a folder. Raises `RunUnreadable`."""
+        """Return sizes of the objects below a folder. Raises `RunUnreadable`."""
         folder = prefix.removesuffix("/")
         with self._asking(folder, RunUnreadable):
             found = [item for items in self._store.list(folder or None) for item in items]

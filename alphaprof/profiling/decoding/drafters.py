@@ -48,7 +48,7 @@ class Cached:
         self._last = kept_logits(model)
 
     def prefill(self, ids: list[int], rewinds: bool) -> torch.Tensor:
-        """Logits [1, width] after the first tokens of the text. `rewinds`: whether tokens will be taken back. Raises
+        """Return logits [1, width] after the first tokens of the text. `rewinds`: whether tokens will be taken back. Raises
         `ModelUnloadable` where the model's cache cannot do that, or does not hold the tokens at all.
         """
         rows = self.last(self.tensor(ids))
@@ -68,12 +68,12 @@ class Cached:
         return rows
 
     def last(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [1, width] after the last of `ids` [tokens], which are added to the text."""
+        """Return logits [1, width] after the last of `ids` [tokens], which are added to the text."""
         return self._forward(ids, **self._last)[-1:]
 
     def each(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [tokens, width] after each of `ids` [tokens], which are added to the text. Ids that the model does not have
-        are fed as its last one: what follows them means nothing.
+        """Return logits [tokens, width] after each of `ids` [tokens], which are added to the text. Ids that the model does
+        not have are fed as its last one: what follows them means nothing.
         """
         return self._forward(ids.clamp(max=self._largest))
 
@@ -84,7 +84,7 @@ class Cached:
             self._cache.crop(-count)
 
     def tensor(self, ids: list[int]) -> torch.Tensor:
-        """Token ids [tokens] on the model's device."""
+        """Return token ids [tokens] on the model's device."""
         return torch.tensor(ids, device=self.device)
 
     def _forward(self, ids: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -153,7 +153,7 @@ class Chooser:
         return self._numbers[stream, at : at + count]
 
     def own(self, rows: torch.Tensor, at: int) -> torch.Tensor:
-        """The target's own tokens [n] at the places from `at` on, from its logits [n, V] there."""
+        """Return the target's own tokens [n] at the places from `at` on, from its logits [n, V] there."""
         if not self._is_drawn:
             return rows.argmax(1)  # the first index of the maximum
         return draw(weights_of(rows, self.processing), self.numbers(OWN, at, len(rows)))
@@ -166,7 +166,7 @@ class Chooser:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens `ids` [n]; `laws` [n, V]: the distributions q that they were drawn from, None where they were not."""
+    """Drafted tokens `ids` [n]; `laws` [n, V]: the distributions q that they were drawn from, None if they were not."""
 
     ids: torch.Tensor
     laws: torch.Tensor | None = None
@@ -244,7 +244,9 @@ class ModelDrafter:
         self._cached.rewind(max(0, self._drafted - 1 - accepted))
 
     def _room(self, ids: list[int]) -> int:
-        """Tokens that may be proposed after a text: until the draft's context is full, and none after a foreign token."""
+        """Return tokens that may be proposed after a text: until the draft's context is full, and none after a foreign
+        token.
+        """
         self._foreign = self._foreign or any(token >= self._vocabulary for token in ids[self._read :])
         self._read = len(ids)
         return 0 if self._foreign else self._cached.context - len(ids) + 1
@@ -268,7 +270,7 @@ class LookupDrafter:
         self._read = len(ids)
 
     def propose(self, ids: list[int], most: int) -> Proposal:
-        """What followed the last tokens where they stood before."""
+        """Return what followed the last tokens where they stood before."""
         self.start(ids)
         tokens = [] if self._place is None else self._draft.proposal(ids, self._place, len(ids))[:most]
         return Proposal(torch.tensor(tokens, dtype=torch.long, device=self._device))
@@ -328,7 +330,9 @@ class HeadDrafter:
         return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)
 
     def _chosen(self, rows: torch.Tensor, place: int, laws: list[torch.Tensor]) -> torch.Tensor:
-        """The token [1] that logits [1, logits] draft at a place; where it is drawn, its law [1, width] joins `laws`."""
+        """Return the token [1] that logits [1, logits] draft at a place; where it is drawn, its law [1, width] joins
+        `laws`.
+        """
         if not self._drawn:
             index = rows.argmax(1)  # the first index of the maximum
             return index if self._ids is None else self._ids[index]

@@ -59,7 +59,7 @@ class Plain:
     choice: Choice = GREEDILY
 
     def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
-        """The text that `continuations.generate` writes for a prompt. Arguments as of `Speculation.decode`."""
+        """Return the text that `continuations.generate` writes for a prompt. Arguments as of `Speculation.decode`."""
         return _decode(self, _Text(self.target, prompt, max_new_tokens), source_row, regret)
 
 
@@ -128,7 +128,7 @@ class _Text:
 
 @torch.inference_mode()
 def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool) -> Decoded:
-    """The prefill, and rounds until the text ends."""
+    """Return the prefill, and rounds until the text ends."""
     width, device = how.choice.width or how.target.vocabulary, how.target.device
     gamma = how.gamma if isinstance(how, Speculation) else 0
     chooser = Chooser(how.choice, text.prompt, source_row, text.stop - len(text.prompt) + gamma, device)
@@ -215,7 +215,9 @@ class _DecodingClock:
         self._marks: list[Any] = []
 
     def read(self) -> tuple[float, float]:
-        """Seconds by the wall clock and of this process's CPU time, when the device has done all that it was given."""
+        """Return seconds by the wall clock and of this process's CPU time, when the device has done all that it was
+        given.
+        """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter(), time.process_time()
@@ -230,7 +232,7 @@ class _DecodingClock:
             self._marks.append(time.perf_counter())
 
     def phases(self) -> tuple[float, float]:
-        """Seconds in all rounds of drafting and of verification."""
+        """Return seconds in all rounds of drafting and of verification."""
         before, between, after = (self._marks[start::3] for start in range(3))
         return self._sum(before, between), self._sum(between, after)
 
@@ -251,8 +253,8 @@ class DecodingSetup:
 
 
 def require_own_text(options: ProfileOptions) -> set[str]:
-    """How the target chooses the text that it writes itself: greedy, sampled or both. Raises `ProfileInvalid` where it
-    writes none: no decoding would repeat that.
+    """Return how the target chooses the text that it writes itself: greedy, sampled or both. Raises `ProfileInvalid` where
+    it writes none: no decoding would repeat that.
     """
     written = {GREEDY, SAMPLED} & {options.continuation_of(index).kind for index in range(len(options.data))}
     if not written:
@@ -262,7 +264,7 @@ def require_own_text(options: ProfileOptions) -> set[str]:
 
 
 def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[int]:
-    """The lengths to decode with, ascending. Raises `OptionInvalid` where the profile has none of the usual ones."""
+    """Return the lengths to decode with, ascending. Raises `OptionInvalid` where the profile has none of the usual ones."""
     if wanted:
         return sorted(set(wanted))
     if not (usual := [gamma for gamma in USUAL_GAMMAS if gamma in known]):
@@ -271,7 +273,7 @@ def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[in
 
 
 def own_documents(loaded: Loaded) -> tuple[list[Document], int]:
-    """The documents whose text the target writes here, and how many have a text from elsewhere."""
+    """Return the documents whose text the target writes here, and how many have a text from elsewhere."""
     documents = list(loaded.documents)
     own = [document for document in documents if document.given is None]
     return own, len(documents) - len(own)
@@ -293,14 +295,14 @@ Verify = Callable[[torch.Tensor, Proposal, int], list[int]]
 
 
 def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
-    """How a rule verifies."""
+    """Return how a rule verifies."""
     if rule.rule.lossy:
         return partial(relaxed, rule, chooser)
     return partial((blocks if rule.rule.blocks else lossless) if rule.rule.drawn else agreement, chooser)
 
 
 def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
-    """The target chooses its own token everywhere, and keeps drafts while they are the same.
+    """Return the target chooses its own token everywhere, and keeps drafts while they are the same.
 
     On greedy text that is `strict`. Where the target draws from p, a draft d that was not drawn is kept with probability
     p(d), and what stands in place of a rejected one is distributed as p without d: `one_hot`, with plain decoding's texts.
@@ -312,8 +314,8 @@ def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int)
 
 
 def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
-    """A lossy rule: drafts are kept while its formula keeps them. In place of the first other one stands the target's own
-    token: its top token, or one drawn from all of p, which may be the rejected draft itself.
+    """Return a lossy rule: drafts are kept while its formula keeps them. In place of the first other one stands the target's
+    own token: its top token, or one drawn from all of p, which may be the rejected draft itself.
     """
     count = len(proposal.ids)
     if count == 0:
@@ -337,8 +339,8 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
 
 
 def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
-    """A draft d that was drawn from q is kept with probability min(1, p(d) / q(d)); in place of the first other one stands a
-    token drawn from (p - q)+, normalised (Leviathan et al. 2023). A draft that was not drawn: see `agreement`.
+    """Return a draft d that was drawn from q is kept with probability min(1, p(d) / q(d)); in place of the first other one
+    stands a token drawn from (p - q)+, normalised (Leviathan et al. 2023). A draft that was not drawn: see `agreement`.
     """
     count = len(proposal.ids)
     if proposal.laws is None:
@@ -352,9 +354,9 @@ def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) 
 
 
 def blocks(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
-    """The drafts of a round are verified together (block verification, Sun et al. 2024, algorithm 2). w_i, the product of
-    p/q over the first i drafts cut at 1 after each, is the weight of what is kept; of all i at which the i-th number lies
-    below h_i, the largest is the length that is kept, and a token drawn from (w_i p - q)+, normalised, follows.
+    """Verify the drafts of a round together (block verification, Sun et al. 2024, algorithm 2). w_i, the
+    product of p/q over the first i drafts cut at 1 after each, is the weight of what is kept; of all i at which the i-th
+    number lies below h_i, the largest is the length that is kept, and a token drawn from (w_i p - q)+, normalised, follows.
     """
     count = len(proposal.ids)
     if proposal.laws is None:
@@ -376,14 +378,14 @@ def blocks(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) ->
 
 
 def _both_laws(chooser: Chooser, rows: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's law [n + 1, V] and the draft's [n, V or more]."""
+    """Return the target's law [n + 1, V] and the draft's [n, V or more]."""
     weights = weights_of(rows, chooser.processing)
     p = weights / weights.sum(1, keepdim=True)
     return p, torch.nn.functional.pad(drafted, (0, max(0, p.shape[1] - drafted.shape[1])))
 
 
 def _instead(chooser: Chooser, law: torch.Tensor, drafted: torch.Tensor | None, at: int) -> int:
-    """The token behind the last draft that was kept, drawn from what the draft's law leaves of a law [V]."""
+    """Return the token behind the last draft that was kept, drawn from what the draft's law leaves of a law [V]."""
     if drafted is not None:
         residual = (law - drafted[: len(law)]).clamp(min=0.0)
         law = torch.where(residual.sum() > 0, residual, law)  # rounding may leave nothing of it
@@ -391,11 +393,11 @@ def _instead(chooser: Chooser, law: torch.Tensor, drafted: torch.Tensor | None, 
 
 
 def _prob(law: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Probabilities [n] of one id a row of law [n, V]; 0 for ids beyond it."""
+    """Return probabilities [n] of one id a row of law [n, V]; 0 for ids beyond it."""
     width = law.shape[1]
     return torch.where(ids < width, law.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0], 0.0)
 
 
 def _leading(flags: Sequence[object]) -> int:
-    """How many flags are set before the first that is not."""
+    """Return how many flags are set before the first that is not."""
     return next((number for number, flag in enumerate(flags) if not flag), len(flags))

@@ -137,7 +137,7 @@ class VllmEngine:
 
 
 def _last_error(log: Path) -> str:
-    """The last line of a log that names an error, or the last one."""
+    """Return the last line of a log that names an error, or the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\([^)]*\) )?[\w.]*(Error|Exception)\b", line)]
     return next(iter(errors[-1:] or lines[-1:]), "it exited without output")

@@ -78,7 +78,7 @@ def _root(url: str) -> str:
 
 
 def _asked(url: str, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a server answers to a path, and to JSON `content` if there is any. Raises `EngineFailed`."""
+    """Return what a server answers to a path, and to JSON `content` if there is any. Raises `EngineFailed`."""
     try:
         answer = json.loads(_read(url, path, content))
     except ValueError as error:

@@ -149,11 +149,13 @@ class EngineSteps:
         return answer
 
     def _step(self, name: Name, batch: int, context: int, proposed: int) -> float:
-        """Seconds of a step that verifies what was `proposed`."""
+        """Return seconds of a step that verifies what was `proposed`."""
         return self._ask(name, "steps", batch=batch, context=context, proposed=proposed, count=STEPS)["ms"] / 1e3
 
     def _search(self, name: Name, batch: int, context: int) -> float:
-        """Seconds of a step that searches and verifies nothing: one that verifies what was found, less its verification."""
+        """Return seconds of a step that searches and verifies nothing: one that verifies what was found, less its
+        verification.
+        """
         found = self._ask(name, "steps", batch=batch, context=context, proposed=None, count=STEPS)
         counts = sorted({0, math.floor(found["proposed"]), math.ceil(found["proposed"])})
         forced = [self._step(FORCED, batch, context, count) for count in counts]

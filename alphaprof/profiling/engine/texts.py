@@ -37,7 +37,7 @@ class TextWriter:
         self._engine: VllmEngine | VllmServer | None = None
 
     def writes(self, document: Document) -> bool:
-        """Whether a document's continuation comes from the engine."""
+        """Return whether a document's continuation comes from the engine."""
         return document.given is None and document.source in self.sources
 
     def write(self, documents: Sequence[Document], done: Callable[[], None]) -> list[Continuation]:

@@ -185,7 +185,7 @@ class SteppedEngine:
         self._decoded()
 
     def _decoded(self) -> dict[str, Any]:
-        """The next step that decodes all of the held sequences and reads no prompt."""
+        """Return the next step that decodes all of the held sequences and reads no prompt."""
         while self.engine.has_unfinished_requests():
             _, taken = self.step()
             self.grown += taken["emitted"] / self.held[0]
@@ -202,7 +202,7 @@ class SteppedEngine:
 
 
 def _waited_s() -> float | None:
-    """Seconds for which this thread has been ready to run without a processor; None: not known."""
+    """Return seconds for which this thread has been ready to run without a processor; None: not known."""
     try:
         with open(SCHEDSTAT) as file:
             ran, waited, _ = map(int, file.read().split())
@@ -212,7 +212,7 @@ def _waited_s() -> float | None:
 
 
 def _answer(output: Any) -> dict[str, Any]:
-    """A finished request: its token ids, and what its rounds accepted and drafted."""
+    """Return a finished request: its token ids, and what its rounds accepted and drafted."""
     (text,) = output.outputs
     metrics = getattr(text, "spec_decode_metrics", None)
     rounds = metrics.to_dict() if metrics else {}

@@ -81,7 +81,9 @@ class DFlash(OnePass, SharingHead):
         self.lm_head = nn.Linear(hidden, count, bias=False) if LM_HEAD not in target else None
 
     def context(self, features: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of every layer [batch, groups, n, size] of target states [batch, n, features] from a place on."""
+        """Return keys and values of every layer [batch, groups, n, size] of target states [batch, n, features] from a place
+        on.
+        """
         states = self.hidden_norm(self.fc(features.to(self.dtype)))
         places = torch.arange(start, start + features.shape[1], device=features.device)
         rotation, blocks = self.rotary(states, places[None]), list[Any](self.blocks)
@@ -90,8 +92,8 @@ class DFlash(OnePass, SharingHead):
     def block(
         self, anchors: torch.Tensor, places: torch.Tensor, known: list[tuple[torch.Tensor, torch.Tensor]], first: int
     ) -> list[torch.Tensor]:
-        """States [batch, n, hidden] of each depth of the blocks with `anchors` [batch, n] at `places` [n], in the order of
-        the bases from `first` on; `known`: what `context` gives of all tokens.
+        """Return states [batch, n, hidden] of each depth of the blocks with `anchors` [batch, n] at `places` [n], in the
+        order of the bases from `first` on; `known`: what `context` gives of all tokens.
         """
         tokens = [anchors, *[torch.full_like(anchors, self.mask)] * (self.rows - 1)]
         states = [self.embedded(each, self.norm.weight) for each in tokens]
@@ -107,7 +109,7 @@ class DFlash(OnePass, SharingHead):
         return [self.norm(each) for each in states[1 - self.anchored :]]
 
     def alone(self, anchor: torch.Tensor, place: int, known: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """States [batch, depths, hidden] of one block each with its `anchor` [batch, 1] at a place, in one step."""
+        """Return states [batch, depths, hidden] of one block each with its `anchor` [batch, 1] at a place, in one step."""
 
         def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             keys, values = (torch.cat(pair, 2) for pair in zip(known[index], (key, value), strict=True))
@@ -134,7 +136,7 @@ class DFlash(OnePass, SharingHead):
         return self.head(states)
 
     def cache(self, first: torch.Tensor | None = None) -> DFlashCache:
-        """An empty cache."""
+        """Return an empty cache."""
         return DFlashCache(self)
 
 
@@ -166,14 +168,14 @@ class DFlashFormat(EagleFormat):
     anchored: int
 
     def stored_name(self, name: str) -> str:
-        """What its files call a tensor of `DFlash`."""
+        """Return what its files call a tensor of `DFlash`."""
         return name.replace("blocks.", "layers.")
 
 
 def load_dflash(
     name: str, draft: DFlashDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, dflash_format)
     require_verifier(head.files, target, tokenizer)
     _require_states(head, target)
@@ -227,7 +229,7 @@ def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterato
 
 
 def dflash_format(files: HeadFiles) -> DFlashFormat:
-    """What the files of a DFlash drafter in z-lab's layout, or that of speculators, say. Raises `ModelUnloadable`."""
+    """Return what the files of a DFlash drafter in z-lab's layout, or that of speculators, say. Raises `ModelUnloadable`."""
     config = files.config
     written = config.get("speculators_model_type")
     architecture = written or (config.get("architectures") or [""])[0]
@@ -271,8 +273,8 @@ def _require_states(head: DFlashFormat, target: Model) -> None:
 
 
 def _network(head: DFlashFormat, rows: int, target: Model, dtype: torch.dtype) -> DFlash:
-    """The drafter on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other shapes,
-    quantised or not finite.
+    """Return the drafter on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
+    shapes, quantised or not finite.
     """
     missing = {EMBEDDING, LM_HEAD} - head.files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
     shared = shared_weights(head.files, head.layers.hidden_size, target, missing)

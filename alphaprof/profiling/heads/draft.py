@@ -97,7 +97,7 @@ class HeadDraft:
         return fingerprint_of([self.kind, self.reading], self.network.state_dict())
 
     def facts(self) -> DraftFacts:
-        """What the manifest keeps of it."""
+        """Return what the manifest keeps of it."""
         known, device, dtype = self.network.ids, self.network.device, self.network.dtype
         shape = self.network.shape()
         return DraftFacts(
@@ -129,7 +129,9 @@ class HeadDraft:
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:
-        """Its logits at every depth, from states of the target. Raises `ModelUnloadable` where these cannot be recorded."""
+        """Return its logits at every depth, from states of the target. Raises `ModelUnloadable` where these cannot be
+        recorded.
+        """
         if not target.chunked:
             raise ModelUnloadable(
                 f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be recorded in a batch",
@@ -138,7 +140,7 @@ class HeadDraft:
         return HeadPass(self)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
-        """`proposed`: nothing where no state of the target is known yet, less where its context ends; and which tokens it
+        """`proposed`: nothing if no state of the target is known yet, less where its context ends; and which tokens it
         can propose.
         """
         places = np.arange(prompt, len(ids))
@@ -169,7 +171,7 @@ class HeadPass:
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
-        """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
+        """Return states [n, depths, hidden]: at depth d those of the base d before the chosen token."""
         network = self.network
         row, column = row.to(network.device), column.to(network.device)
         fed = ids[:, : self._longest].clamp(max=self.vocabulary - 1).to(network.device)
@@ -181,5 +183,5 @@ class HeadPass:
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
-        """Logits [n, logits] of rows [n, depths, hidden] at a depth."""
+        """Return logits [n, logits] of rows [n, depths, hidden] at a depth."""
         return self.network.logits(rows[:, depth - 1], depth)

@@ -62,11 +62,11 @@ class HeadAttention(nn.Module):
         return *apply_rotary_pos_emb(query, key, *rotation), value
 
     def forward(self, inputs: torch.Tensor, rotation: Any, index: int, attend: Attend) -> torch.Tensor:
-        """What attention adds to the states [batch, n, hidden]."""
+        """Return what attention adds to the states [batch, n, hidden]."""
         return self.added(attend(index, *self.projected(inputs, rotation)))
 
     def added(self, attended: torch.Tensor) -> torch.Tensor:
-        """What attention [batch, heads, n, size] adds to the states [batch, n, hidden]."""
+        """Return what attention [batch, heads, n, size] adds to the states [batch, n, hidden]."""
         added: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return added
 
@@ -84,7 +84,7 @@ class HeadLayer(nn.Module):
     def forward(
         self, inputs: torch.Tensor, residual: torch.Tensor, rotation: Any, index: int, attend: Attend
     ) -> torch.Tensor:
-        """States [batch, n, hidden] after the layer."""
+        """Return states [batch, n, hidden] after the layer."""
         states = residual + self.self_attn(inputs, rotation, index, attend)
         after: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return after
@@ -119,7 +119,7 @@ class SharingHead(HeadNetwork):
         return functional.embedding(tokens.to(weight.device), weight).to(like)
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
+        """Return logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
         if self.lm_head is not None:
             own: torch.Tensor = self.lm_head(rows)
             return own
@@ -146,25 +146,25 @@ class EagleHead(SharingHead):
         self.reading, self.layers = reading, reading.layers
 
     def with_reading(self, reading: Reading) -> Self:
-        """The same tensors, read in another way."""
+        """Return the same tensors, read in another way."""
         return self.changed(reading=reading, layers=reading.layers)
 
     @abstractmethod
     def entry(self, features: torch.Tensor) -> torch.Tensor:
-        """What depth 1 reads [batch, n, hidden] in place of an own state, of features [batch, n, features]."""
+        """Return what depth 1 reads [batch, n, hidden] in place of an own state, of features [batch, n, features]."""
 
     @abstractmethod
     def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
-        """States [batch, n, hidden] at a depth, of embedded tokens and the states at the depth before it."""
+        """Return states [batch, n, hidden] at a depth, of embedded tokens and the states at the depth before it."""
 
     def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What depths beyond the first read, of the tokens drafted before them [batch, n] and the states [batch, n, hidden]
-        at the depth before.
+        """Return what depths beyond the first read, of the tokens drafted before them [batch, n] and the states [batch, n,
+        hidden] at the depth before.
         """
         return tokens, states
 
     def step(self, tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """States [batch, n, hidden] at a depth, of tokens [batch, n], the states before and positions [n]."""
+        """Return states [batch, n, hidden] at a depth, of tokens [batch, n], the states before and positions [n]."""
         return self.passed(self.embedded(tokens, states), states, self.rotary(states, places[None]), attend)
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
@@ -191,7 +191,7 @@ class EagleHead(SharingHead):
             yield states
 
     def cache(self, first: torch.Tensor | None = None) -> EagleCache:
-        """An empty cache."""
+        """Return an empty cache."""
         return EagleCache(self)
 
 
@@ -339,7 +339,7 @@ class Keys:
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attention [batch, heads, n, size] of the last n tokens, over themselves and the tokens before them. Keys and
+    """Return attention [batch, heads, n, size] of the last n tokens, over themselves and the tokens before them. Keys and
     values are [batch, groups, tokens, size]: each is read by heads / groups heads that follow each other.
     """
     rows, tokens = query.shape[2], key.shape[2]
@@ -350,7 +350,7 @@ def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **mask: Any) -> torch.Tensor:
-    """Attention as `causal`, of every row over all keys unless a mask says otherwise."""
+    """Return attention as `causal`, of every row over all keys unless a mask says otherwise."""
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, enable_gqa=grouped, **mask)
 
@@ -362,10 +362,10 @@ def by_round(
     own: Sequence[tuple[torch.Tensor, torch.Tensor]],
     first: int,
 ) -> torch.Tensor:
-    """Attention [batch, heads, n, size] of rounds that begin at the bases from `first` on, at one depth: each over `key` and
-    `value` [batch, groups, bases, size] of the bases up to its own, which are of verified tokens, and over what it drafted
-    itself: of every depth from 2 on the keys and values [batch, groups, n, size] in `own`. This is the mask of training-time
-    test (EAGLE-3, arXiv:2503.01840): causal, with a diagonal for every depth.
+    """Return attention [batch, heads, n, size] of rounds that begin at the bases from `first` on, at one depth: each over
+    `key` and `value` [batch, groups, bases, size] of the bases up to its own, which are of verified tokens, and over what it
+    drafted itself: of every depth from 2 on the keys and values [batch, groups, n, size] in `own`. This is the mask of
+    training-time test (EAGLE-3, arXiv:2503.01840): causal, with a diagonal for every depth.
 
     A few rows at a time, so that their scores stay below `SCORE_BYTES`.
     """
@@ -386,7 +386,9 @@ def by_round(
 def _mixed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, own: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """The softmax over the bases, of which the last ones are those of the rows, and over the rows' own keys, in float32."""
+    """Return the softmax over the bases, of which the last ones are those of the rows, and over the rows' own keys, in
+    float32.
+    """
     shape, rows, scale = query.shape[:4], query.shape[3], query.shape[4] ** -0.5
     scores = (query.flatten(2, 3) @ key.transpose(2, 3)).float().mul_(scale).view(*shape, -1)
     later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)

@@ -110,7 +110,7 @@ class EagleFormat:
         return bool(self.settings.get("use_aux_hidden_state", True))
 
     def stored_name(self, name: str) -> str:
-        """What its files call a tensor of `Eagle3`."""
+        """Return what its files call a tensor of `Eagle3`."""
         first = "midlayer." if any(each.startswith("midlayer.") for each in self.files.tensors) else "layers.0."
         if name in LEGACY and name not in self.files.tensors:
             legacy = f"{LEGACY[name]}.weight"
@@ -126,8 +126,8 @@ def stored_name(name: str, first: str = "layers.0.") -> str:
 
 
 def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> EagleFormat:
-    """What the files of a head of some `kinds` say. Raises `ModelUnloadable` for heads of other kinds, by name, and for
-    settings that contradict each other.
+    """Return what the files of a head of some `kinds` say. Raises `ModelUnloadable` for heads of other kinds, by name, and
+    for settings that contradict each other.
     """
     config = files.config
     layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
@@ -149,7 +149,7 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
 
 
 def eagle1_format(files: HeadFiles) -> EagleFormat:
-    """What the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
+    """Return what the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
     config = files.config
     layout = _layout(files, EAGLE1_KINDS, config.get("model_type", "llama"), ("llama",))
     layers = layer_config(files, config, qwen3=False)
@@ -179,8 +179,8 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_t
 
 
 def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
-    """The shape of its layers, as a config of transformers. Raises `ModelUnloadable` for what that refuses, and for settings
-    that would be read as if they were not there.
+    """Return the shape of its layers, as a config of transformers. Raises `ModelUnloadable` for what that refuses, and for
+    settings that would be read as if they were not there.
     """
     if missing := [key for key in SIZES if shape.get(key) is None]:
         raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
@@ -210,7 +210,7 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
 
 
 def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The target's ids of its logits, ascending, and the rows of its LM head in that order: None for all ids."""
+    """Return the target's ids of its logits, ascending, and the rows of its LM head in that order: None for all ids."""
     if "d2t" not in files.tensors:
         if count != total:
             problem = f"it proposes {count} of {total} tokens, but its files lack d2t, which lists them"
@@ -228,8 +228,8 @@ def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch
 
 
 def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
-    """How `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` where its files
-    cannot be read so.
+    """Return how `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` where its
+    files cannot be read so.
     """
     settings = head.settings
     before = settings.get("norm_before_residual")
@@ -245,7 +245,7 @@ def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
 
 
 def words_of(serve_as: str, head: EagleFormat, reading: Reading) -> dict[str, str]:
-    """A reading in words, by what they are about."""
+    """Return a reading in words, by what they are about."""
     states = "after the final norm" if reading.layers == (FINAL,) else f"after {_listed(reading.layers)} layers"
     words = {
         "layout": head.layout,
@@ -260,18 +260,18 @@ def words_of(serve_as: str, head: EagleFormat, reading: Reading) -> dict[str, st
 
 
 def is_guessed(head: EagleFormat) -> bool:
-    """Whether the files leave open which states of the target the head reads."""
+    """Return whether the files leave open which states of the target the head reads."""
     return head.reads_inner_states and not (head.settings.get(IDS) or head.settings["nested_ids"])
 
 
 def usual_layers(blocks: int) -> tuple[int, int, int]:
-    """The numbers of layers that engines guess of a target with `blocks` layers."""
+    """Return the numbers of layers that engines guess of a target with `blocks` layers."""
     return 2, blocks // 2, blocks - 3
 
 
 def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
-    """The target's states that enter. Raises `ModelUnloadable` for states that the target does not have, or that are not as
-    many as the head reads.
+    """Return the target's states that enter. Raises `ModelUnloadable` for states that the target does not have, or that are
+    not as many as the head reads.
     """
     if not head.reads_inner_states:
         return (FINAL,)
@@ -292,7 +292,9 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
 
 
 def _explicit(serve_as: str, head: EagleFormat, given: list[int], target: Any) -> tuple[int, ...]:
-    """The numbers of layers that explicit ids mean: they count layers passed, or are outputs of layers counted from 0."""
+    """Return the numbers of layers that explicit ids mean: they count layers passed, or are outputs of layers counted from
+    0.
+    """
     blocks, later = target.num_hidden_layers, tuple(layer + 1 for layer in given)
     if serve_as == "vllm":
         return tuple(sorted(given))
@@ -310,8 +312,8 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
-    """What else the files of a head could mean for a target (its config): states of one layer later and earlier, the norms
-    in their other places, and what each engine takes them for.
+    """Return what else the files of a head could mean for a target (its config): states of one layer later and earlier, the
+    norms in their other places, and what each engine takes them for.
     """
     measured, served = network.reading, served_readings(head, target)
     readings: dict[str, Reading] = {}
@@ -338,7 +340,7 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
 
 
 def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:
-    """How each engine reads the files, without those that could not serve them."""
+    """Return how each engine reads the files, without those that could not serve them."""
     served = {}
     for serve_as, engine in ENGINES.items():
         with contextlib.suppress(ModelUnloadable):
@@ -347,8 +349,8 @@ def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:
 
 
 def searched(network: Eagle3, target: Any) -> list[Alternative]:
-    """The readings of three states around those that engines guess, 2, n//2 and n-3, each up to two layers away; none for
-    heads that read another number of states.
+    """Return the readings of three states around those that engines guess, 2, n//2 and n-3, each up to two layers away; none
+    for heads that read another number of states.
     """
     measured, blocks = network.reading, target.num_hidden_layers
     if len(measured.layers) != 3:
@@ -367,7 +369,7 @@ def searched(network: Eagle3, target: Any) -> list[Alternative]:
 
 
 def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
-    """A warning about the files of draft `name` where they leave open which states it reads."""
+    """Return a warning about the files of draft `name` where they leave open which states it reads."""
     if not is_guessed(head):
         return ()
     message = (
@@ -378,7 +380,7 @@ def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str,
 
 
 def _setting(measured: Reading, reading: Reading, target: Any) -> str:
-    """What to do so that engines read the files like this."""
+    """Return what to do so that engines read the files like this."""
     settings = []
     for key, value in vars(reading).items():
         if value != getattr(measured, key):
@@ -392,7 +394,7 @@ def _setting(measured: Reading, reading: Reading, target: Any) -> str:
 def load_eagle3(
     name: str, draft: Eagle3Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, eagle3_format)
     require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
@@ -417,7 +419,7 @@ def load_eagle3(
 
 
 def trained_of(folder: Path) -> Trained | None:
-    """What the record of a training in the folder of a head says; None: there is none, or it cannot be read."""
+    """Return what the record of a training in the folder of a head says; None: there is none, or it cannot be read."""
     if not (folder / TRAINING).is_file():
         return None
     try:
@@ -428,7 +430,7 @@ def trained_of(folder: Path) -> Trained | None:
 
 
 def _curve_of(folder: Path) -> str | None:
-    """The folder whose curve.yaml names a head in OUT/heads/NAME as a point of the curve."""
+    """Return the folder whose curve.yaml names a head in OUT/heads/NAME as a point of the curve."""
     out = folder.parent.parent
     try:
         heads, _ = load_heads(out)
@@ -441,8 +443,8 @@ def _curve_of(folder: Path) -> str | None:
 def eagle3_network(
     head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype, made: Callable[..., Head]
 ) -> Head:
-    """The network of a head, `made` of what its files say, on the target's device. Raises `ModelUnloadable` for tensors that
-    are missing, unused, of other shapes, quantised or not finite.
+    """Return the network of a head, `made` of what its files say, on the target's device. Raises `ModelUnloadable` for
+    tensors that are missing, unused, of other shapes, quantised or not finite.
     """
     files = head.files
     missing = {EMBEDDING, LM_HEAD} - files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
@@ -464,7 +466,7 @@ def eagle3_network(
 def load_eagle1(
     name: str, draft: Eagle1Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, eagle1_format)
     missing = {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD})
     shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
@@ -479,7 +481,7 @@ def load_eagle1(
 
 
 def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:
-    """What of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
+    """Return what of its layers its tensors do not show, and whose its embedding and LM head are, in words."""
     layers = head.layers
     heads = f"{layers.num_attention_heads} heads of width {layers.head_dim}, {layers.num_key_value_heads} KV heads"
     rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
@@ -492,8 +494,8 @@ def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:
 
 
 def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dtype: torch.dtype) -> Head:
-    """A network on the meta device, with the tensors of its files, on the target's device. `unread`: tensors that may be
-    there and are not read.
+    """Return a network on the meta device, with the tensors of its files, on the target's device. `unread`: tensors that may
+    be there and are not read.
     """
     files = head.files
     own = {key: weight for key, weight in network.state_dict().items() if key != "ids"}
@@ -507,7 +509,7 @@ def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dt
 
 
 def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
-    """The target's weights that stand in for those of a head with `hidden` numbers in a state."""
+    """Return the target's weights that stand in for those of a head with `hidden` numbers in a state."""
     shared: dict[str, torch.Tensor] = {}
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
@@ -530,7 +532,9 @@ def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]
 
 
 def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[HeadFiles], Format]) -> Format:
-    """What the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or vocabulary."""
+    """Return what the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or
+    vocabulary.
+    """
     head = read(files_of(name, draft.own_model))
     require_layers(target, head.files.refused)
     config = target.network.config.get_text_config()

@@ -40,7 +40,7 @@ class HeadFiles:
     tensors: dict[str, Stored]
 
     def refused(self, problem: str, hint: str) -> ModelUnloadable:
-        """An error about them."""
+        """Return an error about them."""
         return ModelUnloadable(f"{self.name}: {problem}", hint)
 
     def require_flags(self, settings: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ class HeadFiles:
                 raise self.refused(f"{name} in its config.json is {shown(settings[name])}, not true or false", COMPLETE)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor on the CPU, as it is stored."""
+        """Return a tensor on the CPU, as it is stored."""
         with safe_open(self.tensors[name].path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
@@ -79,13 +79,13 @@ class HeadFiles:
                 raise self.refused(f"its files {words} {first_three(names)}", hint)
 
     def quantised(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """The fault of those of these tensors that are not of floats, with their dtypes."""
+        """Return the fault of those of these tensors that are not of floats, with their dtypes."""
         dtypes = {name: self.tensors[name].dtype for name in names}
         odd = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in FLOATS]
         return {"are quantized, which cannot be measured:": odd}
 
     def loaded(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of weights in a dtype. Raises `ModelUnloadable` for NaN and infinite numbers."""
+        """Return a tensor of weights in a dtype. Raises `ModelUnloadable` for NaN and infinite numbers."""
         weight = self.tensor(name).to(dtype)
         if not bool(weight.isfinite().all()):
             hint = "download the head again; if its numbers are too large for this dtype, set dtype for this draft"
@@ -94,7 +94,7 @@ class HeadFiles:
 
 
 def files_of(name: str, options: ModelOptions) -> HeadFiles:
-    """The files of draft `name`, from its folder or the hub. Raises `ModelUnloadable`."""
+    """Return the files of draft `name`, from its folder or the hub. Raises `ModelUnloadable`."""
     called = f"draft {name} ({options.model})"
     require_model(options, f"draft {name}")
     folder = Path(options.model)
@@ -117,7 +117,7 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
 
 
 def stored(paths: Iterable[Path], called: str) -> dict[str, Stored]:
-    """What safetensors files hold, by name."""
+    """Return what safetensors files hold, by name."""
     tensors: dict[str, Stored] = {}
     for path in paths:
         try:

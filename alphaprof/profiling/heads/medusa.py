@@ -65,7 +65,7 @@ class MedusaHeads(HeadNetwork):
         self.lm_heads = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(1 if shared else heads))
 
     def at(self, depth: int, features: torch.Tensor) -> torch.Tensor:
-        """The state [..., hidden] at a depth of features [..., hidden]: x + SiLU(W x + b) for each block."""
+        """Return the state [..., hidden] at a depth of features [..., hidden]: x + SiLU(W x + b) for each block."""
         state = features
         block: Any = self.blocks[depth - 1]
         for linear in block:
@@ -73,12 +73,12 @@ class MedusaHeads(HeadNetwork):
         return state
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """Each head on the features; see `HeadNetwork`."""
+        """Yield each head on the features; see `HeadNetwork`."""
         for depth in range(1, depths + 1):
             yield self.at(depth, features[:, first:].to(self.dtype))
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [n, logits] by the LM head of a depth."""
+        """Return logits [n, logits] by the LM head of a depth."""
         logits: torch.Tensor = self.lm_heads[min(depth, len(self.lm_heads)) - 1](states)
         return logits if self.scale == 1.0 else logits * self.scale
 
@@ -105,7 +105,7 @@ class MedusaHeads(HeadNetwork):
         )
 
     def cache(self, first: torch.Tensor | None = None) -> MedusaCache:
-        """An empty cache."""
+        """Return an empty cache."""
         return MedusaCache(self)
 
 
@@ -129,7 +129,7 @@ class MedusaCache:
 def load_medusa(
     name: str, draft: MedusaDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     files = files_of(name, draft.own_model)
     names = _names(files)
     network = _network(files, names, target, DTYPES[draft.dtype or target.dtype_name])
@@ -145,7 +145,7 @@ def load_medusa(
 
 
 def _names(files: HeadFiles) -> dict[str, str]:
-    """The stored name of each tensor, by its name in `MedusaHeads`."""
+    """Return the stored name of each tensor, by its name in `MedusaHeads`."""
     names: dict[str, str] = {}
     for stored in files.tensors:
         name = PREFIX.sub("", stored)
@@ -156,7 +156,7 @@ def _names(files: HeadFiles) -> dict[str, str]:
 
 
 def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torch.dtype) -> MedusaHeads:
-    """The heads on the target's device; `names`: see `_names`. Raises `ModelUnloadable` for tensors that are missing,
+    """Return the heads on the target's device; `names`: see `_names`. Raises `ModelUnloadable` for tensors that are missing,
     unused, of other shapes, quantised or not finite, and for fewer heads or other blocks than the config says. Some
     published configs speak of fewer heads.
     """
@@ -195,7 +195,7 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
 
 
 def _token_map(files: HeadFiles, stored: str, target: Model) -> torch.Tensor:
-    """The target's ids of a reduced vocabulary."""
+    """Return the target's ids of a reduced vocabulary."""
     kept = files.tensor(stored).long().flatten()
     if len(set(kept.tolist())) != len(kept) or not bool(((kept >= 0) & (kept < target.vocabulary)).all()):
         raise files.refused(f"{stored} does not hold distinct target ids from 0 to {target.vocabulary - 1}", COMPLETE)

@@ -95,7 +95,7 @@ class _Modules(HeadNetwork):
         return self._whole[0]
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [n, vocabulary] by the target's LM head; the states come out of the module's own final norm."""
+        """Return logits [n, vocabulary] by the target's LM head; the states come out of the module's own final norm."""
         logits: torch.Tensor = self.mtp._project_to_logits(states)
         return logits
 
@@ -108,7 +108,7 @@ class _Modules(HeadNetwork):
         return head_shape(self.own, config, self.mtp.shared_head.weight)
 
     def entries(self) -> Any:
-        """An empty cache for keys and values. It knows no layer types: masks keep sliding windows."""
+        """Return an empty cache for keys and values. It knows no layer types: masks keep sliding windows."""
         from transformers.cache_utils import MtpCache
 
         return MtpCache()
@@ -122,8 +122,8 @@ class _Modules(HeadNetwork):
         entries: Any = None,
         blind: bool = False,
     ) -> torch.Tensor:
-        """States [batch, n, hidden] of a module from tokens [batch, n] and states [batch, n, hidden] at `position` and after
-        it. `entries`: the cache that they go to; `blind`: the first token's embedding is taken as zeros.
+        """Return states [batch, n, hidden] of a module from tokens [batch, n] and states [batch, n, hidden] at `position`
+        and after it. `entries`: the cache that they go to; `blind`: the first token's embedding is taken as zeros.
         """
         embeddings = self.mtp.embed_tokens(tokens).to(states.device)
         if blind:
@@ -142,14 +142,14 @@ class ChainedModules(_Modules):
 
     @torch.inference_mode()
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """A causal pass for each depth; see `HeadNetwork`."""
+        """Yield a causal pass for each depth; see `HeadNetwork`."""
         states = features
         for depth in range(1, depths + 1):
             states = self.run(depth - 1, _following(ids, depth), states, depth)
             yield states[:, first:]
 
     def cache(self, first: torch.Tensor | None = None) -> ChainedEntries:
-        """An empty cache."""
+        """Return an empty cache."""
         return ChainedEntries(self)
 
 
@@ -175,7 +175,7 @@ class ChainedEntries:
 
     @torch.inference_mode()
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """The module of the depth reads all bases whose tokens it has not seen verified; see `HeadCache`."""
+        """Return the module of the depth reads all bases whose tokens it has not seen verified; see `HeadCache`."""
         self._tokens = torch.cat([self._tokens[:, : self._bases + depth - 2], token[:, None]], dim=1)
         return self._make(depth - 1)
 
@@ -212,11 +212,11 @@ class ReusedModule(_Modules):
         module.use_post_norm = module.use_post_norm and normed
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [n, vocabulary] by the target's LM head, after the module's final norm."""
+        """Return logits [n, vocabulary] by the target's LM head, after the module's final norm."""
         return super().logits(states if self._norm is None else self._norm(states), depth)
 
     def _masks(self, *given: Any, **named: Any) -> dict[str, Any]:
-        """The masks that transformers makes, or the one that is set."""
+        """Return the masks that transformers makes, or the one that is set."""
         if self._mask is not None:
             return {"attention_mask": self._mask}
         made: dict[str, Any] = type(self.mtp).create_masks_for_mtp_layer(self.mtp, *given, **named)
@@ -246,7 +246,9 @@ class ReusedModule(_Modules):
             yield states
 
     def _deeper(self, tokens: torch.Tensor, states: torch.Tensor, begin: int, depth: int, entries: Any) -> torch.Tensor:
-        """States at a depth of the bases from `begin` on; `entries`: the true ones up to the last of them, then theirs."""
+        """Return states at a depth of the bases from `begin` on; `entries`: the true ones up to the last of them, then
+        theirs.
+        """
         seen = seen_at(begin, begin + tokens.shape[1], depth, self._window).to(states.device)
         blocked = torch.full(seen.shape, torch.finfo(states.dtype).min, dtype=states.dtype, device=states.device)
         self._mask = blocked.masked_fill(seen, 0.0)[None, None]
@@ -256,7 +258,7 @@ class ReusedModule(_Modules):
             self._mask = None
 
     def cache(self, first: torch.Tensor | None = None) -> ReusedEntries:
-        """An empty cache."""
+        """Return an empty cache."""
         return ReusedEntries(self)
 
 
@@ -284,7 +286,7 @@ class ReusedEntries:
 
 
 def _with_first_alone(mtp: Any) -> Any:
-    """A shallow copy of a MtpModel with a copy of its first module, which shares all weights."""
+    """Return a shallow copy of a MtpModel with a copy of its first module, which shares all weights."""
     twin, module = copy.copy(mtp), copy.copy(mtp.layers[0])
     twin._modules, module._modules = dict(mtp._modules), dict(module._modules)
     twin.layers = nn.ModuleList([module])
@@ -322,7 +324,7 @@ def _keep(entries: Any, module: int, count: int) -> None:
 def load_mtp(
     name: str, draft: MtpDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`: the modules of the target's own checkpoint."""
+    """Return a loader of `load_draft`: the modules of the target's own checkpoint."""
     config = target.network.config.get_text_config()
     _require_kind(name, config.model_type, target)
     layout, files = _found(name, target, folder_of(options.target))
@@ -384,7 +386,7 @@ def _require_kind(name: str, kind: str, target: Model) -> None:
 
 
 def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFiles]:
-    """The layout of a checkpoint's modules, and their tensors."""
+    """Return the layout of a checkpoint's modules, and their tensors."""
     found: dict[str, Stored] = {}
     if folder is not None:  # None: a .gguf file, which holds no modules that transformers reads
         found = stored(weights_in(folder), f"draft {name}")
@@ -398,7 +400,7 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
 
 
 def _count(files: HeadFiles, layout: str, config: Any) -> int:
-    """How many modules there are. Raises `ModelUnloadable` where the config says another number."""
+    """Return how many modules there are. Raises `ModelUnloadable` where the config says another number."""
     matches = (PLACES[layout].search(name) for name in files.tensors)
     count = len({match[1] for match in matches if match is not None and match[1] is not None})
     promised = [getattr(config, key, None) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")]
@@ -410,8 +412,8 @@ def _count(files: HeadFiles, layout: str, config: Any) -> int:
 
 
 def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
-    """A MtpModel with the modules' weights, on the target's device and in its dtype. Raises `ModelUnloadable` for weights
-    that modules lack or do not have, of another shape, quantised or not finite.
+    """Return a MtpModel with the modules' weights, on the target's device and in its dtype. Raises `ModelUnloadable` for
+    weights that modules lack or do not have, of another shape, quantised or not finite.
     """
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
@@ -450,8 +452,8 @@ def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
 
 
 def _tensors(files: HeadFiles, target: Model) -> dict[str, torch.Tensor]:
-    """The modules' tensors by name, without the copies of the target's. Raises `ModelUnloadable` for quantised ones, and for
-    copies that differ.
+    """Return the modules' tensors by name, without the copies of the target's. Raises `ModelUnloadable` for quantised ones,
+    and for copies that differ.
     """
     files.require_none(files.quantised(files.tensors), "give the target in 16 or 32 bits")
     tensors = {name: files.tensor(name) for name in files.tensors}
@@ -464,7 +466,7 @@ def _tensors(files: HeadFiles, target: Model) -> dict[str, torch.Tensor]:
 
 
 def _owner(network: Any, layout: str, count: int) -> Any:
-    """The target with a config of its own that says what modules it has; the target's stays as it is."""
+    """Return the target with a config of its own that says what modules it has; the target's stays as it is."""
     owner = copy.copy(network)
     owner.config = copy.deepcopy(network.config)
     config = owner.config.get_text_config()
@@ -480,7 +482,7 @@ def _owner(network: Any, layout: str, count: int) -> Any:
 
 
 def _renamed(name: str, layout: str, owner: Any) -> str:
-    """The name that transformers expects in a checkpoint: of MiMo's modules that of layers after the last."""
+    """Return the name that transformers expects in a checkpoint: of MiMo's modules that of layers after the last."""
     if layout != MIMO:
         return name
     number, rest = name.removeprefix("model.mtp_layers.").split(".", 1)
@@ -490,7 +492,9 @@ def _renamed(name: str, layout: str, owner: Any) -> str:
 
 
 def _window(config: Any) -> int | None:
-    """How many entries the first module sees by its layer type. Raises `ValueError` for a type that is not attention."""
+    """Return how many entries the first module sees by its layer type. Raises `ValueError` for a type that is not
+    attention.
+    """
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return int(config.sliding_window) if kinds[0] == "sliding_attention" else None
 

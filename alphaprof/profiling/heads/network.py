@@ -72,7 +72,7 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [n, logits] of states [n, hidden] at a depth."""
+        """Return logits [n, logits] of states [n, hidden] at a depth."""
 
     def at_once(self, cache: Any) -> torch.Tensor | None:
         """Return the states [batch, depths, hidden] of all depths of a round that `cache.extend` has begun, if one pass
@@ -82,19 +82,19 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def shape(self) -> ModelShape | None:
-        """What decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""
+        """Return what decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""
 
     @abstractmethod
     def cache(self, first: torch.Tensor | None = None) -> HeadCache:
-        """An empty cache, for texts that begin with the tokens `first` [batch]: no base reads them, and only drafters that
-        are models by themselves do.
+        """Return an empty cache, for texts that begin with the tokens `first` [batch]: no base reads them, and only drafters
+        that are models by themselves do.
         """
 
 
 def head_shape(
     module: nn.Module, config: Any, logits: torch.Tensor, entering: Sequence[str] = (), elsewhere: Sequence[str] = ()
 ) -> ModelShape | None:
-    """The shape of a head whose steps run decoder layers as `config` describes them; None for a latent KV cache.
+    """Return the shape of a head whose steps run decoder layers as `config` describes them; None for a latent KV cache.
 
     `module`: its own parameters, all of which a step uses for every token, but for the modules of the names `elsewhere`
     (embeddings, and those of the logits) and those that later steps of a round leave out, `entering`. `logits` [rows,

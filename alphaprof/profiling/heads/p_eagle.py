@@ -53,7 +53,7 @@ class PEagle(MaskRows, Eagle3):
 def load_p_eagle(
     name: str, draft: PEagleDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, partial(eagle3_format, kinds=P_EAGLE_KINDS))
     require_verifier(head.files, target, tokenizer)
     config, mask = target.network.config.get_text_config(), mask_of(head.files)

@@ -53,7 +53,7 @@ class MaskRows(OnePass, EagleHead):
         return torch.full_like(tokens, self.mask), states
 
     def cache(self, first: torch.Tensor | None = None) -> MaskCache:
-        """An empty cache."""
+        """Return an empty cache."""
         return MaskCache(self, first if self.ahead else None)
 
 
@@ -80,7 +80,7 @@ class MaskCache(OnePassCache, EagleCache):
 
 
 def mask_of(files: HeadFiles) -> int:
-    """The mask token that the files of a parallel drafter name. Raises `ModelUnloadable`."""
+    """Return the mask token that the files of a parallel drafter name. Raises `ModelUnloadable`."""
     given = next((files.config[key] for key in MASKS if files.config.get(key) is not None), None)
     if type(given) is not int or given < 0:
         raise files.refused(f"config.json has no valid mask token: {shown(given)}", f"{COMPLETE}: mask_token_id")

@@ -64,7 +64,7 @@ class Pard(MaskRows):
 def load_pard(
     name: str, draft: PardDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     files = files_of(name, draft.own_model)
     (architecture,) = (files.config.get("architectures") or [""])[:1]
     if architecture not in ARCHITECTURES:
@@ -96,8 +96,8 @@ def load_pard(
 
 
 def _network(files: HeadFiles, config: Any, mask: int, drafts: int, target: Model, dtype: torch.dtype) -> Pard:
-    """The model on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other shapes,
-    quantised or not finite.
+    """Return the model on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
+    shapes, quantised or not finite.
     """
     with torch.device("meta"):
         network = Pard(config, mask=mask, drafts=drafts)

@@ -138,8 +138,8 @@ def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, w
 
 
 def _trial(way: Alternative, rows: list[np.ndarray], own: list[np.ndarray]) -> Trial:
-    """What a reading got, beside the measured one. Its standard error is the larger one of positions and of texts as units,
-    and at least that of a single position.
+    """Return what a reading got, beside the measured one. Its standard error is the larger one of positions and of texts as
+    units, and at least that of a single position.
     """
     ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, own, strict=True)]
     every = np.concatenate(ahead)

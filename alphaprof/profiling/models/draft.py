@@ -33,14 +33,14 @@ class DraftPass(Protocol):
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
-        """What `logits` needs [n, ...] for the tokens that follow chosen ones (`row`, ascending, and `column` [n]) of
+        """Return what `logits` needs [n, ...] for the tokens that follow chosen ones (`row`, ascending, and `column` [n]) of
         right-padded ids [batch, length]; `known`: the hidden states [batch, length, hidden] of `reads`; `first`: the
         smallest column, which the host knows.
         """
 
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
-        """Logits [n, logits] of n rows at a depth, counted from 1: of the token that follows, as that draft of a round. What
-        stands where the text has no such round means nothing.
+        """Return logits [n, logits] of n rows at a depth, counted from 1: of the token that follows, as that draft of a
+        round. What stands where the text has no such round means nothing.
         """
 
 
@@ -60,13 +60,13 @@ class Draft(Protocol):
         """The models that it runs by themselves, each with a KV cache, which read prompts and have steps; () for none."""
 
     def facts(self) -> DraftFacts:
-        """What the manifest keeps of it."""
+        """Return what the manifest keeps of it."""
 
     def teacher_forced(self, target: TeacherForced) -> DraftPass | None:
-        """What gives its logits in a teacher-forced pass beside that of the target; None: it has no distribution."""
+        """Return what gives its logits in a teacher-forced pass beside that of the target; None: it has no distribution."""
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
-        """Columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of prompt,
-        that logits do not give: `proposed`; without a distribution `draft_top`, and `accepted_run` if the round's start
-        matters; `proposed_before_eos` if transformers ends its proposals before an EOS.
+        """Return columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of
+        prompt, that logits do not give: `proposed`; without a distribution `draft_top`, and `accepted_run` if the round's
+        start matters; `proposed_before_eos` if transformers ends its proposals before an EOS.
         """

@@ -58,7 +58,7 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
 
 
 def _stored(options: ModelOptions) -> tuple[str | None, str]:
-    """The dtype of a checkpoint by its files, and where that comes from in words."""
+    """Return the dtype of a checkpoint by its files, and where that comes from in words."""
     if (folder := folder_of(options)) is None:  # the reader of GGUF files takes seconds for a vocabulary
         return PACKED, f"a .gguf file's weights are unpacked to {PACKED}"
     stored = declared_dtype(folder)
@@ -68,7 +68,7 @@ def _stored(options: ModelOptions) -> tuple[str | None, str]:
 
 
 def _weights(options: ModelOptions, folder: Path) -> Path:
-    """A file of a checkpoint's weights, fetched from the hub where the cache lacks it, if it is there."""
+    """Return a file of a checkpoint's weights, fetched from the hub where the cache lacks it, if it is there."""
     path = weights_in(folder)[0]
     if not is_local(options.model) and not path.is_file():
         from huggingface_hub import hf_hub_download
@@ -79,7 +79,7 @@ def _weights(options: ModelOptions, folder: Path) -> Path:
 
 
 def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
-    """Whether a GPU computes in a 16-bit dtype, or a CPU faster than in float32, and how that is known, in words."""
+    """Return whether a GPU computes in a 16-bit dtype, or a CPU faster than in float32, and how that is known, in words."""
     if device.type == "cuda":
         fast = name == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
         return fast, f"in which this GPU {'computes' if fast else 'does not compute'}"

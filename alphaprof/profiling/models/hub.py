@@ -124,7 +124,7 @@ def _require_hub_id(reference: str) -> None:
 
 
 def row_count(path: Path) -> int | None:
-    """About how many rows a data file holds; None where only reading it would tell."""
+    """About how many rows a data file holds; None if only reading it would tell."""
     if path.suffix == ".parquet" and path.is_file():
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -140,7 +140,7 @@ def row_count(path: Path) -> int | None:
 
 
 def expected_documents(options: ProfileOptions) -> int | None:
-    """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
+    """About how many documents the sources hold, for the progress display; None if that is not known beforehand."""
     if any(source.limit and not isinstance(source.domain, str) for source in options.data):
         return None  # a number of each domain
     counts = [(row_count(Path(source.path)), source.limit) for source in options.data]
@@ -157,7 +157,7 @@ def require_model(options: ModelOptions, name: str) -> None:
 
 
 def folder_of(options: ModelOptions) -> Path | None:
-    """Where the files of a model lie: its directory, or the hub's cache of it; None where there is neither."""
+    """Where the files of a model lie: its directory, or the hub's cache of it; None if there is neither."""
     if is_local(options.model):
         return None if options.model.endswith(".gguf") else Path(options.model)
     described = _cached(options.model, CONFIG, options.revision)
@@ -174,8 +174,8 @@ def fetch_descriptions(options: ModelOptions) -> None:
 
 
 def downloaded(options: ModelOptions) -> Path:
-    """The folder of the hub's cache with a repository's descriptions and safetensors. Pickles, and what lies in folders
-    of the repository, are not fetched. Raises `ModelUnloadable`.
+    """Return the folder of the hub's cache with a repository's descriptions and safetensors. Pickles, and what lies in
+    folders of the repository, are not fetched. Raises `ModelUnloadable`.
     """
     from huggingface_hub import snapshot_download
 
@@ -188,12 +188,12 @@ def downloaded(options: ModelOptions) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error of another library that says something; its class where none does."""
+    """Return the first line of an error of another library that says something; its class where none does."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def is_local(reference: str) -> bool:
-    """Whether a resolved reference is a path (`config.resolve` makes existing and explicit paths absolute)."""
+    """Return whether a resolved reference is a path (`config.resolve` makes existing and explicit paths absolute)."""
     return os.path.isabs(reference)
 
 
@@ -210,7 +210,7 @@ def _cached(reference: str, name: str, revision: str | None) -> str | None:
 
 
 def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
-    """Whether the hub answers at all within the time, name resolution included (which a client's timeout is not)."""
+    """Return whether the hub answers at all within the time, name resolution included (which a client's timeout is not)."""
     answered = threading.Event()
 
     def ask() -> None:

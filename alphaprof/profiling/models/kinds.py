@@ -41,7 +41,7 @@ class DraftModel(Model):
         return (self,)
 
     def facts(self) -> DraftFacts:
-        """What the manifest keeps of it. No engine leaves out layers of its target to draft."""
+        """Return what the manifest keeps of it. No engine leaves out layers of its target to draft."""
         return DraftFacts(
             **vars(super().facts()),
             has_distribution=True,
@@ -52,7 +52,7 @@ class DraftModel(Model):
         )
 
     def teacher_forced(self, target: TeacherForced) -> TeacherForced:
-        """Its own, which goes on from the target's states where its first layers are the target's."""
+        """Return its own, which goes on from the target's states where its first layers are the target's."""
         return TeacherForced(self, target)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
@@ -89,7 +89,7 @@ class PromptLookup:
         return dict(zip(names, np.array(fields, dtype=np.int64).reshape(-1, 4).T, strict=True))
 
     def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int, int]:
-        """Values of `columns` for the proposal from `place` on when the text so far ends at `end`."""
+        """Return values of `columns` for the proposal from `place` on when the text so far ends at `end`."""
         proposal = self.proposal(tokens, place, end)
         actual = tokens[end : end + len(proposal)]
         pairs = enumerate(zip(proposal, actual, strict=False))
@@ -98,11 +98,11 @@ class PromptLookup:
         return proposal[0], len(proposal), accepted, before_eos
 
     def proposal(self, tokens: list[int], place: int, end: int) -> list[int]:
-        """The tokens from `place` on, up to where the text so far ends, at `end`; one at least."""
+        """Return the tokens from `place` on, up to where the text so far ends, at `end`; one at least."""
         return tokens[place : min(place + PROPOSED_LIMIT, end)]
 
     def search(self, tokens: list[int]) -> float:
-        """Seconds that one search of a text takes when it is indexed up to its last token."""
+        """Return seconds that one search of a text takes when it is indexed up to its last token."""
         index = Index(self.max_ngram)
         for end in range(1, len(tokens)):
             index.add(tokens, end)
@@ -120,7 +120,7 @@ class PromptLookup:
         """None: it proposes tokens, not distributions."""
 
     def facts(self) -> DraftFacts:
-        """What the manifest keeps of this draft."""
+        """Return what the manifest keeps of this draft."""
         return DraftFacts(
             reference="prompt lookup",
             kind="prompt_lookup",
@@ -143,7 +143,7 @@ class PromptLookup:
 
 
 def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:
-    """All drafts of a profile, each checked against the target's vocabulary."""
+    """Return all drafts of a profile, each checked against the target's vocabulary."""
     return [load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
 
 
@@ -157,7 +157,7 @@ def check_tokenizers(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase
 def load_draft(
     name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> Draft:
-    """One draft, by the function that its options name as `loader`: checked against the target's vocabulary. Raises
+    """Return one draft, by the function that its options name as `loader`: checked against the target's vocabulary. Raises
     `VocabularyMismatch` and `ModelUnloadable`.
     """
     module, _, function = draft.loader.partition(":")
@@ -168,27 +168,27 @@ def load_draft(
 def load_prompt_lookup(
     name: str, draft: PromptLookupDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> PromptLookup:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, target.dtype_name)
 
 
 def load_layer_skip(
     name: str, draft: LayerSkipDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> DraftModel:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     return layer_skip(name, target, draft.drop_layers)
 
 
 def load_draft_model(
     name: str, draft: ModelDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> DraftModel:
-    """A loader of `load_draft`."""
+    """Return a loader of `load_draft`."""
     device = draft.device if draft.device != "auto" else str(target.device)
     return DraftModel(**vars(load_model(name, draft, draft.dtype or target.dtype_name, device)))
 
 
 def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
-    """The target without some layers (none: a copy of it). It shares every parameter and has its own KV cache. Raises
+    """Return the target without some layers (none: a copy of it). It shares every parameter and has its own KV cache. Raises
     `ModelUnloadable` where the layers do not exist or cannot be taken out.
     """
     network, config = target.network, target.network.config.get_text_config()
@@ -212,7 +212,9 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
 
 
 def _without_layers(network: Any, kept: list[int]) -> Any:
-    """A network of the same class with the kept layers, built on the meta device and filled with the target's modules."""
+    """Return a network of the same class with the kept layers, built on the meta device and filled with the target's
+    modules.
+    """
     layers = network.base_model.layers
     config = copy.deepcopy(network.config)
     for key, value in network.config.to_dict().items():
@@ -232,7 +234,9 @@ def _without_layers(network: Any, kept: list[int]) -> Any:
 
 
 def _renumbered(module: nn.Module, index: int) -> nn.Module:
-    """A copy of a layer that shares its parameters, with every `layer_idx` set: it is the layer's place in the cache."""
+    """Return a copy of a layer that shares its parameters, with every `layer_idx` set: it is the layer's place in the
+    cache.
+    """
     twin = copy.copy(module)
     twin.__dict__ = dict(module.__dict__)
     twin._modules = {name: child and _renumbered(child, index) for name, child in module._modules.items()}

@@ -86,7 +86,7 @@ class Model:
 
     @property
     def context(self) -> int | None:
-        """The longest text in tokens; None where the architecture has no limit."""
+        """The longest text in tokens; None if the architecture has no limit."""
         limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         return int(limit) if limit else None
 
@@ -120,7 +120,7 @@ class Model:
         return fingerprint(self.network)
 
     def facts(self) -> ModelFacts:
-        """What the manifest keeps of this model."""
+        """Return what the manifest keeps of this model."""
         return ModelFacts(
             reference=self.reference,
             kind=self.kind,
@@ -221,8 +221,9 @@ def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: 
 
 
 def _unused(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> list[str]:
-    """Names of weights without a place in the network. Published checkpoints carry some that no architecture declares:
-    `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for several tokens ahead that only the config declares.
+    """Return names of weights without a place in the network. Published checkpoints carry some that no architecture
+    declares: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for several tokens ahead that only the config
+    declares.
     """
     settings = network.config.get_text_config()
     last = getattr(settings, "num_hidden_layers", None) or 0
@@ -243,7 +244,9 @@ def _unused(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOpti
 
 
 def _biases_of_zeros(folder: Path | None) -> set[str]:
-    """Names of the biases that hold nothing but zeros in a model's safetensors, without what `BEFORE_LAYERS` matches."""
+    """Return names of the biases that hold nothing but zeros in a model's safetensors, without what `BEFORE_LAYERS`
+    matches.
+    """
     from safetensors import safe_open
 
     is_zero: dict[str, bool] = {}
@@ -257,7 +260,7 @@ def _biases_of_zeros(folder: Path | None) -> set[str]:
 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a model. Raises `ModelUnloadable`."""
+    """Return the tokenizer that belongs to a model. Raises `ModelUnloadable`."""
     require_model(options, "the tokenizer")
     from transformers import AutoTokenizer
 
@@ -318,8 +321,8 @@ def without_advice() -> Iterator[None]:
 
 
 def choose_device(device: str) -> torch.device:
-    """The device that an option means. Raises `ModelUnloadable` where it does not exist, or is of a kind on which times and
-    statistics would be wrong: nothing here waits for it before it reads the clock, and not all have float64.
+    """Return the device that an option means. Raises `ModelUnloadable` where it does not exist, or is of a kind on which
+    times and statistics would be wrong: nothing here waits for it before it reads the clock, and not all have float64.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -336,8 +339,8 @@ def choose_device(device: str) -> torch.device:
 
 
 def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dict[str, float | bool] | None:
-    """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture. `weight_bytes`:
-    of a parameter (default: of the dtype).
+    """Return what decides the bytes and FLOPs of a model's steps; None if that is not known of its architecture.
+    `weight_bytes`: of a parameter (default: of the dtype).
     """
     size = float(network.dtype.itemsize)
     weights = weight_bytes or size
@@ -391,7 +394,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]:
-    """The ids with which a tokenizer or a generation config ends a text."""
+    """Return the ids with which a tokenizer or a generation config ends a text."""
     eos: int | list[int] | None = owner.eos_token_id
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
 
@@ -414,19 +417,19 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
 
 
 def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id that stands for a token."""
+    """Return one more than the largest id that stands for a token."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
+    """Return ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
     added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
     return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, by its type or one of the many wordings of torch and its backends, or was
-    raised because of one that does: where memory runs out in a recording of a CUDA graph, ending that fails as well.
+    """Return whether an error means that memory ran out, by its type or one of the many wordings of torch and its backends,
+    or was raised because of one that does: where memory runs out in a recording of a CUDA graph, ending that fails as well.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in str(error) for words in OUT_OF_MEMORY):
         return True
@@ -434,14 +437,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def kept_logits(model: Model) -> dict[str, Any]:
-    """What to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would cost more
-    memory than the prompt's keys and values.
+    """Return what to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would
+    cost more memory than the prompt's keys and values.
     """
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
 
 
 def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
-    """What a model's config.json says of its quantisation; None: nothing. Raises `ModelUnloadable` for a method that
+    """Return what a model's config.json says of its quantisation; None: nothing. Raises `ModelUnloadable` for a method that
     transformers does not know: it would read packed weights as if they were plain ones.
     """
     from transformers.quantizers.auto import AutoHfQuantizer
@@ -458,7 +461,7 @@ def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
 
 
 def _method(declared: Mapping[str, Any]) -> str | None:
-    """The name of a method; old configs of bitsandbytes have none."""
+    """Return the name of a method; old configs of bitsandbytes have none."""
     if declared.get("load_in_4bit") or declared.get("load_in_8bit"):
         return "bitsandbytes"
     method = declared.get("quant_method")
@@ -466,7 +469,9 @@ def _method(declared: Mapping[str, Any]) -> str | None:
 
 
 def _bits(declared: Mapping[str, Any]) -> int | None:
-    """The bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by group."""
+    """Return the bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by
+    group.
+    """
     groups = (declared.get("config_groups") or {}).values()
     own = 4 if declared.get("load_in_4bit") else 8 if declared.get("load_in_8bit") else declared.get("bits")
     numbers = {own, *((group.get("weights") or {}).get("num_bits") for group in groups)} - {None}
@@ -474,13 +479,13 @@ def _bits(declared: Mapping[str, Any]) -> int | None:
 
 
 def kernels_of(network: nn.Module) -> dict[str, int]:
-    """The classes that compute with quantised weights, and the number of layers of each."""
+    """Return the classes that compute with quantised weights, and the number of layers of each."""
     kernels = Counter(name for module in network.modules() if (name := _kernel(module)) is not None)
     return dict(sorted(kernels.items()))
 
 
 def _kernel(module: nn.Module) -> str | None:
-    """The class that computes with quantised weights: the layer's own, or that of its weight in a plain layer."""
+    """Return the class that computes with quantised weights: the layer's own, or that of its weight in a plain layer."""
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     if wrapped := [weight for weight in own if hasattr(weight, WRAPPER)]:
         return type(wrapped[0] if type(module) is nn.Linear else module).__name__
@@ -497,7 +502,7 @@ def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def parameters_of(network: PreTrainedModel) -> int:
-    """The number of parameters of an architecture, however its weights are packed."""
+    """Return the number of parameters of an architecture, however its weights are packed."""
     with torch.device("meta"):
         plain = type(network)(network.config)
     return sum(parameter.numel() for parameter in plain.parameters())
@@ -513,6 +518,6 @@ def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.
 
 
 def stored_bytes(network: PreTrainedModel) -> int:
-    """Bytes of all saved weights, those with several names once."""
+    """Return bytes of all saved weights, those with several names once."""
     weights = [item for name, weight in network.state_dict().items() for item in plain_tensors(name, weight)]
     return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in weights}.values())

@@ -55,7 +55,7 @@ class Processing:
     min_p: float = 0.0
 
     def for_draft(self, draft_processing: str) -> Processing:
-        """What the draft's logits go through: the same, or temperature alone."""
+        """Return what the draft's logits go through: the same, or temperature alone."""
         return self if draft_processing == "same" else Processing(self.temperature)
 
 
@@ -77,12 +77,12 @@ def resolved(options: Sampling, served: Mapping[str, Any]) -> Processing:
 
 
 def not_modelled(served: Mapping[str, Any]) -> list[str]:
-    """Which settings of a generation config would change the distribution and are not modelled."""
+    """Return which settings of a generation config would change the distribution and are not modelled."""
     return [f"{name}: {served[name]}" for name, neutral in NOT_MODELLED.items() if served.get(name) not in (None, *neutral)]
 
 
 def processed(logits: torch.Tensor, settings: Processing) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits [n, V] divided by the temperature, in float32, and which of them are kept [n, V]; None: all."""
+    """Return logits [n, V] divided by the temperature, in float32, and which of them are kept [n, V]; None: all."""
     scaled = divided(logits, settings.temperature)
     kept: torch.Tensor | None = None
     if 0 < settings.top_k < scaled.shape[1]:
@@ -96,22 +96,22 @@ def processed(logits: torch.Tensor, settings: Processing) -> tuple[torch.Tensor,
 
 
 def divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Logits divided by the temperature in float32, correctly rounded on every device: where a number divides, a GPU
+    """Return logits divided by the temperature in float32, correctly rounded on every device: where a number divides, a GPU
     multiplies by its inverse, and what stood at a cut would fall off it.
     """
     return logits.float() if temperature == 1.0 else logits.float() / torch.full((), temperature, device=logits.device)
 
 
 def _weights(scaled: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """Probabilities up to a factor: the largest is 1, what is not kept is 0."""
+    """Return probabilities up to a factor: the largest is 1, what is not kept is 0."""
     weights = (scaled - scaled.amax(1, keepdim=True)).exp()
     return weights if kept is None else weights * kept
 
 
 def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Tensor:
-    """Which tokens are among the fewest largest that hold `top_p` of the weight, and those equal to the smallest of them.
-    Only the `first` largest are sorted, and all where that was not enough; None: all at once, without a GPU's waiting for
-    the host. Sums are float64: in float32 they depend on the order of their terms, and flat distributions would be cut
+    """Return which tokens are among the fewest largest that hold `top_p` of the weight, and those equal to the smallest of
+    them. Only the `first` largest are sorted, and all where that was not enough; None: all at once, without a GPU's waiting
+    for the host. Sums are float64: in float32 they depend on the order of their terms, and flat distributions would be cut
     elsewhere.
     """
     count = weights.shape[1] if first is None else min(first, weights.shape[1])
@@ -131,14 +131,16 @@ def weights_of(logits: torch.Tensor, settings: Processing) -> torch.Tensor:
 
 
 def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """One id [n] a row of weights [n, V], drawn by numbers [n] in [0, 1): the first whose running sum exceeds its share."""
+    """Return one id [n] a row of weights [n, V], drawn by numbers [n] in [0, 1): the first whose running sum exceeds its
+    share.
+    """
     mass = weights.double().cumsum(1)
     drawn = numbers[:, None].to(mass.device) * mass[:, -1:]
     return torch.searchsorted(mass, drawn, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
 def uniforms(seed: int, prompt: np.ndarray[Any, Any], source_row: int, count: int, stream: int = 0) -> np.ndarray[Any, Any]:
-    """The random numbers [count] that draw a document's tokens: a function of seed, prompt and row alone.
+    """Return the random numbers [count] that draw a document's tokens: a function of seed, prompt and row alone.
 
     So a text depends neither on its batch nor on which other documents a run has, and the first n numbers not on `count`.
     Other streams are for what else is drawn, and independent of each other.

@@ -15,7 +15,7 @@ from alphaprof.profiling.models.load import Model, is_out_of_memory
 
 
 def shared_layers(target: Any, draft: Any) -> int:
-    """How many layers, from the first on, have the same parameters in two decoders; 0 where that cannot be known."""
+    """Return how many layers, from the first on, have the same parameters in two decoders; 0 if that cannot be known."""
     if draft is target or not all(isinstance(getattr(base, "layers", None), nn.ModuleList) for base in (target, draft)):
         return 0
     if target.get_input_embeddings().weight is not draft.get_input_embeddings().weight:
@@ -140,7 +140,8 @@ class TeacherForced:
         known: Mapping[int, torch.Tensor] | None = None,
         first: int = 0,
     ) -> torch.Tensor:
-        """What `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch, length].
+        """Return what `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch,
+        length].
 
         No mask is needed: attention is causal, so real tokens never see the padding after them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
@@ -162,7 +163,7 @@ class TeacherForced:
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
-        """Logits [n, vocabulary] of n rows, in the model's dtype; the same at every depth."""
+        """Return logits [n, vocabulary] of n rows, in the model's dtype; the same at every depth."""
         return self._from_hidden(rows) if self.chunked else rows
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
@@ -175,8 +176,8 @@ class TeacherForced:
 
 
 def _with_decoder(network: Any, decoder: nn.Module) -> Any:
-    """A shallow copy of the network with another decoder. What accelerate gave the network stays behind: its `forward` would
-    run the network and not the copy; parts have others, which bring what they are given to their device.
+    """Return a shallow copy of the network with another decoder. What accelerate gave the network stays behind: its
+    `forward` would run the network and not the copy; parts have others, which bring what they are given to their device.
     """
     clone = copy.copy(network)
     clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
@@ -187,8 +188,8 @@ def _with_decoder(network: Any, decoder: nn.Module) -> Any:
 
 @torch.inference_mode()
 def _rest(target: Model, draft: Model) -> Rest | None:
-    """The draft without the layers that it shares with its target; None where there are none, or where going on from them
-    does not give what the whole draft gives, to the last bit.
+    """Return the draft without the layers that it shares with its target; None if there are none, or where going on from
+    them does not give what the whole draft gives, to the last bit.
     """
     bases = [model.network.base_model for model in (target, draft)]
     if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
@@ -216,7 +217,7 @@ def short_texts(model: Model) -> torch.Tensor:
 def _reproduces(
     model: Model, hidden: Callable[[torch.Tensor], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
+    """Return whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
     if model.network.base_model_prefix not in model.network._modules:
         return False
     ids = short_texts(model)

@@ -90,7 +90,7 @@ def profile_on_ray(
 
 @contextlib.contextmanager
 def _session(storage: Storage, progress: Progress) -> Iterator[Any]:
-    """Yields the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
+    """Yield the module `ray`, connected; what it started ends with the block. Raises `OptionInvalid`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody about itself
     import ray
 
@@ -121,7 +121,7 @@ def _session(storage: Storage, progress: Progress) -> Iterator[Any]:
 
 
 def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
-    """How many GPUs an actor asks for: none where no model runs on one."""
+    """Return how many GPUs an actor asks for: none if no model runs on one."""
     models = [options.target, *(draft.own_model for draft in options.drafts.values() if draft.own_model)]
     wanted = {model.device.partition(":")[0] for model in models}
     if "cuda" in wanted or ("auto" in wanted and resources.get("GPU", 0) > 0):
@@ -207,7 +207,7 @@ class Unheard:
 
 
 def _reached(where: str) -> Storage:
-    """The run's storage, as an actor sees it. Raises `RunUnreadable` if it does not see what the driver has begun."""
+    """Return the run's storage, as an actor sees it. Raises `RunUnreadable` if it does not see what the driver has begun."""
     storage = storage_of(where)
     if not storage.has(PROFILE):
         raise RunUnreadable(
@@ -251,7 +251,7 @@ class _Silence:
 
 
 def actors_for(execution: ExecutionOptions, resources: Mapping[str, float], gpus: float, shards: int) -> int:
-    """How many actors measure some shards; each needs some GPUs, or where that is 0 a CPU."""
+    """Return how many actors measure some shards; each needs some GPUs, or where that is 0 a CPU."""
     if execution.workers == "auto":
         threads = 1 if execution.threads == "auto" else execution.threads
         slots = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads

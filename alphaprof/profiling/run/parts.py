@@ -35,12 +35,12 @@ class Part:
         return f"{self.index}/{self.count}"
 
     def has(self, shard: int) -> bool:
-        """Whether a shard is one of this part's."""
+        """Return whether a shard is one of this part's."""
         return shard % self.count == self.index
 
     def asks(self, committed: Collection[int], shards: int) -> bool:
-        """Whether this part asks if a verdict is sure: the first part that has shards to measure still does. Where it is
-        dead, what is measured without a gap ends at its shards, and there is nothing more to ask.
+        """Return whether this part asks if a verdict is sure: the first part that has shards to measure still does. Where it
+        is dead, what is measured without a gap ends at its shards, and there is nothing more to ask.
         """
         return all(index in committed for index in range(shards) if index % self.count < self.index)
 
@@ -49,7 +49,7 @@ WHOLE = Part(0, 1)
 
 
 def part_of(text: str, environment: Mapping[str, str] = os.environ) -> Part:
-    """The part that an option names: I/N, or `auto` for what a scheduler says. Raises `OptionInvalid`."""
+    """Return the part that an option names: I/N, or `auto` for what a scheduler says. Raises `OptionInvalid`."""
     if text == "auto":
         return _scheduled(environment)
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)

@@ -246,7 +246,7 @@ def load(
 
 
 def _manifest(loaded: Loaded) -> Manifest:
-    """What a run begins with."""
+    """Return what a run begins with."""
     rules = loaded.scorer.extras.log_rules(loaded.options.rules)
     return Manifest(
         status="running",
@@ -324,7 +324,7 @@ def early_warnings(
 
 
 def _has_verdict(options: ProfileOptions, named: str) -> bool:
-    """Whether a rule has rounds on some of the text, without which no verdict can come out of the run."""
+    """Return whether a rule has rounds on some of the text, without which no verdict can come out of the run."""
     rule = parse_rule(named).rule
     policies = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
     texts = {"sampled" if fields["processing"] else "greedy" for fields in policies if fields["on_policy"]}
@@ -373,7 +373,7 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress, given
 
 
 def _timeable(plan: Plan, costs: MeasuredCosts, progress: Progress) -> contextlib.AbstractContextManager[latency.Timeable]:
-    """The steps to time, of the models here or of the engine."""
+    """Return the steps to time, of the models here or of the engine."""
     gamma = max(plan.options.gammas)
     if costs.source == "vllm" and plan.options.engine is not None:
         return EngineSteps.opened(
@@ -445,7 +445,7 @@ def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
 
 
 def _timed(run: Run) -> bool:
-    """Whether steps were timed, or cannot be. Step times that are damaged are lost."""
+    """Return whether steps were timed, or cannot be. Step times that are damaged are lost."""
     try:
         return any(warning["code"] == "not_timed" for warning in run.manifest.warnings) or run.latency() is not None
     except RunUnreadable:
@@ -463,8 +463,8 @@ def _adopt_decision(earlier: RunWriter, options: ProfileOptions, progress: Progr
 
 
 def join(options: ProfileOptions, run: RunWriter, progress: Progress, part: Part = WHOLE) -> Plan:
-    """What a process needs that measures a part of the shards of a run which has begun, with the options of that run. Raises
-    `RunMismatch` if its models are others, or it computes otherwise.
+    """Return what a process needs that measures a part of the shards of a run which has begun, with the options of that run.
+    Raises `RunMismatch` if its models are others, or it computes otherwise.
     """
     set_threads(run.manifest.environment["torch_threads"])
     loaded = load(options, progress, run=run)
@@ -616,7 +616,7 @@ def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress, given: l
 
 
 def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
-    """A run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
+    """Return a run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
     `StepsNotTimed` if a model's steps cannot be timed.
     """
     costs = options.costs

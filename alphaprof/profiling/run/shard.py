@@ -57,7 +57,7 @@ class Progress(Protocol):
         """Something that the user should know and can change."""
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """A new stage begins; `total` in `unit`, None where it is unknown."""
+        """A new stage begins; `total` in `unit`, None if it is unknown."""
 
     def advance(self, steps: float, positions: int = 0) -> None:
         """Part of the stage is done; generating and scoring a document are half a step each."""
@@ -205,7 +205,9 @@ class BackgroundWriter:
             pass
 
     def _next(self) -> bool:
-        """Whether there was another piece of work; a method, so that nothing holds on to it while the next is awaited."""
+        """Return whether there was another piece of work; a method, so that nothing holds on to it while the next is
+        awaited.
+        """
         work = self._queue.get()
         try:
             if work is not None and self._error is None:

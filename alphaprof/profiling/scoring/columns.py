@@ -23,7 +23,7 @@ RAW_DRAFT = {"raw_kl_target_draft": "kl_target_draft"}
 
 
 def record(names: Sequence[str]) -> np.dtype[Any]:
-    """The dtype of a row of these columns in compiled loops, which write its fields by name: code that was compiled for
-    other names or another order has another signature, and is not used.
+    """Return the dtype of a row of these columns in compiled loops, which write its fields by name: code that was compiled
+    for other names or another order has another signature, and is not used.
     """
     return np.dtype([(name, np.float64) for name in names])

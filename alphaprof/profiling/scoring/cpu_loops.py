@@ -64,7 +64,9 @@ def log32(x: Any) -> Any:
 
 @vectorised
 def _scaled(row: Array, temperature: Any, out: Array) -> Any:
-    """Logits of a row (bfloat16 as its bits) over the temperature, and a sum that is NaN exactly where one is not finite."""
+    """Return logits of a row (bfloat16 as its bits) over the temperature, and a sum that is NaN exactly where one is not
+    finite.
+    """
     bad = ZERO
     if temperature == ONE:
         for i in range(len(row)):
@@ -81,8 +83,8 @@ def _scaled(row: Array, temperature: Any, out: Array) -> Any:
 
 @vectorised
 def _largest(values: Array) -> Any:
-    """The maximum of finite values, as integers with the order of floats: vector instructions for those need no care for
-    NaN.
+    """Return the maximum of finite values, as integers with the order of floats: vector instructions for those need no care
+    for NaN.
     """
     found = np.int32(-(2**31))
     for i in range(len(values)):
@@ -143,7 +145,7 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
-    """Sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
+    """Return sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
     `share_p` is 1 / total of the row. Of equal rows both divergences are exactly 0: a budget may depend on it.
     """
     overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
@@ -160,7 +162,7 @@ def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, 
 
 @vectorised
 def _lone(w: Array, inverse: Any) -> tuple[Any, Any]:
-    """Probability of ids that the other side lacks, and their part of -m log m."""
+    """Return probability of ids that the other side lacks, and their part of -m log m."""
     outside, mixed = ZERO, ZERO
     for i in range(len(w)):
         probability = w[i] * inverse
@@ -193,7 +195,7 @@ def _rank(z: Array, index: int) -> int:
 
 @vectorised
 def _weight_of(z: Array, index: int, top: Any, least: Any) -> float:
-    """The weight of one id, however small; 0 beyond the row."""
+    """Return the weight of one id, however small; 0 beyond the row."""
     return math.exp(z[index] - top) if index < len(z) and z[index] >= least else 0.0
 
 
@@ -273,7 +275,7 @@ def measure(
 
 
 def rows_for(n: int, drafts: int, proposals: int) -> tuple[Array, Array, Array]:
-    """What `measure` writes n rows into."""
+    """Return what `measure` writes n rows into."""
     target, beside = np.empty(n, record(TARGET)), np.empty((n, drafts), record(DRAFT))
     return target, beside, np.empty((n, proposals), record(PROPOSAL))
 

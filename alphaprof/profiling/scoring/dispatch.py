@@ -79,7 +79,7 @@ def warm_up(device: torch.device, say: Callable[[str], None] = lambda _: None) -
 
 @functools.cache
 def _loops() -> Any:
-    """The module `cpu_loops`; a machine compiles it once, which takes some ten seconds."""
+    """Return the module `cpu_loops`; a machine compiles it once, which takes some ten seconds."""
     from alphaprof.profiling.scoring import cpu_loops
 
     warm_up(torch.device("cpu"))
@@ -88,8 +88,8 @@ def _loops() -> Any:
 
 @functools.cache
 def why_unavailable(device: torch.device) -> str | None:
-    """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
-    the device is not a GPU. Triton needs a C compiler where it runs, which wheels do not bring.
+    """Return why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they
+    can, or the device is not a GPU. Triton needs a C compiler where it runs, which wheels do not bring.
 
     Raises the error where memory ran out, which says nothing about kernels.
     """
@@ -108,7 +108,7 @@ def why_unavailable(device: torch.device) -> str | None:
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:
-    """Columns of chunks that follow each other as one."""
+    """Return columns of chunks that follow each other as one."""
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
@@ -148,7 +148,7 @@ def _by_rows(
 
 
 def _columns(values: np.ndarray[Any, Any]) -> Columns:
-    """The fields of records [n] as columns."""
+    """Return the fields of records [n] as columns."""
     fields = {name: torch.from_numpy(values[name]) for name in values.dtype.names or ()}
     return {name: field.long() if name in IDS else field.float() for name, field in fields.items()}
 

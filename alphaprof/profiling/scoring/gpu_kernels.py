@@ -236,7 +236,7 @@ def _compared(state, target, draft, ids, whole: tl.constexpr):
 
 @triton.jit
 def _kl(total, apart):
-    """A divergence: infinite where ids are apart, not below 0."""
+    """A divergence: infinite if ids are apart, not below 0."""
     return tl.where(apart > 0, float("inf"), tl.where(total < 0.0, 0.0, total))
 
 

@@ -76,8 +76,8 @@ class _Measured(NamedTuple):
 def measured(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
-    """Columns [n] of the target, of each draft beside it, and of the target at each proposal (int64 [n]; what stands where
-    it proposes nothing, -1, means nothing), as `statistics.columns` has them.
+    """Return columns [n] of the target, of each draft beside it, and of the target at each proposal (int64 [n]; what stands
+    where it proposes nothing, -1, means nothing), as `statistics.columns` has them.
 
     `token` int64 [n]: what came next. Cuts in `least` must be logits divided by the temperature with correct rounding: that
     is not what torch does on a GPU with a number as divisor (it multiplies by the inverse).
@@ -102,7 +102,7 @@ def _one_side(side: ProcessedLogits, chosen: torch.Tensor, ranked: bool) -> _Mea
 
 
 def _run(kernel: Any, logits: torch.Tensor, *given: Any, **flags: bool) -> _Found:
-    """What a kernel finds about each row of logits."""
+    """Return what a kernel finds about each row of logits."""
     count, device = len(logits), logits.device
     floats = torch.empty((count, kernels.FLOATS.value), dtype=torch.float32, device=device)
     integers = torch.empty((count, kernels.INTEGERS.value), dtype=torch.int64, device=device)

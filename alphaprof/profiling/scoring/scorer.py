@@ -50,7 +50,7 @@ class Extras:
 
     @classmethod
     def of(cls, rules: Iterable[str], certificates: bool) -> Extras:
-        """What a profile with these ids of rules asks for."""
+        """Return what a profile with these ids of rules asks for."""
         rules = tuple(rules)
         bound = rules_of(rules)
         certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
@@ -58,12 +58,14 @@ class Extras:
         return cls(certified, logged, drawn=LogRules(rules).drawn)
 
     def log_rules(self, rules: Iterable[str]) -> LogRules:
-        """What a log with these extras holds of which rules."""
+        """Return what a log with these extras holds of which rules."""
         emitted = tuple(rule.id for rule in self.logged if not rule.rule.lossy)
         return LogRules(tuple(rules), emitted, tuple(rule.id for rule in self.certified))
 
     def measured(self, p: Any, q: Any, token: Any) -> dict[str, Any]:
-        """Columns [n] of the rules that need whole distributions: p and q, tensors [n, V], and the emitted tokens [n]."""
+        """Return columns [n] of the rules that need whole distributions: p and q, tensors [n, V], and the emitted tokens
+        [n].
+        """
         columns = {}
         for rule in self.logged:
             measure = cast(Callable[..., tuple[Any, Any]], rule.rule.measure)  # `logged` says that it is there
@@ -73,7 +75,9 @@ class Extras:
         return columns
 
     def thresholds(self, top: np.ndarray[Any, Any], entropy: np.ndarray[Any, Any], vocabulary: int) -> Arrays:
-        """Columns [positions] from the target's TOP probabilities [positions, TOP], largest first, and its entropy."""
+        """Return columns [positions] from the target's TOP probabilities [positions, TOP], largest first, and its
+        entropy.
+        """
         target = Target(top, vocabulary, entropy)
         columns = {"target_top_10_prob": np.minimum(1.0, target.top[:, :10].sum(1)).astype(np.float32)}
         exact = np.ones(len(top), dtype=bool)
@@ -103,7 +107,7 @@ class Layout:
 
     @classmethod
     def of(cls, batch: Sequence[Continuation]) -> Layout:
-        """The layout of a batch of continuations."""
+        """Return the layout of a batch of continuations."""
         texts = [torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64)) for item in batch]
         prompts = [len(item.document.prompt) for item in batch]
         row = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(item.ids) for item in batch]))
@@ -114,7 +118,7 @@ class Layout:
 
 
 def scored_width(widths: Sequence[int], tokens: int) -> int:
-    """How many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
+    """Return how many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
 
     Rows beyond the tokenizer that only some models have are padding of their embedding matrices: no text contains them,
     and leaving them in would make KL(p || q) infinite at every position. They are cut from all models. Where ids beyond
@@ -155,7 +159,7 @@ class _Reached:
         return cls(shared, of_token.where(token < width, 0.0), place, proposable)
 
     def chances(self, logits: torch.Tensor, settings: Processing, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum min(p, q) and q(x) / p(x) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
+        """Return sum min(p, q) and q(x) / p(x) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
         accept, of_token = [], []
         for start in range(0, len(logits), size):
             rows = slice(start, start + size)
@@ -192,7 +196,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, batch: Sequence[Continuation]) -> dict[str, Arrays]:
-        """Columns [positions] by draft name: the target's, the draft's, `token` and `proposed`.
+        """Return columns [positions] by draft name: the target's, the draft's, `token` and `proposed`.
 
         All texts of the batch have the same processing. Where `proposed` is 0 the draft proposes nothing, and its columns
         mean nothing. Raises `LogitsNotFinite`.
@@ -221,8 +225,8 @@ class Scorer:
     def _chunk(
         self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing | None
     ) -> list[Columns]:
-        """Columns of some rows of each model, the target's first. Their logits are freed before the next ones are made.
-        `settings`: of a text that was sampled.
+        """Return columns of some rows of each model, the target's first. Their logits are freed before the next ones are
+        made. `settings`: of a text that was sampled.
         """
         logits = self.target.logits(rows[0])
         ids = [some.to(logits.device) for some in ids]
@@ -237,7 +241,7 @@ class Scorer:
     def _deeper(
         self, target: torch.Tensor, place: int, rows: torch.Tensor, token: torch.Tensor, settings: Processing | None
     ) -> Columns:
-        """Columns of a head at the depths beyond the first. `target`: logits [n, V]."""
+        """Return columns of a head at the depths beyond the first. `target`: logits [n, V]."""
         draft, known = self.drafts[place], self.ids[place]
         reached = None
         if self.extras.drawn and settings is not None:
@@ -263,8 +267,8 @@ class Scorer:
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
     ) -> list[Columns]:
-        """Columns of a chunk: of the target, each draft with a distribution, each without. `ids`: the tokens of the text,
-        then the proposals of each draft without a distribution.
+        """Return columns of a chunk: of the target, each draft with a distribution, each without. `ids`: the tokens of the
+        text, then the proposals of each draft without a distribution.
         """
         token, *proposals = ids
         shared = [
@@ -284,7 +288,7 @@ class Scorer:
     def _whole(
         self, target: torch.Tensor, draft: torch.Tensor, reduced: bool, token: torch.Tensor, settings: Processing
     ) -> Columns:
-        """Columns of the rules that need whole distributions, a few rows at a time."""
+        """Return columns of the rules that need whole distributions, a few rows at a time."""
         pieces, theirs = [], settings.for_draft(self.draft_processing)
         for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
@@ -295,7 +299,7 @@ class Scorer:
     def _by_draft(
         self, columns: Sequence[Arrays], proposals: Sequence[Arrays], batch: Sequence[Continuation], layout: Layout
     ) -> dict[str, Arrays]:
-        """All columns of each draft; those of the target are the same for all. Raises `LogitsNotFinite`."""
+        """Return all columns of each draft; those of the target are the same for all. Raises `LogitsNotFinite`."""
         ours = columns[0] | {"token": layout.token.numpy()}
         _require_finite(ours["target_entropy"], "target", batch, layout)
         if self.extras.certified:
@@ -311,7 +315,7 @@ class Scorer:
         return by_draft
 
     def _rounds(self, columns: Arrays, name: str, batch: Sequence[Continuation], layout: Layout) -> Arrays:
-        """Columns by depth of a head, -1 where no round of these texts has a draft at that depth, and what rounds get
+        """Return columns by depth of a head, -1 where no round of these texts has a draft at that depth, and what rounds get
         accepted. Raises `LogitsNotFinite`.
         """
         lengths = np.array([len(item.ids) for item in batch])
@@ -331,20 +335,20 @@ class Scorer:
 
 
 def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
-    """Columns [positions] of what a draft proposes in the texts of a batch."""
+    """Return columns [positions] of what a draft proposes in the texts of a batch."""
     parts = [draft.columns(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _sent(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """Values on a device. On their way to a GPU from pinned memory, whose copies the host need not wait for."""
+    """Return values on a device. On their way to a GPU from pinned memory, whose copies the host need not wait for."""
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
-    """Groups of columns [positions] or [positions, some] as arrays. They cross from the device in one piece: every copy
-    would wait for it. As float64, which holds token ids, ranks and float32 exactly.
+    """Return groups of columns [positions] or [positions, some] as arrays. They cross from the device in one piece: every
+    copy would wait for it. As float64, which holds token ids, ranks and float32 exactly.
     """
     columns = [(number, name, column) for number, group in enumerate(groups) for name, column in group.items()]
     together = torch.cat([column.double().reshape(len(column), -1) for _, _, column in columns], dim=1).cpu().numpy()
@@ -369,7 +373,7 @@ def _require_finite(values: np.ndarray[Any, Any], name: str, batch: Sequence[Con
 
 
 def by_document(batch: Sequence[Continuation], arrays: Arrays) -> dict[int, Arrays]:
-    """The arrays of a batch cut into those of its documents, by document number."""
+    """Return the arrays of a batch cut into those of its documents, by document number."""
     stops = np.cumsum([len(item.ids) for item in batch])
     pieces = {name: np.split(values, stops[:-1]) for name, values in arrays.items()}
     return {item.document.document: {name: pieces[name][index] for name in arrays} for index, item in enumerate(batch)}
@@ -385,7 +389,7 @@ def position_table(
     has_distribution: bool = True,
     starts_matter: bool = False,
 ) -> pa.Table:
-    """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
+    """Return rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
 
     `thinking`: for each document which of its positions lie in the phase thinking; None: no phases. A draft that does not
     have a distribution, or for which the start of a round does not matter, leaves the columns that need it null. Raises

@@ -47,14 +47,14 @@ class Distribution:
         return (1.0 - self.second) / self.total
 
     def prob_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Probabilities [n] of one id a row; 0 for ids beyond the vocabulary."""
+        """Return probabilities [n] of one id a row; 0 for ids beyond the vocabulary."""
         width = self.weights.shape[1]
         chosen = self.weights.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0] / self.total
         return torch.where(ids < width, chosen, 0.0)
 
 
 def rank_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Ranks [n] of one id a row of logits [n, V]: 1 + number of larger + number of equal with a lower id."""
+    """Return ranks [n] of one id a row of logits [n, V]: 1 + number of larger + number of equal with a lower id."""
     width = logits.shape[1]
     value = logits.gather(1, ids.clamp(max=width - 1)[:, None])
     before = (logits == value) & (torch.arange(width, device=ids.device) < ids[:, None])
@@ -76,8 +76,8 @@ class ProcessedLogits:
 
 
 def processed_logits(logits: torch.Tensor, settings: Processing = PLAIN, reduced: bool = False) -> ProcessedLogits:
-    """Logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and all that
-    equal the smallest of them. `reduced`: some ids are ABSENT, and are never kept.
+    """Return logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and
+    all that equal the smallest of them. `reduced`: some ids are ABSENT, and are never kept.
     """
     size = rows_at_once(logits.device)
     parts = [_least(logits[start : start + size], settings) for start in range(0, len(logits), size)]
@@ -90,18 +90,18 @@ def processed_logits(logits: torch.Tensor, settings: Processing = PLAIN, reduced
 
 
 def spread(logits: torch.Tensor, ids: torch.Tensor, width: int) -> torch.Tensor:
-    """Logits [n, some] of `ids` [some] as logits [n, width] over all ids: those of the others are ABSENT."""
+    """Return logits [n, some] of `ids` [some] as logits [n, width] over all ids: those of the others are ABSENT."""
     logits = logits.float() if logits.dtype == torch.float16 else logits  # whose range is too small
     return logits.new_full((len(logits), width), ABSENT).index_copy_(1, ids, logits)
 
 
 def rows_at_once(device: torch.device) -> int:
-    """Rows of logits that float32 copies are made of at a time: on a CPU as many as its cache holds."""
+    """Return rows of logits that float32 copies are made of at a time: on a CPU as many as its cache holds."""
     return 16 if device.type == "cpu" else 256
 
 
 def _least(logits: torch.Tensor, settings: Processing) -> torch.Tensor | None:
-    """The smallest scaled logit [n] that truncation keeps; None: it keeps all."""
+    """Return the smallest scaled logit [n] that truncation keeps; None: it keeps all."""
     if settings in (PLAIN, Processing(settings.temperature)):
         return None
     scaled, kept = processed(logits, settings)
@@ -109,13 +109,13 @@ def _least(logits: torch.Tensor, settings: Processing) -> torch.Tensor | None:
 
 
 def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
-    """The softmax of processed logits [n, V]. See `softmax`."""
+    """Return the softmax of processed logits [n, V]. See `softmax`."""
     return softmax(processed_logits(logits, settings))
 
 
 def softmax(given: ProcessedLogits) -> Distribution:
-    """The softmax of processed logits, in float32. H = log(total) - <weights, shifted>/total. The entropy is NaN exactly
-    where a logit of the row is NaN or infinite: callers test that instead of every logit.
+    """Return the softmax of processed logits, in float32. H = log(total) - <weights, shifted>/total. The entropy is NaN
+    exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
     """
     scaled = divided(given.logits, given.temperature)
     kept = None if given.least is None else scaled >= given.least[:, None]
@@ -135,7 +135,7 @@ def laws(target: ProcessedLogits, draft: ProcessedLogits) -> tuple[torch.Tensor,
 
 
 def probabilities(given: ProcessedLogits) -> torch.Tensor:
-    """The probabilities [n, V] of `softmax` in float32, without the rest of it."""
+    """Return the probabilities [n, V] of `softmax` in float32, without the rest of it."""
     scaled = divided(given.logits, given.temperature)
     weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
     if given.least is not None:
@@ -146,8 +146,8 @@ def probabilities(given: ProcessedLogits) -> torch.Tensor:
 def columns(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
-    """Columns of a target at n positions, of each draft beside it, and of proposals [n] of drafts that have no distribution.
-    `token` [n]: the tokens of the text.
+    """Return columns of a target at n positions, of each draft beside it, and of proposals [n] of drafts that have no
+    distribution. `token` [n]: the tokens of the text.
     """
     p = softmax(target)
     beside = (draft_columns(p, softmax(draft), token) for draft in drafts)
@@ -155,7 +155,7 @@ def columns(
 
 
 def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
-    """Columns that depend on the target alone, each [n]."""
+    """Return columns that depend on the target alone, each [n]."""
     return {
         "target_top": target.top,
         "target_top_prob": target.top_prob,
@@ -167,8 +167,8 @@ def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
 
 
 def top_probs(given: ProcessedLogits, known: Columns, most: int) -> torch.Tensor:
-    """The `most` largest probabilities of a target [n, most], largest first; fewer where there are no more. `known`: its
-    columns, so that a threshold and an acceptance that look at the same probability never disagree.
+    """Return the `most` largest probabilities of a target [n, most], largest first; fewer where there are no more. `known`:
+    its columns, so that a threshold and an acceptance that look at the same probability never disagree.
     """
     largest = divided(given.logits.topk(min(most, given.logits.shape[1])).values, given.temperature)
     probs = (largest - largest[:, :1]).exp() * known["target_top_prob"][:, None]
@@ -181,13 +181,15 @@ def top_probs(given: ProcessedLogits, known: Columns, most: int) -> torch.Tensor
 
 
 def proposal_columns(target: Distribution, proposal: torch.Tensor) -> Columns:
-    """Columns of a draft that has no distribution, each [n]; what stands where it proposes nothing (-1) means nothing."""
+    """Return columns of a draft that has no distribution, each [n]; what stands where it proposes nothing (-1) means
+    nothing.
+    """
     known = proposal.clamp(min=0)
     return {"target_prob_of_draft_top": target.prob_of(known), "target_rank_of_draft_top": rank_of(target.scaled, known)}
 
 
 def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
-    """Columns of a draft beside the target, each [n]. The distributions may differ in width (see `_aligned`)."""
+    """Return columns of a draft beside the target, each [n]. The distributions may differ in width (see `_aligned`)."""
     return {
         "draft_top": draft.top,
         "draft_top_prob": draft.top_prob,
@@ -231,7 +233,7 @@ def _kl(first: Distribution, second: Distribution) -> torch.Tensor:
 
 
 def _aligned(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two matrices padded with zero columns to the same width."""
+    """Return two matrices padded with zero columns to the same width."""
     extra = first.shape[1] - second.shape[1]
     if extra < 0:
         return torch.nn.functional.pad(first, (0, -extra)), second

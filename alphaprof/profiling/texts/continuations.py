@@ -57,7 +57,9 @@ def batches(lengths: Sequence[int], budget: int, padding: float = 1.0) -> Iterat
 
 
 def fed(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How many tokens texts of one batch have that goes through a model, and the padding to the longest of them, [2]."""
+    """Return how many tokens texts of one batch have that goes through a model, and the padding to the longest of them,
+    [2].
+    """
     return np.array([sum(lengths), len(lengths) * max(lengths) - sum(lengths)])
 
 
@@ -99,8 +101,8 @@ class Continuation:
 
 
 def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[list[Document]]:
-    """Documents whose continuation the target generates, in batches of one limit, one processing and similar length. As
-    large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
+    """Yield documents whose continuation the target generates, in batches of one limit, one processing and similar length.
+    As large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
     """
     written = [document for document in documents if document.given is None]
     for group in grouped(written, lambda document: (document.max_new_tokens, document.processing)):
@@ -109,14 +111,14 @@ def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[l
 
 
 def scoring_batches(continuations: Sequence[Continuation], budget: int) -> Iterator[list[Continuation]]:
-    """Continuations in batches of one processing and of so similar length that little of them is padding."""
+    """Yield continuations in batches of one processing and of so similar length that little of them is padding."""
     for group in grouped(continuations, lambda item: item.document.processing):
         for indices in batches([item.tokens for item in group], budget, PADDING):
             yield [group[index] for index in indices]
 
 
 def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    """Items that share a key, in the order in which keys occur."""
+    """Return items that share a key, in the order in which keys occur."""
     groups: dict[Hashable, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -125,8 +127,8 @@ def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list
 
 @torch.inference_mode()
 def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> list[Continuation]:
-    """Continuations by the target of documents that share `max_new_tokens` and processing, in one left-padded batch. Greedy
-    where the processing is None; else drawn from the first `ids_drawn` ids.
+    """Return continuations by the target of documents that share `max_new_tokens` and processing, in one left-padded batch.
+    Greedy where the processing is None; else drawn from the first `ids_drawn` ids.
     """
     width = max(len(document.prompt) for document in documents)
     pad = target.eos[0] if target.eos else 0
@@ -152,13 +154,13 @@ def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> li
 
 
 def finished(document: Document, ids: Ids, eos: Sequence[int]) -> Continuation:
-    """The continuation up to its first EOS, which is a position of its own."""
+    """Return the continuation up to its first EOS, which is a position of its own."""
     ends = np.flatnonzero(np.isin(ids, eos))
     return Continuation(document, ids[: ends[0] + 1], "eos") if len(ends) else Continuation(document, ids, "length")
 
 
 def given(documents: Iterable[Document], eos: Sequence[int]) -> list[Continuation]:
-    """The logged responses of documents that have one, as they are."""
+    """Return the logged responses of documents that have one, as they are."""
     return [
         Continuation(item, item.given, "eos" if not item.cut and int(item.given[-1]) in eos else "length")
         for item in documents
@@ -179,7 +181,7 @@ def digest(documents: Sequence[Document]) -> str:
 
 
 def continuation_table(continuations: Sequence[Continuation]) -> pa.Table:
-    """Rows of the continuations table, one a document."""
+    """Return rows of the continuations table, one a document."""
     return pa.Table.from_pylist(list(map(_row, continuations)), schema=arrow_schema(CONTINUATION_COLUMNS))
 
 
@@ -196,7 +198,7 @@ def _row(continuation: Continuation) -> dict[str, Any]:
 
 
 def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, ids: Any) -> Flags:
-    """Which tokens of a continuation belong to the thinking part, its markers included; [positions].
+    """Return which tokens of a continuation belong to the thinking part, its markers included; [positions].
 
     Markers are looked for in the decoded text of prompt and continuation: how a tokenizer cuts them does not matter.
     Thinking that begins in the prompt (a chat template may open it) goes on; a part without an end, to the last token.

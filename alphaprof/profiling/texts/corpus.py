@@ -58,7 +58,7 @@ CHUNK = 1 << 24  # bytes that one request fetches of a file in an object store
 
 
 def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
-    """The rows of one source with their numbers there, from 0, streamed, shuffled if the profile asks for it.
+    """Yield the rows of one source with their numbers there, from 0, streamed, shuffled if the profile asks for it.
 
     A shuffled row keeps its number; where files are shuffled as well, that is its number in its file plus `FILE` times that
     of the file. Raises `DataUnreadable` and `DataEmpty`.
@@ -95,7 +95,9 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
 
 
 def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
-    """Rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random order."""
+    """Yield rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random
+    order.
+    """
 
     def numbered(file: int) -> Iterator[tuple[int, Row]]:
         return enumerate(stream.shard(num_shards=stream.num_shards, index=file), start=file * FILE)
@@ -122,7 +124,7 @@ def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -
 
 @contextlib.contextmanager
 def _at_hand(path: str) -> Iterator[str]:
-    """A path of a source that `datasets` reads: a copy of a file in an object store."""
+    """Yield a path of a source that `datasets` reads: a copy of a file in an object store."""
     if not is_remote(path):
         yield path
         return
@@ -134,7 +136,7 @@ def _at_hand(path: str) -> Iterator[str]:
 
 
 def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
-    """Arguments of `load_dataset_builder` for a source at a place. Raises `DataUnreadable`."""
+    """Return arguments of `load_dataset_builder` for a source at a place. Raises `DataUnreadable`."""
     if not is_local(place):
         return {"path": place, "name": source.name, "revision": source.revision}
     path = Path(place)
@@ -154,7 +156,9 @@ def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
 
 
 def _bad_line(path: Path) -> str | None:
-    """The first line of a .jsonl file that is not a JSON object, and why; parsers count lines from the start of a block."""
+    """Return the first line of a .jsonl file that is not a JSON object, and why; parsers count lines from the start of a
+    block.
+    """
     if path.suffix != ".jsonl" or not path.is_file():
         return None
     with path.open("rb") as file:
@@ -258,8 +262,8 @@ class Corpus:
                         return
 
     def _source(self, index: int) -> Iterator[dict[str, Any]]:
-        """The documents of one source, all of their fields but the number. Where a column names the domain, rows are read to
-        the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
+        """Yield the documents of one source, all of their fields but the number. Where a column names the domain, rows are
+        read to the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
         """
         source = self.options.data[index]
         by_column = not isinstance(source.domain, str)
@@ -293,7 +297,7 @@ class Corpus:
             )
 
     def _fields(self, source: SourceOptions, index: int, row: Row, where: str) -> dict[str, Any]:
-        """The fields of a row's document but its number, domain and row. Raises `_LeftOut`."""
+        """Return the fields of a row's document but its number, domain and row. Raises `_LeftOut`."""
         continuation = self.options.continuation_of(index)
         prompt = encode_prompt(source, row, self.tokenizer, where)
         given = None
@@ -338,7 +342,7 @@ class Corpus:
         }
 
     def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids:
-        """The prompt, if need be without its beginning, so that the document fits the context. Raises `_LeftOut`."""
+        """Return the prompt, if need be without its beginning, so that the document fits the context. Raises `_LeftOut`."""
         room = len(prompt) if self.context is None else self.context - new_tokens
         if len(prompt) <= room:
             return prompt
@@ -388,7 +392,7 @@ class InRandomOrder:
         return iter(self.documents)
 
     def facts(self, options: ProfileOptions) -> RandomOrder:
-        """What a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
+        """Return what a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
         from alphaprof.config.profile import AUTO
 
         choices = (options.drafts, options.decision.draft), (options.gammas, options.decision.gamma)
@@ -405,7 +409,7 @@ class InRandomOrder:
 
 
 def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Document` that say how its tokens come about."""
+    """Return the fields of a `Document` that say how its tokens come about."""
     on_policy = continuation.on_policy if continuation.kind == "given" else continuation.kind != "text"
     processing, seed = None, None
     if continuation.kind == "given" and continuation.temperature is not None:
@@ -417,8 +421,8 @@ def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict
 
 
 def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
-    """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template; none where
-    it says nothing.
+    """Return token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template; none
+    if it says nothing.
     """
     if source.prompt_ids is not None:
         return _token_ids(_value(row, source.prompt_ids, where), where, source.prompt_ids)
@@ -451,7 +455,8 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
 def render_chat(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], where: str
 ) -> str:
-    """The prompt that a tokenizer's chat template writes for a chat, the model's turn begun; `variables`: its own options.
+    """Return the prompt that a tokenizer's chat template writes for a chat, the model's turn begun; `variables`: its own
+    options.
 
     Keys that hold nothing are left out, as newer versions of transformers do. Raises `DataUnreadable` if the template
     refuses the chat; `where` names it.
@@ -465,7 +470,7 @@ def render_chat(
 
 
 def _streamed(source: SourceOptions) -> bool:
-    """Whether it is a dataset on the hub, which may be endless."""
+    """Return whether it is a dataset on the hub, which may be endless."""
     return not is_local(source.path) and not is_remote(source.path)
 
 
@@ -481,12 +486,12 @@ def _joined(content: Any) -> Any:
 
 
 def _blank(text: Any) -> bool:
-    """Whether it says nothing: the tokens of a template or a BOS are no prompt."""
+    """Return whether it says nothing: the tokens of a template or a BOS are no prompt."""
     return text is None or (isinstance(text, str) and not text.strip())
 
 
 def _domain(source: SourceOptions, row: Row, where: str) -> str:
-    """The domain of a row. Raises `_LeftOut` where its column is empty."""
+    """Return the domain of a row. Raises `_LeftOut` where its column is empty."""
     if isinstance(source.domain, str):
         return source.domain
     domain = _text(_value(row, source.domain.column, where))
@@ -496,7 +501,7 @@ def _domain(source: SourceOptions, row: Row, where: str) -> str:
 
 
 def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
-    """Token ids of a logged response: ids as they are, text as the tokenizer encodes it without special tokens."""
+    """Return token ids of a logged response: ids as they are, text as the tokenizer encodes it without special tokens."""
     value = _value(row, continuation.column, where)
     if isinstance(value, str):
         return np.asarray(tokenizer(value, add_special_tokens=False)["input_ids"], dtype=np.int32)
@@ -510,7 +515,7 @@ def _token_ids(value: Any, where: str, column: str) -> Ids:
 
 
 def render(template: str, row: Row, where: str) -> str:
-    """The template with {column} replaced by the row's values; a value's own braces and attributes mean nothing."""
+    """Return the template with {column} replaced by the row's values; a value's own braces and attributes mean nothing."""
     from alphaprof.config.profile import template_parts
 
     return "".join(
@@ -519,7 +524,7 @@ def render(template: str, row: Row, where: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A cell as text; a date as JSON writes it, since its reader turns a column of dates into timestamps."""
+    """Return a cell as text; a date as JSON writes it, since its reader turns a column of dates into timestamps."""
     if isinstance(value, datetime.datetime):
         return (value.date() if value.time() == datetime.time() else value).isoformat()
     return str(value)
@@ -564,7 +569,7 @@ def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
 
 
 def stored(document: Document) -> dict[str, Any]:
-    """What the tables of prompts and of continuations both hold of a document."""
+    """Return what the tables of prompts and of continuations both hold of a document."""
     return {
         **{name: getattr(document, name) for name in STORED},
         **{name: getattr(document.processing, name, None) for name in vars(PLAIN)},
@@ -574,7 +579,7 @@ def stored(document: Document) -> dict[str, Any]:
 
 
 def prompt_table(documents: Sequence[Document]) -> pa.Table:
-    """Rows of the prompts table, one a document."""
+    """Return rows of the prompts table, one a document."""
     rows = [{**stored(document), "cut": document.cut, "given_ids": document.given} for document in documents]
     return pa.Table.from_pylist(rows, schema=arrow_schema(PROMPT_COLUMNS))
 
@@ -586,7 +591,7 @@ def documents_of(table: pa.Table) -> Iterator[Document]:
 
 
 def document_of(row: Mapping[str, Any], given: Sequence[int] | None, cut: bool) -> Document:
-    """The document of a row of either table."""
+    """Return the document of a row of either table."""
     drawn = row["temperature"] is not None
     return Document(
         **{name: row[name] for name in STORED},
@@ -623,8 +628,8 @@ class Reused(Staged):
 
     @classmethod
     def open(cls, path: Path, options: ProfileOptions, units: frozenset[str] | None) -> Reused:
-        """The documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` if `options` ask for other
-        data or continuations than the run holds.
+        """Return the documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` if `options` ask for
+        other data or continuations than the run holds.
         """
         run = Run.open(path)
         run.require_complete()

@@ -218,7 +218,7 @@ class _TimeBudget:
         self._steps = 0
 
     def spent(self, steps: int) -> BudgetSpent:
-        """The error that says how long the fewest rounds of some `steps` take, where any step was timed."""
+        """Return the error that says how long the fewest rounds of some `steps` take, where any step was timed."""
         needed = (LEAST_WARM_UP + LEAST_ROUNDS) * steps * self._wall_s / self._steps if self._steps else 0.0
         words = f", and {LEAST_WARM_UP + LEAST_ROUNDS} rounds of {steps} steps take about {needed:.2g} s" if needed else ""
         return BudgetSpent(f"costs.budget ({self.costs.budget:g} s) was spent{words}")
@@ -246,9 +246,9 @@ class _TimeBudget:
         most: int,
         sure: Callable[[Array], bool] = lambda _: False,
     ) -> Array:
-        """Times in ms [rounds, steps] of whole rounds after some to warm up, of which slow rounds get only one: until they
-        are `sure`, this part's share of the budget is spent and there are `least`, or there are `most`. No step begins after
-        the budget, so there may be fewer.
+        """Return times in ms [rounds, steps] of whole rounds after some to warm up, of which slow rounds get only one: until
+        they are `sure`, this part's share of the budget is spent and there are `least`, or there are `most`. No step begins
+        after the budget, so there may be fewer.
         """
         begun, waited = time.monotonic(), self._read_waited_s()
         share = max(0.0, self._until - begun) / max(self._left - 1, 1)
@@ -269,7 +269,7 @@ class _TimeBudget:
         return np.array(times).reshape(len(times), sum(map(len, blocks)))
 
     def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
-        """Times in ms [steps] of one round; None where the budget ended before its last step."""
+        """Return times in ms [steps] of one round; None if the budget ended before its last step."""
         ms = np.empty(len(order))
         for place, job in order:
             if time.monotonic() >= self._until:
@@ -301,7 +301,7 @@ def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, T
 
 
 def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[str, Any]]:
-    """Rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
+    """Return rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
     times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
     clock.end_part()
     return [_row(job, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
@@ -310,7 +310,9 @@ def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[
 def _timed_steps(
     subjects: Timeable, blocks: Sequence[Sequence[TimedStep]], clock: _TimeBudget, place: str
 ) -> list[dict[str, Any]]:
-    """Rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound needs."""
+    """Return rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound
+    needs.
+    """
     timed = list(itertools.chain.from_iterable(blocks))
     jobs, _ = subjects.derived(timed, np.ones((1, len(timed))))
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], subjects.gamma)
@@ -344,8 +346,9 @@ def _timed_steps(
 
 
 def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Sequence[TimedStep]], list[int]]:
-    """The blocks of a round with the decode step, which is the first, in the middle and at the end as well, and the places
-    of its three times. All costs are in units of it: its median of three is surer than one, and belongs to the whole round.
+    """Return the blocks of a round with the decode step, which is the first, in the middle and at the end as well, and the
+    places of its three times. All costs are in units of it: its median of three is surer than one, and belongs to the whole
+    round.
     """
     first, *others = blocks
     middle = len(others) // 2

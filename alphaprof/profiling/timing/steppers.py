@@ -36,7 +36,7 @@ class NotTimed(Exception):
 
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """What some work takes: by the wall clock, or on a GPU between two events on its own time line."""
+    """Return what some work takes: by the wall clock, or on a GPU between two events on its own time line."""
     if device.type != "cuda":
         start = time.perf_counter()
         work()
@@ -100,21 +100,21 @@ class Stepper:
         self.model.network(input_ids=text, past_key_values=cache, use_cache=True, **kept_logits(self.model))
 
     def step(self, tokens: int) -> float:
-        """Seconds that the model takes for `tokens` new tokens of each text, the choice of the next ones included."""
+        """Return seconds that the model takes for `tokens` new tokens of each text, the choice of the next ones included."""
         taken = seconds(self.model.device, lambda: self._choose(tokens))
         self.settling_s = seconds(self.model.device, lambda: self._take_back(tokens))
         return taken
 
     def timed(self, model: str, step: str, tokens: int) -> TimedStep:
-        """The step over some tokens, as a step to time of a `model` of the run."""
+        """Return the step over some tokens, as a step to time of a `model` of the run."""
         return TimedStep(model, step, tokens, self.batch, self.context, self.mode, partial(self.step, tokens))
 
     def settling(self, model: str) -> TimedStep:
-        """What it took to cut the cache back after the model's last step: that of the job before."""
+        """Return what it took to cut the cache back after the model's last step: that of the job before."""
         return TimedStep(model, "bookkeeping", 1, self.batch, self.context, self.mode, lambda: self.settling_s)
 
     def _choose(self, tokens: int) -> torch.Tensor:
-        """The step itself; the ids that it chooses [batch, tokens]."""
+        """Return the step itself; the ids that it chooses [batch, tokens]."""
         ids = self.next[:, :tokens]
         output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
         chosen: torch.Tensor = output.logits.argmax(-1)
@@ -126,7 +126,7 @@ class Stepper:
         self.cache.crop(-tokens)
 
     def length(self) -> int:
-        """Tokens of each text that the cache holds."""
+        """Return tokens of each text that the cache holds."""
         return int(self.cache.get_seq_length())
 
 
@@ -192,8 +192,8 @@ class GraphStepper(Stepper):
 
 
 def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[str], None] = lambda _: None) -> str:
-    """How all of some models can be run: as CUDA graphs where every one of them can, else eager; `say`: why not as graphs.
-    Ratios of step times are what counts: a draft without launches over a target with them would look too good.
+    """Return how all of some models can be run: as CUDA graphs where every one of them can, else eager; `say`: why not as
+    graphs. Ratios of step times are what counts: a draft without launches over a target with them would look too good.
     """
     if wanted != "auto" or any(model.device.type != "cuda" for model in models):
         return Stepper.mode
@@ -209,8 +209,8 @@ def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[
 
 
 def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Stepper:
-    """A stepper that has shown that it can take its steps back. Raises `NotTimed` where the model cannot; running out of
-    memory is left to the caller.
+    """Return a stepper that has shown that it can take its steps back. Raises `NotTimed` where the model cannot; running out
+    of memory is left to the caller.
     """
     kind = GraphStepper if mode == GraphStepper.mode else Stepper
     try:
@@ -231,7 +231,9 @@ def _tried(new: Stepper, longest: int) -> Stepper:
 
 
 def fitted(text: Ids, model: Any, context: int, longest_step: int) -> Ids:
-    """Some text of `context` tokens, or of as many as the model's or head's own context has room for. Raises `NotTimed`."""
+    """Return some text of `context` tokens, or of as many as the model's or head's own context has room for. Raises
+    `NotTimed`.
+    """
     room = context if model.context is None else min(context, model.context - longest_step)
     if room < 1:
         raise NotTimed(f"{model.name} has a context of {model.context} tokens, too short for steps of {longest_step}")
@@ -239,13 +241,13 @@ def fitted(text: Ids, model: Any, context: int, longest_step: int) -> Ids:
 
 
 def prefills(name: str, model: Model, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
-    """What reading prompts of some lengths, or of as many tokens as fit, takes a model: steps to time, one by one."""
+    """Return what reading prompts of some lengths, or of as many tokens as fit, takes a model: steps to time, one by one."""
     texts = [fitted(text, model, length, 1) for length in lengths]
     return [TimedStep(name, "prefill", len(each), 1, 0, Stepper.mode, partial(prefill, model, each)) for each in texts]
 
 
 def prefill(model: Model, text: Ids) -> float:
-    """Seconds that a model takes to read a prompt into an empty cache, the choice of the first token included."""
+    """Return seconds that a model takes to read a prompt into an empty cache, the choice of the first token included."""
     ids = torch.from_numpy(np.minimum(text.astype(np.int64), model.vocabulary - 1))[None].to(model.device)
 
     def read() -> None:
@@ -276,12 +278,16 @@ class HeadStepper:
             self._filled.extend(self._tokens[:, chunk], features[chunk].expand(batch, -1, -1))
 
     def first(self, tokens: int) -> float:
-        """Seconds of the first step of a round over some verified tokens of each text, its choice of a token included."""
+        """Return seconds of the first step of a round over some verified tokens of each text, its choice of a token
+        included.
+        """
         cache = self._copy()
         return seconds(self.network.device, lambda: self._extended(cache, tokens))
 
     def later(self) -> float:
-        """Seconds of the second step of a round, whose first ran over one token; of one pass, of the choice of a token."""
+        """Return seconds of the second step of a round, whose first ran over one token; of one pass, of the choice of a
+        token.
+        """
         cache = self._copy()
         state, token = self._extended(cache, 1)
         if self.network.at_once(cache) is not None:
@@ -293,7 +299,7 @@ class HeadStepper:
         return copy.deepcopy(self._filled, {id(self.network): self.network})
 
     def _extended(self, cache: HeadCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states and ids that the first step drafts; of one pass it computes the logits of all depths."""
+        """Return the states and ids that the first step drafts; of one pass it computes the logits of all depths."""
         state = cache.extend(self._tokens[:, self.context : self.context + tokens], self._next[:, :tokens])
         if (every := self.network.at_once(cache)) is not None:
             logits = self.network.logits(every.flatten(0, 1), 1)
@@ -301,11 +307,11 @@ class HeadStepper:
         return state, self._chosen(state, 1)
 
     def _chosen(self, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """The target's ids [batch] that states [batch, hidden] draft."""
+        """Return the target's ids [batch] that states [batch, hidden] draft."""
         return self._ids(self.network.logits(state, depth))
 
     def _ids(self, logits: torch.Tensor) -> torch.Tensor:
-        """The target's ids [batch] that logits [batch, logits] draft."""
+        """Return the target's ids [batch] that logits [batch, logits] draft."""
         index = logits.argmax(1)
         ids = index if self.network.ids is None else self.network.ids[index]
         if ids.device.type == "cpu":
@@ -315,8 +321,8 @@ class HeadStepper:
 
 @torch.inference_mode()
 def read(target: Model, network: HeadNetwork, text: Ids) -> tuple[torch.Tensor, torch.Tensor]:
-    """A text as ids [bases + 1], and the target's states that a head reads at its bases [bases, features], which are all of
-    its tokens but the last; both on the head's device.
+    """Return a text as ids [bases + 1], and the target's states that a head reads at its bases [bases, features], which are
+    all of its tokens but the last; both on the head's device.
     """
     ids = torch.from_numpy(text.astype("int64")).clamp(max=target.vocabulary - 1)
     with recorded(target.network.base_model, network.layers) as states:
@@ -339,7 +345,7 @@ def round_steps(draft: Draft, text: Ids, batch: int, context: int, longest: int,
 
 @round_steps.register(PromptLookup)
 def _(draft: PromptLookup, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-    """One search of each text."""
+    """Return one search of each text."""
     history = np.resize(text, context).tolist()
 
     def search() -> float:
@@ -350,8 +356,8 @@ def _(draft: PromptLookup, text: Ids, batch: int, context: int, longest: int, mo
 
 @round_steps.register(HeadDraft)
 def _(draft: HeadDraft, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-    """The first step of a round over 1 .. `longest` verified tokens, and a later one, for which a head of a single depth has
-    its first over one token again.
+    """Return the first step of a round over 1 .. `longest` verified tokens, and a later one, for which a head of a single
+    depth has its first over one token again.
     """
     known = len(fitted(text, draft, context, longest))
     ids, features = read(draft.target, draft.network, np.resize(text, known + longest + 1))

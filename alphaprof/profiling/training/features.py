@@ -59,7 +59,7 @@ class Features:
         self._held = self._store(folder, (int(ends[-1]), self.width))
 
     def part(self, texts: Sequence[RunText]) -> Features:
-        """Those of some of the texts, by the numbers of their documents, with their share of bytes and seconds."""
+        """Return those of some of the texts, by the numbers of their documents, with their share of bytes and seconds."""
         place = {text.document: index for index, text in enumerate(self.texts)}
         chosen = [place[text.document] for text in texts]
         some = copy.copy(self)
@@ -69,7 +69,7 @@ class Features:
         return some
 
     def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor:
-        """A tensor for all states, which is empty as yet."""
+        """Return a tensor for all states, which is empty as yet."""
         if not self.on_disk:
             return torch.empty(shape, dtype=self._target.dtype)
         with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
@@ -89,7 +89,7 @@ class Features:
         self.cpu += time.process_time() - cpu
 
     def batch(self, chosen: Sequence[int]) -> TextBatch:
-        """Some of the texts, on the target's device."""
+        """Return some of the texts, on the target's device."""
         texts = [self.texts[index].tokens for index in chosen]
         sizes = np.array([len(text) for text in texts])
         device, length = self._target.device, int(sizes.max()) - 1
@@ -104,7 +104,7 @@ class Features:
 
     @torch.no_grad()
     def _computed(self, chosen: Sequence[int]) -> list[torch.Tensor]:
-        """States [length, width] of texts that are run together."""
+        """Return states [length, width] of texts that are run together."""
         ids = _padded([self.texts[index].tokens[:-1] for index in chosen])
         base = self._target.network.base_model
         with recorded(base, (*self._layers, FINAL)) as states:
@@ -150,7 +150,7 @@ class TargetLaw:
 
 
 def free_memory() -> int:
-    """Bytes of memory that processes of this machine can still have, as the system says."""
+    """Return bytes of memory that processes of this machine can still have, as the system says."""
     try:
         with open("/proc/meminfo") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))

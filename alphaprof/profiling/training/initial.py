@@ -54,9 +54,10 @@ def layers_to_read(blocks: int) -> tuple[int, ...]:
 
 
 def new_head(target: Model, ids: torch.Tensor | None, seed: int) -> Eagle3:
-    """A head in float32 on the target's device, of one layer in the style of Llama, that begins as the target's last layer
-    after its highest recorded state, wherever shapes allow: its projections over the state (the embedding's half begins at
-    random), MLP and norms, the final norm, and the rows `ids` of the LM head (None: all). The embedding is the target's.
+    """Return a head in float32 on the target's device, of one layer in the style of Llama, that begins as the target's last
+    layer after its highest recorded state, wherever shapes allow: its projections over the state (the embedding's half
+    begins at random), MLP and norms, the final norm, and the rows `ids` of the LM head (None: all). The embedding is the
+    target's.
     """
     text = target.network.config.get_text_config()
     config = _shape(target, text)
@@ -75,7 +76,7 @@ def new_head(target: Model, ids: torch.Tensor | None, seed: int) -> Eagle3:
 
 
 def _shape(target: Model, text: Any) -> LlamaConfig:
-    """The layer of a new head: as wide as the target's, with its heads and positions."""
+    """Return the layer of a new head: as wide as the target's, with its heads and positions."""
     heads = text.num_attention_heads
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict) or rope.get("rope_type", "default") not in FIXED_ROPE or "rope_theta" not in rope:
@@ -129,7 +130,7 @@ def _take_over(network: Eagle3, target: Model, ids: torch.Tensor | None) -> None
 
 
 def _weight(owner: Any, path: str) -> torch.Tensor | None:
-    """The weight of a linear layer; None where there is none, or it is quantised or on no device."""
+    """Return the weight of a linear layer; None if there is none, or it is quantised or on no device."""
     for name in filter(None, path.split(".")):
         owner = getattr(owner, name, None)
     weight: Any = getattr(owner, "weight", None)
@@ -138,7 +139,7 @@ def _weight(owner: Any, path: str) -> torch.Tensor | None:
 
 
 def _gain(norm: Any, own: LlamaRMSNorm) -> torch.Tensor | None:
-    """What a norm of the head needs as its weight to compute what a norm of the target does; None: it cannot."""
+    """Return what a norm of the head needs as its weight to compute what a norm of the target does; None: it cannot."""
     weight = getattr(norm, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.shape != own.weight.shape or weight.is_meta:
         return None
@@ -152,8 +153,8 @@ def _gain(norm: Any, own: LlamaRMSNorm) -> torch.Tensor | None:
 
 
 def prepared(draft: HeadDraft, target: Model, ids: torch.Tensor | None) -> Eagle3:
-    """The network of a head that was loaded in float32, to be trained further; with `ids`, over these: rows that it lacks
-    come from the target's LM head.
+    """Return the network of a head that was loaded in float32, to be trained further; with `ids`, over these: rows that it
+    lacks come from the target's LM head.
     """
     network = cast(Eagle3, draft.network)
     if ids is not None and network.lm_head is not None and (network.ids is None or not torch.equal(network.ids, ids)):
@@ -169,14 +170,15 @@ def prepared(draft: HeadDraft, target: Model, ids: torch.Tensor | None) -> Eagle
 
 
 def trained_parameters(network: Eagle3) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, by name: all but an embedding."""
+    """Return the parameters that training changes, by name: all but an embedding."""
     return {name: weight for name, weight in network.named_parameters() if name != EMBEDDING}
 
 
 def chosen_vocabulary(texts: Sequence[RunText], wanted: float | None, always: Collection[int], size: int) -> Vocabulary:
-    """Ids of a target with `size` logits, ascending: the most frequent ones of the continuations of training texts, those of
-    `always` (EOS and other special tokens) among them. `wanted`: how many ids (1 and above), or which share of the tokens
-    they cover (below 1); None: all that occur. Of ids that occur equally often those come first that prompts have more of.
+    """Return ids of a target with `size` logits, ascending: the most frequent ones of the continuations of training texts,
+    those of `always` (EOS and other special tokens) among them. `wanted`: how many ids (1 and above), or which share of the
+    tokens they cover (below 1); None: all that occur. Of ids that occur equally often those come first that prompts have
+    more of.
 
     Raises `OptionInvalid` where `always` alone are more than are wanted.
     """
@@ -200,7 +202,9 @@ def chosen_vocabulary(texts: Sequence[RunText], wanted: float | None, always: Co
 
 
 def outside(ids: Vocabulary | None, text: RunText) -> int:
-    """How many tokens of those that rounds emit, all of a continuation but its first, are not among some ids (None: all)."""
+    """Return how many tokens of those that rounds emit, all of a continuation but its first, are not among some ids (None:
+    all).
+    """
     return 0 if ids is None else int((~np.isin(text.ids[1:], ids)).sum())
 
 
@@ -210,7 +214,7 @@ def vocabulary_digest(ids: Vocabulary) -> str:
 
 
 def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
-    """The config.json of a head that was trained over `depths` drafts a round."""
+    """Return the config.json of a head that was trained over `depths` drafts a round."""
     reading, layers = network.reading, network.config
     rope = dict(layers.rope_parameters)
     theta, kind = rope.pop("rope_theta"), rope.get("rope_type", "default")
@@ -241,7 +245,7 @@ def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
 
 
 def weights_content(network: Eagle3, dtype: torch.dtype) -> bytes:
-    """The tensors of a head in a dtype, as safetensors. An embedding or LM head that is the target's is left out."""
+    """Return the tensors of a head in a dtype, as safetensors. An embedding or LM head that is the target's is left out."""
     tensors: dict[str, Any] = {}
     for name, weight in network.state_dict().items():
         if name != "ids":

@@ -200,7 +200,7 @@ def _heads(
 
 
 def done(records: Sequence[TrainingRecord], out: Path) -> str:
-    """What was trained, and what to do next, in a line."""
+    """Return what was trained, and what to do next, in a line."""
     if len(records) > 1:
         return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
     (record,) = records
@@ -235,7 +235,7 @@ def tested(
 
 
 def _train_curve(names: Sequence[str]) -> str:
-    """The text of curve.yaml."""
+    """Return the text of curve.yaml."""
     heads = "\n".join(f"  - {{draft: {HEAD}-{name}, head: ./heads/{name}}}" for name in names)
     return f"# Heads of growing size. alphaprof curve reads this file.\nrun: ./{TESTED}\nheads:\n{heads}\n"
 
@@ -283,7 +283,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
 
 
 def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> TrainingRecord:
-    """One head: on a share of the training units in one order."""
+    """Return one head: on a share of the training units in one order."""
     units = set(shop.split.nested(fraction_of(size), order))
     parts = {part: shop.split.of(shop.texts, part) for part in PARTS}
     parts[TRAIN] = [text for text in parts[TRAIN] if text.unit in units]
@@ -322,8 +322,8 @@ def _write_head(storage: LocalStorage, network: Eagle3, shop: Workshop) -> None:
 
 
 def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
-    """The network to train and the ids that it proposes (None: all). The vocabulary is that of all training units, whatever
-    share of them is used, so that heads of a curve share it.
+    """Return the network to train and the ids that it proposes (None: all). The vocabulary is that of all training units,
+    whatever share of them is used, so that heads of a curve share it.
     """
     asked, target = shop.asked, shop.target
     texts = shop.split.of(shop.texts, TRAIN)
@@ -340,8 +340,8 @@ def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
 
 
 def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
-    """The units that a head to begin with has learnt from; None where nothing says it. Raises `PartsOverlap` where units of
-    the stop or test part are among them.
+    """Return the units that a head to begin with has learnt from; None if nothing says it. Raises `PartsOverlap` where units
+    of the stop or test part are among them.
     """
     if not (init / TRAINING).is_file():
         return None
@@ -355,7 +355,7 @@ def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
 
 
 def _settings(shop: Workshop, network: Eagle3, schedule: Schedule, size: str, order: int) -> dict[str, Any]:
-    """All settings that fix the result."""
+    """Return all settings that fix the result."""
     target = shop.target
     settings = {
         **asdict(shop.asked),
@@ -380,7 +380,7 @@ def _settings(shop: Workshop, network: Eagle3, schedule: Schedule, size: str, or
 
 
 def _identity(settings: dict[str, Any], parts: dict[str, list[RunText]], network: Eagle3) -> str:
-    """The digest over the settings, the texts of the parts and the first weights."""
+    """Return the digest over the settings, the texts of the parts and the first weights."""
     total = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for part in PARTS:
         for text in parts[part]:
@@ -393,7 +393,7 @@ def _identity(settings: dict[str, Any], parts: dict[str, list[RunText]], network
 
 
 def _begun_training(storage: LocalStorage, record: TrainingRecord) -> TrainingRecord | None:
-    """The record of the training in a folder. Raises `RunMismatch` if it is not the one that `record` begins."""
+    """Return the record of the training in a folder. Raises `RunMismatch` if it is not the one that `record` begins."""
     if not storage.has(TRAINING):
         return None
     begun = read_training(storage.path)
@@ -414,7 +414,7 @@ def _record(
     size: str,
     order: int,
 ) -> TrainingRecord:
-    """The record of a training that begins."""
+    """Return the record of a training that begins."""
     texts, held_out, target = parts[TRAIN], parts[TEST], shop.target
     missed = sum(outside(ids, text) for text in held_out) / max(1, sum(len(text.ids) - 1 for text in held_out))
     every = np.arange(target.vocabulary) if ids is None else ids
@@ -450,7 +450,7 @@ def _record(
 
 
 def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[Features]) -> TrainingRecord:
-    """The record of a training that has ended, and of what `features` of the training and the stop part took."""
+    """Return the record of a training that has ended, and of what `features` of the training and the stop part took."""
     return replace(
         record,
         status="complete",
@@ -467,7 +467,9 @@ def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[F
 
 
 def _features(shop: Workshop, layers: tuple[int, ...], out: Path) -> dict[str, Features]:
-    """The target's states on all texts of the training and the stop part, computed once for all heads that read the same."""
+    """Return the target's states on all texts of the training and the stop part, computed once for all heads that read the
+    same.
+    """
     if layers in shop.features:
         return shop.features[layers]
     made = shop.features[layers] = {}
@@ -482,7 +484,7 @@ def _features(shop: Workshop, layers: tuple[int, ...], out: Path) -> dict[str, F
 
 
 def _schedule(shop: Workshop, order: int) -> Schedule:
-    """The same for each size of a curve: what a small one cannot learn in as many steps, it lacks the texts for."""
+    """Return the same for each size of a curve: what a small one cannot learn in as many steps, it lacks the texts for."""
     asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
     steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
     padded = shop.options.batch_tokens
@@ -490,12 +492,12 @@ def _schedule(shop: Workshop, order: int) -> Schedule:
 
 
 def _autocast(target: Model) -> torch.dtype | None:
-    """The dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
+    """Return the dtype that the head computes in beside float32: 16 bits on a GPU whose target has them."""
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
 
 
 def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
-    """The text of README.md; `run` tested the head as a draft."""
+    """Return the text of README.md; `run` tested the head as a draft."""
     size, target = record.size, record.target
     trained = "fine-tuned" if record.settings.get("init") else "trained from the target's last layer"
     facts = {
@@ -520,7 +522,7 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
 
 
 def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
-    """Acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
+    """Return acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
     table = of_units(run.documents(), record.units.test)
     totals, rules = decoded_totals(run, draft, table, run.manifest.profile.decision.rule)
     kinds = np.array(table["continuation"].to_pylist())
@@ -541,6 +543,6 @@ def _row(*cells: str) -> str:
 
 
 def _card_cell(text: str) -> str:
-    """Text for a table: names of models and folders may hold anything."""
+    """Return text for a table: names of models and folders may hold anything."""
     plain = "".join(each if each.isprintable() else " " for each in text)
     return "".join(f"\\{each}" if each in "|`<*_[" else each for each in plain)

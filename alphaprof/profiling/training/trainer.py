@@ -116,16 +116,16 @@ class Trainer:
         return state
 
     def _ended(self) -> bool:
-        """Whether the steps are over, or nothing has become better for long."""
+        """Return whether the steps are over, or nothing has become better for long."""
         stale = self.state.best_step < PATIENCE * self.state.step
         return self._share() >= 1.0 or (self._share() >= 0.5 and stale)
 
     def _share(self) -> float:
-        """How far the training is, 0 to 1."""
+        """Return how far the training is, 0 to 1."""
         return self.state.step / self.schedule.steps
 
     def update(self, chosen: Sequence[int]) -> tuple[Flags, Flags]:
-        """One update; by depth [depths], the sum of the loss and the number of drafts."""
+        """Return one update; by depth [depths], the sum of the loss and the number of drafts."""
         schedule, texts = self.schedule, [self.train.texts[index] for index in chosen]
         counts = np.array(
             [
@@ -185,7 +185,7 @@ class Trainer:
 
     @torch.no_grad()
     def tested(self, features: Features, depths: int) -> tuple[Flags, Flags, Flags]:
-        """What `right` says of all texts of some features, by depth [depths]."""
+        """Return what `right` says of all texts of some features, by depth [depths]."""
         total = np.zeros((3, depths), dtype=np.int64)
         for part in batches([len(text.tokens) for text in features.texts], self.schedule.padded_tokens):
             with self._precision():
@@ -249,8 +249,8 @@ def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[lis
 
 
 def rows_of(batch: TextBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The drafts of a depth, in rounds that begin in the continuation, of its tokens: text and drafted position [n]. Base b
-    of depth d drafts position b + d + 1, and its round begins at b + 2.
+    """Return the drafts of a depth, in rounds that begin in the continuation, of its tokens: text and drafted position [n].
+    Base b of depth d drafts position b + d + 1, and its round begins at b + 2.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for number, (prompt, size) in enumerate(zip(batch.prompt.tolist(), batch.size.tolist(), strict=True)):
@@ -261,7 +261,7 @@ def rows_of(batch: TextBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drafts(prompt: int, size: int, depth: int) -> int:
-    """How many drafts of a depth a text has."""
+    """Return how many drafts of a depth a text has."""
     return max(0, size - max(prompt + depth - 1, depth + 1))
 
 

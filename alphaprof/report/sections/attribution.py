@@ -213,7 +213,7 @@ def _counts(rounds: Rounds, rows: Array, cluster: Array, gamma: int, stop: Flavo
 
 
 def _speeds(counts: RoundCounts, times: StepTimes | None) -> tuple[float | None, float | None]:
-    """Tokens per round and speedup of some documents, the points that results have; None without tokens."""
+    """Return tokens per round and speedup of some documents, the points that results have; None without tokens."""
 
     def point(steps: StepTimes) -> float:
         spent, base = spent_and_base(counts, steps)

@@ -136,8 +136,8 @@ def _tally(rule: BoundRule, columns: dict[str, Array], shape: Shape) -> Tally:
 
 
 def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> tuple[Array, Array]:
-    """Which positions have a certificate, where a draft proposes from a distribution, and at which acceptance is certain;
-    both [positions]. What a tree accepts is known where the target's top token was emitted, on greedy text.
+    """Return which positions have a certificate, where a draft proposes from a distribution, and at which acceptance is
+    certain; both [positions]. What a tree accepts is known where the target's top token was emitted, on greedy text.
     """
     judged = (columns["proposed"] > 0) & ~np.isnan(columns["kl_target_draft"])
     if rule.rule.by_token:
@@ -158,7 +158,7 @@ def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
 
 
 def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
-    """Sum [documents] of chosen values, infinite ones included."""
+    """Return sum [documents] of chosen values, infinite ones included."""
     chosen_values = np.where(chosen, values, 0.0)
     finite = np.isfinite(chosen_values)
     infinite = shape.sums(~finite) > 0
@@ -186,7 +186,7 @@ def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
 
 
 def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Certificate | None:
-    """One domain's certificate under one rule; None if nothing was judged."""
+    """Return one domain's certificate under one rule; None if nothing was judged."""
     shares = (tally.certified, tally.accepted, tally.accepted - tally.both)
     certified, accepted, beyond = (text.share(values, tally.judged, confidence) for values in shares)
     if certified is None or accepted is None or beyond is None:

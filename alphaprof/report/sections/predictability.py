@@ -115,8 +115,9 @@ class TargetLog:
 
 
 def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) -> tuple[Array, Array, Rounds]:
-    """What is certain of any draft whose divergences are at most `epsilon`, from thresholds [positions]: sums over positions
-    of whether it is accepted and of the run from there, [documents], and the rounds (flavour `engine`) of nothing else.
+    """Return what is certain of any draft whose divergences are at most `epsilon`, from thresholds [positions]: sums over
+    positions of whether it is accepted and of the run from there, [documents], and the rounds (flavour `engine`) of nothing
+    else.
     """
     stop = np.cumsum(lengths).astype(np.int64)
     shape = Shape(np.arange(len(stop)), stop - lengths, stop, lengths, np.array([]), np.array([]))

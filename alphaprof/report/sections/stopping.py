@@ -79,7 +79,7 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
 
 
 def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]:
-    """Drafts at every p_min, none first; empty if no verdict is defined."""
+    """Return drafts at every p_min, none first; empty if no verdict is defined."""
     tried = {}
     for p_min in (0.0, *P_MINS):
         asked = replace(inputs, question=replace(inputs.question, p_min=p_min))
@@ -98,7 +98,7 @@ def _halves(tried: Mapping[float, Tried], question: Question) -> tuple[Mapping[s
 def _chosen(
     tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int], rows: Mapping[str, Mask]
 ) -> dict[tuple[float, str, int], float]:
-    """Speedups by p_min, draft and γ on the documents that choose."""
+    """Return speedups by p_min, draft and γ on the documents that choose."""
     return {
         (p_min, draft, gamma): at.mix.value(decoded(at.candidates, (draft, gamma), at.timing.choosing, at.mix, rows)) or 0.0
         for p_min, at in tried.items()
