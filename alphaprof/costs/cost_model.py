@@ -132,7 +132,7 @@ def _standard_error(factor: float) -> float:
 
 
 def shape_of(name: str, facts: ModelFacts) -> ModelShape:
-    """Return the shape of a model of a run. Raises `CostsUnreadable` where it is not known."""
+    """Return the shape of a model of a run. Raises `CostsUnreadable` if it is not known."""
     if facts.shape is None:
         raise CostsUnreadable(
             f"a roofline needs the shape of {name}, but {facts.architecture} has no known shape",

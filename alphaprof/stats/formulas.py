@@ -109,7 +109,7 @@ def alpha_for(tokens: float, gamma: int, burstiness: float = 0.0) -> float | Non
 
 
 def alpha_of_rate(rate: float, gamma: int, burstiness: float = 0.0) -> float:
-    """Return the alpha of a text on which rounds of gamma drafts have accepted / drafted = rate. Raises `ValueError` where
+    """Return the alpha of a text on which rounds of gamma drafts have accepted / drafted = rate. Raises `ValueError` if
     no text of this burstiness has such a rate.
     """
     tokens = 1 + gamma * rate

@@ -55,7 +55,7 @@ class LearningCurve:
     @classmethod
     def of(cls, heads: Sequence[tuple[int, Sequence[Measured]]], floor: float) -> LearningCurve:
         """From the heads of each size (training units), all measured on the same test units. The spread is pooled over
-        sizes, since the largest often has one head. Raises `ValueError` where no size has two, or for too few test units.
+        sizes, since the largest often has one head. Raises `ValueError` if no size has two, or for too few test units.
         """
         ordered = sorted(heads, key=lambda each: each[0])
         values = [np.array([head.miss for head in same]) for _, same in ordered]

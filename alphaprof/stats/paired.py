@@ -25,7 +25,7 @@ FAR = 0.225  # share of the possible range by which a unit that differs is taken
 def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Interval:
     """Second share less the first, each sum(totals) / sum(counts) over the same units, [units] in the same order.
 
-    Raises `ValueError` where a side has no count.
+    Raises `ValueError` if a side has no count.
     """
     one, two = ratio(*first), ratio(*second)
     errors = _errors(second, two) - _errors(first, one)

@@ -157,7 +157,7 @@ class _Filling:
         self._to, self._places = slice(0), np.empty(0, dtype=np.int64)
 
     def locate(self, known: Array) -> bool:
-        """Turn to a table of documents, whose numbers ascend: whether it has any of these. Raises `RunUnreadable` where some
+        """Turn to a table of documents, whose numbers ascend: whether it has any of these. Raises `RunUnreadable` if some
         that lie between them are not in it.
         """
         first, last = np.searchsorted(self._numbers, [known[0], known[-1] + 1])
@@ -188,7 +188,7 @@ class _Filling:
         values.take(self._places, out=self._depths[name][self._to, depth], mode="clip")  # they lie there: no copy
 
     def columns(self) -> dict[str, Array]:
-        """Return all columns in the order of the group. Raises `RunUnreadable` where no table had some of its documents."""
+        """Return all columns in the order of the group. Raises `RunUnreadable` if no table had some of its documents."""
         if self._missing:
             raise lacking()
         nothing = np.broadcast_to(np.nan, len(self._numbers))

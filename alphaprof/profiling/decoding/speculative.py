@@ -253,7 +253,7 @@ class DecodingSetup:
 
 
 def require_own_text(options: ProfileOptions) -> set[str]:
-    """Return how the target chooses the text that it writes itself: greedy, sampled or both. Raises `ProfileInvalid` where
+    """Return how the target chooses the text that it writes itself: greedy, sampled or both. Raises `ProfileInvalid` if
     it writes none: no decoding would repeat that.
     """
     written = {GREEDY, SAMPLED} & {options.continuation_of(index).kind for index in range(len(options.data))}
@@ -264,7 +264,7 @@ def require_own_text(options: ProfileOptions) -> set[str]:
 
 
 def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[int]:
-    """Return the lengths to decode with, ascending. Raises `OptionInvalid` where the profile has none of the usual ones."""
+    """Return the lengths to decode with, ascending. Raises `OptionInvalid` if the profile has none of the usual ones."""
     if wanted:
         return sorted(set(wanted))
     if not (usual := [gamma for gamma in USUAL_GAMMAS if gamma in known]):

@@ -129,7 +129,7 @@ class HeadDraft:
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:
-        """Return its logits at every depth, from states of the target. Raises `ModelUnloadable` where these cannot be
+        """Return its logits at every depth, from states of the target. Raises `ModelUnloadable` if these cannot be
         recorded.
         """
         if not target.chunked:

@@ -228,7 +228,7 @@ def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch
 
 
 def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
-    """Return how `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` where its
+    """Return how `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` if its
     files cannot be read so.
     """
     settings = head.settings

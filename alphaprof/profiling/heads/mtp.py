@@ -400,7 +400,7 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
 
 
 def _count(files: HeadFiles, layout: str, config: Any) -> int:
-    """Return how many modules there are. Raises `ModelUnloadable` where the config says another number."""
+    """Return how many modules there are. Raises `ModelUnloadable` if the config says another number."""
     matches = (PLACES[layout].search(name) for name in files.tensors)
     count = len({match[1] for match in matches if match is not None and match[1] is not None})
     promised = [getattr(config, key, None) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")]

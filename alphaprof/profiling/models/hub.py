@@ -90,7 +90,7 @@ def _require_format(reference: str) -> None:
 
 @contextlib.contextmanager
 def opened(reference: str) -> Iterator[pa.NativeFile]:
-    """Yield a data file in an object store. Raises `DataUnreadable` where it cannot be had, or read in the block."""
+    """Yield a data file in an object store. Raises `DataUnreadable` if it cannot be had, or read in the block."""
     folder, _, name = reference.rpartition("/")
     storage = storage_of(folder)  # refuses credentials in an address, which the messages below would repeat
     if not NAME.fullmatch(name):

@@ -321,7 +321,7 @@ def without_advice() -> Iterator[None]:
 
 
 def choose_device(device: str) -> torch.device:
-    """Return the device that an option means. Raises `ModelUnloadable` where it does not exist, or is of a kind on which
+    """Return the device that an option means. Raises `ModelUnloadable` if it does not exist, or is of a kind on which
     times and statistics would be wrong: nothing here waits for it before it reads the clock, and not all have float64.
     """
     if device == "auto":

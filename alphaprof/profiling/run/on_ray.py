@@ -40,7 +40,7 @@ Failure = dict[str, str]  # an `AlphaprofError` as plain data, since Ray would m
 
 
 def require_ray() -> None:
-    """Raise `ExtraMissing` where Ray is not installed, and `OptionInvalid` for an address that takes no driver, or where
+    """Raise `ExtraMissing` if Ray is not installed, and `OptionInvalid` for an address that takes no driver, or where
     nobody answers.
     """
     if find_spec("ray") is None:

@@ -69,7 +69,7 @@ def _scheduled(environment: Mapping[str, str]) -> Part:
 
 def wait_until_begun(storage: Storage, part: Part, say: Callable[[str], None]) -> None:
     """Wait until part 0 has staged the run in storage, however long that takes, as long as there are signs of its life.
-    Raises `RunUnreadable` where there is none for `PATIENCE`.
+    Raises `RunUnreadable` if there is none for `PATIENCE`.
     """
     if storage.has(MANIFEST):
         return

@@ -229,7 +229,7 @@ class _TimeBudget:
         return self._waited_s / self._wall_s if self._wall_s > 0 and not math.isnan(self._waited_s) else None
 
     def require_time(self) -> None:
-        """Raise `BudgetSpent` where no step may begin any more."""
+        """Raise `BudgetSpent` if no step may begin any more."""
         if time.monotonic() >= self._until:
             raise self.spent(0)
 

@@ -209,7 +209,7 @@ def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[
 
 
 def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Stepper:
-    """Return a stepper that has shown that it can take its steps back. Raises `NotTimed` where the model cannot; running out
+    """Return a stepper that has shown that it can take its steps back. Raises `NotTimed` if the model cannot; running out
     of memory is left to the caller.
     """
     kind = GraphStepper if mode == GraphStepper.mode else Stepper

@@ -180,7 +180,7 @@ def chosen_vocabulary(texts: Sequence[RunText], wanted: float | None, always: Co
     tokens they cover (below 1); None: all that occur. Of ids that occur equally often those come first that prompts have
     more of.
 
-    Raises `OptionInvalid` where `always` alone are more than are wanted.
+    Raises `OptionInvalid` if `always` alone are more than are wanted.
     """
     counts = np.bincount(np.concatenate([text.ids for text in texts]), minlength=size)[:size]
     prompts = np.bincount(np.concatenate([text.prompt for text in texts]), minlength=size)[:size]

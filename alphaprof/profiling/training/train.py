@@ -340,7 +340,7 @@ def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
 
 
 def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
-    """Return the units that a head to begin with has learnt from; None if nothing says it. Raises `PartsOverlap` where units
+    """Return the units that a head to begin with has learnt from; None if nothing says it. Raises `PartsOverlap` if units
     of the stop or test part are among them.
     """
     if not (init / TRAINING).is_file():
