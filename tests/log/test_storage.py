@@ -482,7 +482,7 @@ def test_a_bucket_that_does_not_exist_is_named(gate: Gate, verb: str) -> None:
     if verb == "remove":  # what is not there is removed
         place.remove(COMMIT)
         return
-    assert "there is no bucket missing (NoSuchBucket)\ncreate it" in failing(place, verb)
+    assert "the bucket missing does not exist (NoSuchBucket)\ncreate it" in failing(place, verb)
 
 
 @pytest.fixture

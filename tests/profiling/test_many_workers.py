@@ -182,7 +182,7 @@ def test_workers_share_a_run_and_one_that_is_killed_is_started_again(sampled_run
     while not (out / "commits").is_dir() and process.poll() is None:
         time.sleep(0.01)
     os.kill(children(process)[1], signal.SIGKILL)
-    assert "is started again" in ended(process)
+    assert "was ended by SIGKILL; restarting it" in ended(process)
     run = Run.open(out)
     require_equal(run, sampled_run)
     measured = {commit.worker for commit in run.commits().values()}

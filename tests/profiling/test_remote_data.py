@@ -75,11 +75,11 @@ def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
 @on_servers
 def test_what_is_not_there_is_said(gate: Gate) -> None:
     assert "s3://bucket/data/none.jsonl does not exist\ncheck the names" in refused("s3://bucket/data/none.jsonl")
-    assert "there is no bucket elsewhere (NoSuchBucket)\ncreate it, or check the name" in refused(
+    assert "the bucket elsewhere does not exist (NoSuchBucket)\ncreate it, or check the name" in refused(
         "s3://elsewhere/prompts.jsonl"
     )
     assert "s3://bucket/data has no known format\ngive a file that ends with .jsonl" in refused("s3://bucket/data")
-    assert "is not the address of a file\nuse letters" in refused("s3://bucket/my prompts.jsonl")
+    assert "is not the address of a file\nuse only letters" in refused("s3://bucket/my prompts.jsonl")
 
 
 @on_servers
