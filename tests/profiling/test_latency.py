@@ -162,7 +162,7 @@ def test_rounds_end_when_they_are_sure_or_the_budget_is_spent(
 ) -> None:
     rows, said, _ = timed_by_clockwork(monkeypatch, costs, step_s, noise)
     assert {row["repeats"] for row in rows if row["step"] != "prefill"} == {rounds}
-    assert said[-1].startswith(f"1 sequence of 8 tokens: {rounds} rounds of all steps in ")
+    assert said[-1].startswith(f"1 sequence of 8 tokens: {rounds} rounds in ")
     assert said[-1].endswith(why)
 
 
