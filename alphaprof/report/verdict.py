@@ -179,7 +179,8 @@ def judge(
         needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}: {SURER}"
         decision = replace(decision, verdict="UNDECIDED", reason=needed)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
-    reason = f"{timing.basis}: {decision.reason}"
+    few = decision.verdict == "UNDECIDED" and (decision.speedup is None or not decision.speedup.tells)
+    reason = decision.reason if few else f"{timing.basis}: {decision.reason}"
     if question.stand_in:
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"

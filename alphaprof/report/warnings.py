@@ -81,7 +81,7 @@ def _length_notes(traffic: Traffic) -> Found:
     effective, correlation = traffic.effective_documents, traffic.length_correlation
     if effective is None or (effective >= FEW_EFFECTIVE and correlation is None):
         return
-    lengths = f"the longest documents dominate: {effective:.0f} of equal length would say as much"
+    lengths = f"the longest documents dominate ({effective:.0f} of equal length would say as much)"
     direction = "off either way"
     if correlation is not None:
         slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")

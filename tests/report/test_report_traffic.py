@@ -117,7 +117,7 @@ LENGTHS = {
         ({**LENGTHS, "easy": dataclasses.replace(LENGTHS["easy"], alpha=0.1)}, "too low if longer ones are missing here"),
         (
             {"short": Domain(documents=6, shortest=2, longest=4), "long": Domain(documents=3, shortest=500, longest=500)},
-            "3 of equal length would say as much: the speedup may be off either way",
+            "3 of equal length would say as much): the speedup may be off either way",
         ),
     ],
     ids=["alike", "long is slower", "long is faster", "few long ones"],
