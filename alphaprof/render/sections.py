@@ -176,10 +176,16 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
     if alpha != "alpha":  # the formula takes acceptance for the same at every depth
         unneeded |= {"iid formula"}
     undecided: dict[str, list[str]] = {}
-    for result in results:
-        if result.verdict == "UNDECIDED":
+    needed = []
+    for result in (result for result in results if result.verdict == "UNDECIDED"):
+        if result.documents_needed is None:
             undecided.setdefault(result.reason, []).append(fmt.short(result.domain))
+        else:
+            likely = "" if result.documents_likely is None else f" ({fmt.count(result.documents_likely)})"
+            needed.append(f"{fmt.short(result.domain)} {fmt.count(result.documents_needed)}{likely}")
     reasons = [f"  {', '.join(domains)}: {reason}" for reason, domains in undecided.items()]
+    if needed:
+        reasons.insert(0, f"  documents of a new run for a 50% (80%) chance of a verdict: {', '.join(needed)}")
     shown = {name: cell for name, cell in columns.items() if name not in unneeded}
     (table,) = table_of(f"{title}: by domain", results, shown, among=every, left=("verdict",), below=reasons)
     return table

@@ -290,3 +290,19 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
         with pytest.raises(ProfileInvalid) as error:  # no profile is at hand that could be corrected
             changed_question(whole, [value])
         assert error.value.hint == hint
+
+
+def test_a_verdict_stands_beside_the_bounds_that_decide_it_and_what_would_decide_otherwise(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=30)}, decision=FIXED))
+    speedup = only(build_report(run), "code").speedup.value
+    asked = changed_question(run.manifest.config, [f"decision.min_speedup={speedup - 0.08}"])
+    report = build_report(run, config=asked)
+    result = only(report, "code")
+    assert (result.verdict, result.documents_likely > result.documents_needed > 30) == ("UNDECIDED", True)
+    assert (
+        result.speedup.low < result.tested.low < asked["decision"]["min_speedup"] < result.tested.high < result.speedup.high
+    )
+    text = " ".join(as_terminal(report).split())
+    assert f"chance of a verdict: code {fmt.count(result.documents_needed)} ({fmt.count(result.documents_likely)})" in text
+    assert text.count(fmt.interval(result.tested)) == 1
+    assert f"{fmt.interval(result.tested, 'x')} UNDECIDED" in text
