@@ -302,7 +302,7 @@ def test_a_verdict_stands_beside_the_bounds_that_decide_it_and_what_would_decide
     assert (
         result.speedup.low < result.tested.low < asked["decision"]["min_speedup"] < result.tested.high < result.speedup.high
     )
-    text = " ".join(as_terminal(report).split())
+    text = " ".join(as_terminal(report, 150).split())
     assert f"chance of a verdict: code {fmt.count(result.documents_needed)} ({fmt.count(result.documents_likely)})" in text
     assert text.count(fmt.interval(result.tested)) == 1
     assert f"{fmt.interval(result.tested, 'x')} UNDECIDED" in text
