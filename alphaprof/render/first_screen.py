@@ -28,6 +28,7 @@ LETTERS = "ABCDEFGH"  # of pools
 LOADS = 8  # concurrencies that are shown
 TOTAL = "all traffic"
 LEFT = ("pool", "draft", "verdict", "next best")  # columns of words
+LESS = ("docs", "next best", "share", "alpha", "accept@1", "tokens/round")  # that a narrow screen goes without, in turn
 MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
 MODEL = 28  # characters of the target's name

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.render.blocks import Block, Heading, Row, Table
-from alphaprof.render.first_screen import ALONE, FirstScreen, first_screen, first_screen_csv
+from alphaprof.render.first_screen import ALONE, LESS, FirstScreen, first_screen, first_screen_csv
 from alphaprof.render.html.page import render_html
 from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, table_lines
 from alphaprof.render.sections import ALL, chosen
@@ -23,7 +23,6 @@ COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
-LESS = ("docs", "next best", "share", "alpha", "accept@1", "tokens/round")  # that a narrow terminal goes without, in turn
 
 
 class ReportAnswer(Report):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.render.blocks import OUTCOMES, Block, Figure, Table, outcome_of
-from alphaprof.render.first_screen import ALONE, first_screen
+from alphaprof.render.first_screen import ALONE, LESS, first_screen
 from alphaprof.render.json import PREFIX, plain_values
 from alphaprof.render.sections import SECTIONS, glossary
 from alphaprof.report import format as fmt
@@ -230,7 +230,8 @@ def _shortened(name: str) -> str:
 
 
 def _class(table: Table, column: str) -> str:
-    return ' class="name"' if column in table.left else ""
+    classes = ["name"] * (column in table.left) + ["less"] * (column in LESS)
+    return f' class="{" ".join(classes)}"' if classes else ""
 
 
 def _row_markup(table: Table, name: str, cells: Mapping[str, str], title: str = "") -> str:
