@@ -196,3 +196,11 @@ def test_paper_gets_every_figure_whole_and_nothing_to_press(fresh: Any) -> None:
 def test_long_names_leave_the_page_as_wide_as_a_phone(fresh: Any) -> None:
     fresh.set_viewport_size({"width": 400, "height": 800})
     assert fresh.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.slow
+def test_a_phone_shows_speedup_and_verdict_of_each_domain(fresh: Any) -> None:
+    fresh.set_viewport_size({"width": 400, "height": 800})
+    table = fresh.locator(".alphaprof-screen table").first
+    heads = [head.inner_text() for head in table.locator("thead th").all() if head.is_visible()]
+    assert heads == ["domain", "draft", "γ", "speedup [95%]", "verdict"]
