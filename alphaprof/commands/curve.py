@@ -393,7 +393,7 @@ def collected(options: HeadsOptions, file: Path, run: Run) -> CurveHeads:
     records = [None if each.head is None else read_training(Path(each.head)) for each in every]
     for entry, record in zip(entries, records, strict=False):
         if record is None and entry.units is None:
-            hint = "set head: to the folder of its training.json, or set units: and tokens:"
+            hint = "set head to the folder of its training.json, or set units and tokens"
             raise ProfileInvalid(f"{file}: the amount of training data of {entry.draft} is not known", hint)
     known = next((record for record in records if record is not None), None)
     documents, part = _held_out(run, known)
@@ -471,7 +471,7 @@ def _not_nested(sizes: Sequence[Sequence[CurveHead]]) -> Iterator[str]:
     """Yield what is not nested, in words."""
     for head in chain(*sizes):
         if head.record is None and head.order is None:
-            yield f"set order: for {head.draft} if larger heads have seen its data"
+            yield f"give {head.draft} an order if larger heads have seen its data"
     for place, same in enumerate(sizes[:-1]):
         larger = list(chain(*sizes[place + 1 :]))
         for small in same:
@@ -761,7 +761,7 @@ def _measured_ways(inputs: CurveInputs, beside: Sequence[CurvePoint]) -> Iterato
     """Yield what was measured to help besides more data: a head trained further, another gamma."""
     for point in beside:
         if (more := point.difference) is not None and more.low > 0:
-            yield f"the {point.label} head has {more.value:.2f} tokens per round more than the largest size"
+            yield f"the {point.label} head has {more.value:.2f} more tokens per round than the largest size"
     heads, times = inputs.heads, inputs.times
     if times is None:
         return
@@ -974,7 +974,7 @@ def _other_ways(last: CurvePoint, floor: float | None, least: float) -> Iterator
     """Yield what would help besides data, as measured on the largest size."""
     fast = [domain for domain in last.domains if domain.speedup is not None and domain.speedup.low >= least]
     if fast and len(last.domains) > 1:
-        yield f"other traffic: {', '.join(fmt.short(domain.domain) for domain in fast[:3])} alone reaches {least:g}x"
+        yield f"other traffic: {least:g}x or more on {', '.join(fmt.short(domain.domain) for domain in fast[:3])}"
     if floor is not None and floor >= NOTABLE:
         yield f"a larger --draft-vocab: the heads cannot propose {fmt.percent(floor)} of the test tokens"
 

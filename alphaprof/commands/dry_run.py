@@ -235,7 +235,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
     """Yield the checks of what the run takes."""
     costs, timed = plan.options.costs, plan.run.latency() is not None
     if timed and isinstance(costs, MeasuredCosts):
-        yield Finding.of("costs", "run", f"steps can be timed; the run takes up to {costs.budget:g} s for it (costs.budget)")
+        yield Finding.of("costs", "run", f"steps can be timed; in a run this takes up to {costs.budget:g} s (costs.budget)")
     if estimate.seconds is None or estimate.disk is None:
         unknown = "the number of documents is not known before all are read"
         yield Finding.of("time", "run", unknown, "give the source a limit, or use --limit")

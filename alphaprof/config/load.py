@@ -82,7 +82,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     tree = copy.deepcopy(config)
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "route.", "costs.", "hybrids.")):
-            hint = "profile again to change it; everything else was measured"
+            hint = "to change other options, profile again"
             problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, route.*, costs.* and hybrids.*"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)

@@ -358,7 +358,7 @@ class MeasuredCosts(Options):
     )
     mode: Literal["auto", "eager"] = Field(
         "auto",
-        description="for source: measured; auto: static cache, and CUDA graphs if available; eager: as validate decodes",
+        description="(source: measured) auto: static cache, and CUDA graphs if available; eager: as validate decodes",
     )
 
 

@@ -268,7 +268,7 @@ class ProfileOptions(Options):
         for name, hybrid in self.hybrids.items():
             first = self.drafts.get(hybrid.first)
             if name in self.drafts or not isinstance(first, PromptLookupDraft) or hybrid.then not in self.drafts:
-                yield f"hybrids.{name} needs a unique name, first: a draft of kind prompt_lookup, and then: another draft"
+                yield f"hybrids.{name} needs a unique name, a prompt_lookup draft as `first`, another draft as `then`"
             elif hybrid.min_match > first.max_ngram:
                 yield f"hybrids.{name}.min_match {hybrid.min_match} exceeds max_ngram {first.max_ngram} of {hybrid.first}"
         if decision.draft not in ("auto", *self.drafts, *self.hybrids):

@@ -73,7 +73,7 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
-        return factor, f"{ground}; 90% of published speedups lie within factor {factor:.2f}, or its square elsewhere"
+        return factor, f"{ground}; 90% of published speedups lie within factor {factor:.2f} (outside: its square)"
     why = "you changed its numbers" if own else "this is outside that range"
     return factor, f"{ground}; {why}, so the error is doubled: factor {factor:.2f}"
 
@@ -252,7 +252,7 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
         return None
     if manifest.drafting != CHAIN and options.source not in TIMED:
         raise CostsUnreadable(
-            f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, so drafts of its "
+            f"step times cannot be used for {run.path}: it was served with {manifest.drafting} drafting, so drafts of its "
             "rounds are not known",
             "leave costs out: tokens per round need none",
         )

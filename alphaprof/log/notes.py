@@ -107,7 +107,7 @@ NOTES: Mapping[str, NoteKind] = {
     "truncated": NoteKind("{count} {reason}", "{remedy}"),
     # and the rest.
     "not_timed": NoteKind("no step times, so no speedup: {reason}", "{remedy}", "own times"),
-    "not_timed_there": NoteKind("no step times there: {reason}", "{remedy}", "own times"),
+    "not_timed_there": NoteKind("step times missing: {reason}", "{remedy}", "own times"),
     "other_vllm": NoteKind(
         "vLLM {version} is untested with this version of alphaprof; {tried} is tested",
         "compare a few results with your server, or use vLLM {tried}",
@@ -171,7 +171,7 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "prompts_unknown": NoteKind(
         "prompts are identified by {known_by} ({lacking} of {requests} requests have no prompt_token_ids): "
-        "compare and check --baseline pair {pairs}, and repeated prompts count as independent, which makes intervals too "
+        "comparisons pair {pairs}, and repeated prompts count as independent, which makes intervals too "
         "narrow",
         "{remedy}, or the prompt's text",
     ),

@@ -34,8 +34,8 @@ DEPTH_COUNTS = {
 IN_FLOAT32 = {"tested": pa.float32()}
 AGREES = "Whether draft {} of a round is the token x_t, if all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if reached; null: never reached, or greedy text."
-RATIOS = "q(x_t) / p(x_t) if x_t is draft {} of a round (block rules multiply it); null as accept_<rule>."
-EMITTED = "a_t at this depth: probability that the token was draft {1}, kept by {0}; null as accept_<rule>."
+RATIOS = "q(x_t)/p(x_t) if x_t is a round's draft {} (block rules multiply it); null if accept_<rule> is."
+EMITTED = "a_t at this depth: probability that the token was draft {1}, kept by {0}; null if accept_<rule> is."
 CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}; expected 0."
 
 

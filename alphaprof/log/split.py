@@ -215,7 +215,7 @@ def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
     held = {part: result.of(texts, part) for part in PARTS}
     for part, begins in result.begins.items():
         if early := sum(text.time is not None and text.time < begins for text in held[part]):
-            yield f"{early} of {len(held[part])} {part} documents are older: their group has later ones"
+            yield f"{early} of {len(held[part])} {part} documents are older, kept here with their group"
     for domain in sorted({text.domain for text in texts}):
         if empty := [part for part in PARTS if all(text.domain != domain for text in held[part])]:
             yield f"domain {domain} has no text for {' or '.join(empty)}"

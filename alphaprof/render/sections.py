@@ -480,7 +480,7 @@ def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:
     if (where := axis.pays_below) is not None:
         begins, low = fmt.count(int(where.value)), fmt.count(int(where.low))
         high = "longer than all of these" if math.isinf(where.high) else fmt.count(int(where.high))
-        yield f"no gamma pays from {begins} tokens [{low}, {high}]" if where.value else "no gamma pays at any length"
+        yield f"no gamma pays past {begins} tokens [{low}, {high}]" if where.value else "no gamma pays at any length"
     elif any(item.speedup for item in axis.ranges):
         yield "some gamma pays at every length seen"
     if longest is not None and axis.ranges[-1].context > 2 * longest:
@@ -600,7 +600,7 @@ def difficulty(report: Report) -> Iterator[Block]:
         "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
         "match for the target; one that is low only at the left is close to the best possible.",
         "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
-        "that the rule could not reject; the gap was kept without certainty.",
+        "that the rule could not reject; the gap: kept, but not guaranteed.",
         "margin",
     )
     nothing = wording.uncertified(report)

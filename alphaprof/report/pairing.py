@@ -109,7 +109,7 @@ def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
         yield (
             "prompts keyed by",
             imported.prompts_known_by or "nothing",
-            f"{LOG_PROMPTS}, of both runs, and import them again",
+            f"{LOG_PROMPTS} of both runs, and import them again",
         )
     hint = "profile one again with the other's setting; --reuse-continuations keeps the text"
     yield "draft_processing", side.run.manifest.profile.draft_processing, hint

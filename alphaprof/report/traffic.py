@@ -272,7 +272,7 @@ def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Ma
     without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(evidence.undefined)
     if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
         reasons = dict.fromkeys(without[domain] for domain in undefined)
-        advice = ": give it decision.weights 0 to leave it out" if rounds else ""
+        advice = ": weight 0 in decision.weights leaves it out" if rounds else ""
         return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
     return ""
 

@@ -368,7 +368,7 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
 
 def _remedy(needed: int | None, likely: int | None, speedup: Speedup) -> str:
     if needed is not None:
-        sure = f"{likely} with 80%" if likely is not None else "no number with 80%"
+        sure = f"{likely} with 80%" if likely is not None else "no size gives 80%"
         return f"a new run of {needed} independent documents would settle it with a 50% chance, {sure}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:

@@ -379,7 +379,7 @@ def test_a_head_of_another_run_is_compared_on_the_same_documents(copy: Path, tmp
     assert report.points[-1].label == "160 units"
     assert report.points[-1].alpha == pytest.approx(0.7, abs=0.05)
     assert any("the training data of mine" in note for note in report.notes)
-    assert "set order: for mine if larger heads have seen its data" in report.reason
+    assert "give mine an order if larger heads have seen its data" in report.reason
 
 
 @pytest.mark.parametrize(

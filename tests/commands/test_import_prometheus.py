@@ -132,7 +132,7 @@ def test_engines_are_added_up(tmp_path_factory: pytest.TempPathFactory, case: tu
 
 CONDITIONAL: tuple[tuple[Rounds, list[float], list[float | None], str], ...] = (
     ([(3, 3), (1, 1), (3, 0), (3, 0)], [0.5, 0.25, 0.25], [0.5, None, None], "n/a if some rounds drafted fewer tokens."),
-    ([(3, 1), (3, 0)], [0.5, 0, 0], [0.5, 0, None], "n/a if no round accepted the draft before."),
+    ([(3, 1), (3, 0)], [0.5, 0, 0], [0.5, 0, None], "n/a if no round accepted draft d - 1."),
 )
 
 

@@ -574,6 +574,6 @@ def test_a_forked_process_is_told_to_be_spawned(gate: Gate, remote: Storage) -> 
     try:
         remote.read(COMMIT)
     except RuntimeError as error:
-        os._exit("by spawn" not in str(error))
+        os._exit("spawn processes instead" not in str(error))
     finally:
         os._exit(1)

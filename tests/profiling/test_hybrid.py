@@ -107,7 +107,7 @@ def test_a_report_judges_it_beside_its_parts_and_says_whether_it_is_ahead(run: R
 def test_an_old_log_answers_for_a_hybrid(run: Run) -> None:
     config = changed_question(run.manifest.config, ["hybrids.other={first: ngram, then: close, min_match: 3}"])
     assert build_report(run, config=config).run.drafts == ("close", "ngram", "both", "other")
-    with pytest.raises(ProfileInvalid, match="first: a draft of kind prompt_lookup"):
+    with pytest.raises(ProfileInvalid, match="a prompt_lookup draft as `first`"):
         changed_question(run.manifest.config, ["hybrids.odd={first: close, then: ngram}"])
     with pytest.raises(OptionInvalid, match="needs a prompt_lookup draft"):
         with_hybrids(run, {"odd": Hybrid("ngram", "nothing", 1)})

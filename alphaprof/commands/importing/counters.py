@@ -76,7 +76,7 @@ def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     rows = [(str(depth), dict(zip(SHARES, each, strict=True))) for depth, each in enumerate(shares, 1)]
     yield Table("by depth", SHARES, rows, "depth")
     full = found.drafted == found.gamma * found.drafts
-    cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
+    cause = "no round accepted draft d - 1" if full else "some rounds drafted fewer tokens"
     short = f" conditional: n/a if {cause}." if None in found.conditional else ""
     yield Small(f"marginal: first d drafts all accepted. conditional: draft d accepted if those before it were.{short}")
     yield ""
@@ -130,7 +130,7 @@ def _speculation(sums: Mapping[tuple[str, str | None], float]) -> CountedRounds 
     by_position = [int(sums[POSITION, str(position)]) for position in range(gamma)]
     ordered = all(later <= earlier for earlier, later in pairwise((drafts, *by_position)))
     if not ordered or sum(by_position) != accepted or not accepted <= drafted <= gamma * drafts:
-        problem = f"since the first page {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by position "
+        problem = f"since page 1, {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by position "
         problem += f"{by_position[:8]}: these counts contradict each other"
         raise DataUnreadable(problem, "save both pages while no request is running")
     if not drafts:

@@ -172,7 +172,7 @@ class ObjectStorage:
 
         ASKING.add(os.getpid())
         if len(ASKING) > 1:
-            raise RuntimeError("obstore does not survive a fork: start processes by spawn")
+            raise RuntimeError("obstore does not survive a fork: spawn processes instead")
         if name:
             require_inside(self, name)
         try:

@@ -223,7 +223,7 @@ def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterato
             yield Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers))
     yield from other_masks(network, target, "mask_token_id", min(2, network.most))
     rows, anchored = network.rows + 2 * head.anchored - 1, 1 - head.anchored  # as many drafts
-    words = f"{rows} rows, each of which proposes {'the next token' if anchored else 'its own'}"
+    words = f"{rows} rows (each proposing {'the next token' if anchored else 'its own token'})"
     setting = f"set {ANCHOR}: {'true' if anchored else 'false'} in its config.json"
     yield Alternative(words, setting, network.changed(rows=rows, anchored=anchored))
 

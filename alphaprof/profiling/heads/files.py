@@ -107,8 +107,12 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        found = f"holds its weights as pickles only ({pickles[0]})" if pickles else "holds no safetensors"
-        raise ModelUnloadable(f"{called} {found}, and reading a pickle can run code", f"if you trust it, {CONVERSION}")
+        if not pickles:
+            raise ModelUnloadable(
+                f"{called} holds no safetensors", "give a folder or a hub id with config.json and safetensors"
+            )
+        problem = f"{called} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code"
+        raise ModelUnloadable(problem, f"if you trust it, {CONVERSION}")
     files = HeadFiles(called, config, stored(paths, called))
     groups = (config, *(value for value in config.values() if isinstance(value, dict)))
     if any(group.get("quantization_config") or group.get("compression_config") for group in groups):

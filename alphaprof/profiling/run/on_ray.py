@@ -48,7 +48,7 @@ def require_ray() -> None:
     address = os.environ.get(ADDRESS, "")
     if "://" in address:
         raise OptionInvalid(
-            f"{ADDRESS}={address} is not HOST:PORT of a node, as a driver needs",
+            f"{ADDRESS}={address} is not a node's HOST:PORT, needed by a driver",
             "run it in the cluster: ray job submit --address http://HOST:8265 -- alphaprof profile ... --engine ray",
         )
     host, _, port = address.rpartition(":")

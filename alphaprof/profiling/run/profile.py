@@ -122,7 +122,7 @@ def require_verdict(options: ProfileOptions) -> None:
     if options.decision.p_min:
         raise ProfileInvalid(
             "--until-decided cannot use decision.p_min: the log only bounds how many tokens its rounds draft",
-            "profile without --until-decided, or without p_min and then run alphaprof report --set decision.p_min=auto",
+            "profile without --until-decided, or without decision.p_min",
         )
 
 
