@@ -51,7 +51,6 @@ for run in runs/demo-sampled runs/demo; do
   .venv/bin/alphaprof report "$run" --format json --out "$run/report.json"
   .venv/bin/alphaprof report "$run" --format html --out "$run/report.html"
 done
-echo "== reports (in the browser, with figures: report.html beside each run): sampled text, the verdict"
+echo "== reports: sampled text, the verdict; then greedy text (in the browser, with figures: report.html beside each run)"
 .venv/bin/alphaprof report runs/demo-sampled | sed -n 4,5p
-echo "== greedy text"
 .venv/bin/alphaprof report runs/demo

@@ -152,9 +152,9 @@ def timed_by_clockwork(
     ("step_s", "noise", "costs", "rounds", "why"),
     [
         (0.001, 0.0, MeasuredCosts(context=8), 6, "%"),  # sure at once
-        (0.01, 0.3, MeasuredCosts(context=8, repeats=9), 9, "(costs.repeats reached)"),
-        (0.1, 0.3, MeasuredCosts(context=8, budget=8), 7, "(costs.budget spent)"),  # 0.8 s a round, 3 of them to warm up
-        (1.0, 0.3, MeasuredCosts(context=8, budget=40), 3, "(costs.budget spent)"),  # 8 s a round: one to warm up
+        (0.01, 0.3, MeasuredCosts(context=8, repeats=9), 9, "(repeats reached)"),
+        (0.1, 0.3, MeasuredCosts(context=8, budget=8), 7, "(budget spent)"),  # 0.8 s a round, 3 of them to warm up
+        (1.0, 0.3, MeasuredCosts(context=8, budget=40), 3, "(budget spent)"),  # 8 s a round: one to warm up
     ],
 )
 def test_rounds_end_when_they_are_sure_or_the_budget_is_spent(

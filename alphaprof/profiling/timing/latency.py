@@ -337,7 +337,7 @@ def _timed_steps(
     r = correlated(times)
     error = 100 * largest_error(times, mixes, r)
     known = f"known to {error:.{0 if error >= 10 else 1}f}%" if error < 100 else "not known"
-    why = "" if sure(measured) else " (costs.repeats reached)" if len(times) >= costs.repeats else " (costs.budget spent)"
+    why = "" if sure(measured) else " (repeats reached)" if len(times) >= costs.repeats else " (budget spent)"
     clock.say(f"{place}: {len(times)} rounds in {time.monotonic() - begun:.0f} s, costs {known}{why}")
     return [_row(job, ms, each, r) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)]
 
