@@ -136,7 +136,7 @@ class TreesReport:
                 "first ranks: trees are chosen by the ranks of first drafts; rounds also use the ranks of later drafts."
             )
         else:
-            yield Small("iid ranks: tokens/round if ranks were independent (and % too high).")
+            yield Small("iid ranks: tokens/round if ranks were independent (and how far off).")
         yield Small("accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts.")
 
 

@@ -600,7 +600,7 @@ def difficulty(report: Report) -> Iterator[Block]:
         "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
         "match for the target; one that is low only at the left is close to the best possible.",
         "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
-        "that the rule could not reject; the gap: kept, but not guaranteed.",
+        "that the rule could not reject; between them: kept, but not guaranteed.",
         "margin",
     )
     nothing = wording.uncertified(report)

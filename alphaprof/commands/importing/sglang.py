@@ -118,7 +118,7 @@ def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
     Raises `LeftOut` if these do not account for them either.
     """
     if request.rounds.plain > counts.retractions:
-        hint = "log meta_info, for num_retractions; if you already do, alphaprof cannot read these counts"
+        hint = "log meta_info with num_retractions; if it is there already, alphaprof cannot read these counts"
         raise LeftOut("more tokens than the rounds explain", hint)
     rounds = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
     return dataclasses.replace(request, rounds=rounds)
