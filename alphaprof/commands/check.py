@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from alphaprof.costs.speedup import UNTIMED, StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.notes import concerns_of
-from alphaprof.log.run import Run, RunDraft, require_drafts, side_of
+from alphaprof.log.run import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -254,19 +253,17 @@ def checked(
     `RunUnreadable`.
     """
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
-    folder, _, named = str(path).rpartition(":")
-    if folder and not path.exists() and os.path.isdir(folder):  # RUN:DRAFT
-        if draft not in (None, named):
-            raise OptionInvalid(f"two drafts are named: {short(named)} and {short(str(draft))}", "leave --draft out")
-        path, draft = Path(folder), named
+    folder, named = path_and_draft(str(path))
+    if None not in (draft, named) and draft != named:
+        raise OptionInvalid(f"two drafts are named: {short(str(named))} and {short(str(draft))}", "leave --draft out")
+    draft = draft if named is None else named
     if baseline is not None:
         if thresholds:
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
-        new = side_of(f"{path}:{draft}" if draft else str(path))
-        whole = not os.path.exists(baseline) and ":" in baseline
-        old = side_of(baseline if whole else f"{baseline}:{new.draft}")
+        new = side_of(f"{folder}:{draft}" if draft else folder)
+        old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
         return check_baseline(new, old, rule, margin, target_change, gamma)
-    run = Run.open(path)
+    run = Run.open(Path(folder))
     if thresholds:
         return _check_thresholds(run, thresholds, draft, rule, gamma)
     return check_decision(run, draft, rule, gamma)

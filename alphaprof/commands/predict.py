@@ -347,7 +347,7 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)}{here}"
     yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"
     if prediction.computed is None:
-        yield "Formulas only: no text was measured, so there is no interval. next: measure with alphaprof profile"
+        yield "Computed from formulas, not measured on text: there is no interval. next: run alphaprof profile"
     else:
         yield "No text was measured: the interval covers computed step times only. next: run alphaprof profile"
 

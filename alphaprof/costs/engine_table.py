@@ -128,7 +128,7 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
 
 
 def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
-    kind = _column_kind(row.model, kinds)
+    kind = _model_kind(row.model, kinds)
     usual = STEPS_OF[kind][0] if kind != "target" or row.tokens == 1 else "verify"
     step = row.step or usual
     if not (tokens := row.tokens or (1 if step in FREE_STEPS else 0)):
@@ -145,7 +145,7 @@ def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
 
 
 def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
-    kind = _column_kind(entry.model, kinds)
+    kind = _model_kind(entry.model, kinds)
     if kind == "lookup":
         raise ValueError(f"{entry.model} searches the text and runs no model: give its time as a row with model and ms")
     if not (tokens := 1 if entry.mode == "decode" else entry.input_len):
@@ -157,7 +157,7 @@ def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
     return StepRow(entry.model, step, tokens, entry.batch_size, entry.context_len, entry.ms)
 
 
-def _column_kind(model: str, kinds: Mapping[str, str]) -> str:
+def _model_kind(model: str, kinds: Mapping[str, str]) -> str:
     if model not in kinds:
         raise ValueError(f"unknown model {shown(model)}: the models of this profile are {cut(', '.join(kinds))}")
     return kinds[model]

@@ -460,18 +460,24 @@ class RunDraft:
         return RunDraft(self.run.view(dataclasses.replace(self.run.manifest, config=config)), self.draft)
 
 
+def path_and_draft(text: str) -> tuple[str, str | None]:
+    """Return the path and the draft of RUN:DRAFT; of RUN the path alone and None. A path that exists is never divided."""
+    if os.path.exists(text) or ":" not in text:
+        return text, None
+    path, _, draft = text.rpartition(":")
+    return path, draft
+
+
 def side_of(text: str) -> RunDraft:
     """Read RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` if a draft is missing or not named."""
-    path, colon, draft = text, "", ""
-    if not os.path.exists(text) and ":" in text:
-        path, colon, draft = text.rpartition(":")
+    path, draft = path_and_draft(text)
     run = Run.open(Path(path))
     names = list(run.manifest.drafts)
     require_drafts(run)
-    if not colon and len(names) == 1:
+    if draft is None and len(names) == 1:
         draft = names[0]
     if draft not in names:
-        what = f"{path} has no draft {shown(draft)}" if colon else f"{path} has {len(names)} drafts"
+        what = f"{path} has {len(names)} drafts" if draft is None else f"{path} has no draft {shown(draft)}"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
     return RunDraft(run, draft)
 

@@ -273,8 +273,8 @@ def rank_correlation(first: Array, second: Array) -> tuple[float, float]:
 
 
 def share_interval(estimate: Ratio, confidence: float) -> Interval:
-    """Return interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree there is no spread to
-    estimate from; the interval is then what documents that differ could make of it, at the most of them that the sample
+    """Return the t interval of a share, clipped to [0, 1]. If all documents agree, there is no spread to estimate from:
+    the interval is then what documents that differ could make of it, at the most of them that the sample
     allows (Clopper-Pearson at D of D).
     """
     tail = (1 - confidence) / 2
@@ -351,7 +351,7 @@ def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], co
 
     A domain whose documents differ in their alpha is bursty for that alone: rounds meet it all the same. The interval is
     that of the delete-one jackknife over units, cut to [-1, 1]; all of that where there are fewer than two units, or where
-    leaving one out leaves nothing to correlate. None if there is no pair, or where acceptance never or always happens.
+    leaving one unit out leaves nothing to correlate. None if there is no pair, or if all or no proposals are accepted.
     """
     pairs, *rest = by_cluster(clusters, *sums)
     kept = pairs > 0

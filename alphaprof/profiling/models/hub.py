@@ -281,7 +281,7 @@ def stored_dtype(path: Path) -> str | None:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if there is no file. Raises `ModelUnloadable`."""
+    """Return the JSON object in the file `path`, or {} if `path` does not exist. Raises `ModelUnloadable`."""
     if not path.is_file():
         return {}
     try:

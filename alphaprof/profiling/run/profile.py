@@ -116,7 +116,7 @@ def require_verdict(options: ProfileOptions) -> None:
     """Raise `ProfileInvalid` if no verdict can end a run that stops once it is decided."""
     if isinstance(options.costs, NoCosts):
         raise ProfileInvalid(
-            "--until-decided stops at a sure verdict, but without step times (costs.source: none) there is no verdict",
+            "--until-decided needs step times for a verdict, and costs.source is none",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
         )
     if options.decision.p_min:
