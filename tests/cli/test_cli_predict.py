@@ -109,9 +109,9 @@ def test_the_rate_of_an_engine_becomes_an_alpha(console_script: Runner) -> None:
 
 
 REFUSED: tuple[tuple[list[str], str], ...] = (
-    ([], "acceptance is needed: alpha, rates by depth, or an engine's rate or length"),
-    (["--alpha", "0.5", "--rates", "0.5"], "acceptance is needed: alpha"),
-    (["--acceptance-length", "2.8"], "acceptance is needed: alpha"),
+    ([], "exactly one acceptance is needed: alpha, rates by depth, or an engine's rate or length"),
+    (["--alpha", "0.5", "--rates", "0.5"], "exactly one acceptance is needed: alpha"),
+    (["--acceptance-length", "2.8"], "exactly one acceptance is needed: alpha"),
     (["--acceptance-length", "9", "--gamma", "3"], "accepted / drafted tokens is 2.66667; it must be between 0 and 1"),
     (["--rates", "0.5,0.6"], "--rates rise with depth"),
     (["--rates", "0.5,x"], "--rates is '0.5,x'"),

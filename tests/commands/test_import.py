@@ -287,7 +287,7 @@ def test_chunks_of_a_stream_one_by_one_are_refused(part: dict[str, Any], tmp_pat
     """Also where requests may be left out: each chunk would count as one."""
     with pytest.raises(AlphaprofError, match="line 1: a chunk from the middle of a stream") as found:
         imported(tmp_path, [part, chunk(finish="length"), ANSWERS["stream"]], *STRICT, "--leave-out")
-    assert "one line" in found.value.hint
+    assert "merge the chunks of each request into one line" in found.value.hint
 
 
 class Engine(http.server.BaseHTTPRequestHandler):

@@ -331,11 +331,11 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
 OPTIONS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*STRICT, "--drafting", "tree"), 2, "add --gamma N: the server's --speculative-num-steps"),
     ((*CHAIN, "--gamma", "3"), 3, "--gamma is 3, but the histogram counts 0 to 5"),
-    (("--rule", "strict", "--drafting", "chain"), 3, "no model"),
+    (("--rule", "strict", "--drafting", "chain"), 3, "no model is named"),
     (
         (*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table"),
         2,
-        "if rounds drafted chains",
+        "costs.source=table if rounds drafted chains",
     ),
 )
 

@@ -414,7 +414,7 @@ def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: 
     part = build_trees(RunDraft(interrupted(run, tmp_path / "part", 4), "small"))
     assert not part.complete
     assert sum(text.documents for text in part.texts) == 16
-    assert "was interrupted and has only its" in answer_text(part, "terminal")
+    assert "was interrupted and has only its first documents" in answer_text(part, "terminal")
     empty = build_trees(RunDraft(interrupted(run, tmp_path / "empty", 0), "small"), given={"mine": Tree.chain(2)})
     assert (empty.texts, empty.tested_on) == ((), 0)
     assert [row.tokens_per_round for row in empty.traffic] == [None, None]

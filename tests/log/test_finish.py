@@ -63,7 +63,7 @@ def test_a_run_with_gaps_is_not_finished(going: RunWriter, lost: tuple[int, ...]
     before = contents(going)
     with pytest.raises(RunMismatch, match=f"lacks {words}") as caught:
         going.finish(join_totals)
-    assert "--resume" in caught.value.hint
+    assert "measure them with alphaprof profile --resume" in caught.value.hint
     assert contents(going) == before
 
 

@@ -130,7 +130,9 @@ def test_a_damaged_file_is_named_with_a_next_step(run: RunWriter, kind: str, dam
         return
     with pytest.raises(RunUnreadable, match=rf"{path.name} (is damaged|cannot be read)") as caught:
         read_all(run)
-    assert ("time the steps again" if kind == "latency" else "--resume") in caught.value.hint
+    assert (
+        "time the steps again" if kind == "latency" else "measure it again with alphaprof profile --resume"
+    ) in caught.value.hint
     assert run.damaged_shards() == ([] if kind == "latency" else [1])
     with pytest.raises(RunUnreadable, match=path.name):
         run.verify()

@@ -334,7 +334,7 @@ def test_a_server_of_another_model_is_refused(server: Served, tmp_path: Path, st
     url, _, _ = server
     path = changed(written_profile(tmp_path, "", str(stories15m)), engine={"url": url}, costs={"source": "none"})
     code, text = failure(invoke("profile", path, "--out", tmp_path / "run", "--limit", "2"))
-    assert (code, "does not use the target" in text) == (4, True)
+    assert (code, "does not use the target's tokenizer" in text) == (4, True)
 
 
 @pytest.mark.engine

@@ -228,7 +228,7 @@ def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypat
 def test_an_address_for_clients_is_refused_with_the_way_out(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(OptionInvalid, match="HOST:PORT") as caught:
+    with pytest.raises(OptionInvalid, match="is not a node's HOST:PORT") as caught:
         require_ray()
     assert "ray job submit" in caught.value.hint
 

@@ -362,7 +362,7 @@ def test_bad_input_is_refused(case: Case, made: Callable[..., Case], tmp_path: P
     with pytest.raises(DataEmpty, match="0 to stop"):
         trained(made(2), tmp_path / "a")
     corpus = made(40, continuation={"kind": "text", "prompt_tokens": 4, "max_new_tokens": 20})
-    with pytest.raises(DataEmpty, match=" by the target"):
+    with pytest.raises(DataEmpty, match="no text by the target"):
         trained(corpus, tmp_path / "a")
     with pytest.raises(DataEmpty, match="longer than the 16 trained depths"):
         trained(made(6, continuation={"kind": "greedy", "max_new_tokens": 8}), tmp_path / "a", ttt=16)
