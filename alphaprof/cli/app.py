@@ -13,12 +13,15 @@ from typer import Exit, Option, Typer
 
 from alphaprof.cli import answering, exchange, measuring, tools
 from alphaprof.cli.common import one_line, print_notes
-from alphaprof.errors import AlphaprofError, DiskFull
+from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
 from alphaprof.version import __version__
 
 # What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
 DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
+
+# What is no longer there, by command and option ("" for the command itself), and what to do instead.
+REMOVED: dict[tuple[str, str], str] = {}
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "
@@ -61,6 +64,7 @@ def main() -> None:
 
 def _run_command() -> None:
     """Run the command, then flush standard output. Raises disk errors as `DiskFull`."""
+    require_kept(sys.argv[1:])
     try:
         try:
             app()
@@ -77,6 +81,14 @@ def _run_command() -> None:
             f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
             "check the disk and permissions, free some space, or use another folder",
         ) from error
+
+
+def require_kept(arguments: list[str]) -> None:
+    """Raise `OptionInvalid` for a command or an option that was removed, with what to do instead."""
+    name, *given = arguments or [""]
+    for option in ("", *(each.partition("=")[0] for each in given)):
+        if hint := REMOVED.get((name, option)):
+            raise OptionInvalid(f"{f'alphaprof {name} {option}'.rstrip()} was removed", hint)
 
 
 def escape_characters() -> None:

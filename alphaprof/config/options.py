@@ -27,6 +27,7 @@ from alphaprof.rules import GAMMA_LIMIT
 from alphaprof.totals.lookup import MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
+REMOVED: dict[str, str] = {}  # keys that are no longer there, and what to do instead
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 Item = TypeVar("Item")
@@ -47,6 +48,7 @@ class Options(BaseModel):
         if odd:
             near = difflib.get_close_matches(str(odd[0]), cls.model_fields, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(cls.model_fields))}"
+            hint = REMOVED.get(str(odd[0]), hint)
             raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}", {"key": str(odd[0]), "hint": hint})
         return given
 
