@@ -54,9 +54,18 @@ class StepTime:
 
 
 NOTHING = StepTime(0.0, 0.0)
-Sums = tuple[Array, Array]  # time with a draft and without, in decode steps, [clusters] each
-# A part of a time: its fraction of the whole, a key for the step, the step's time, and whose rounds it belongs to.
-Share = tuple[float, object, StepTime, object]
+
+
+class Share(NamedTuple):
+    """A part of a time: its fraction of the whole, a key for the step, the step's time, whose rounds of drafting it belongs
+    to, and the half of the timing rounds that timed it (`StepTimes.half`).
+    """
+
+    fraction: float
+    step: object
+    time: StepTime
+    owner: object
+    half: int | None
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ class StepTimes:
     `draft_first[n]`: the first step of a round where it always is a step of its own, over the n tokens that were verified:
     the accepted drafts of the round before and one more (empty: it is none); `draft` is then a later one.
     `bookkeeping`: once a round that drafts anything. `optional`: rounds may draft without draft steps, as those of a hybrid.
+    `half`: which half of the timing rounds these are of, whose errors are independent of the other's (None: all of them, or
+    no rounds).
     """
 
     target: Mapping[int, StepTime]
@@ -76,6 +87,7 @@ class StepTimes:
     bookkeeping: StepTime = NOTHING
     draft_first: Mapping[int, StepTime] = field(default_factory=dict)
     optional: bool = False
+    half: int | None = None
 
     @property
     def decode(self) -> StepTime:
@@ -135,23 +147,13 @@ class StepTimes:
 @dataclass(frozen=True)
 class Timing:
     """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none. `halves`: the
-    times of every second timing round, of which the one chooses what is auto and the other tests it (None: as all are).
+    times of each half of the timing rounds: what one half chooses, the other tests (None: both as all are).
     """
 
     times: Mapping[str, StepTimes]
     basis: str
     missing: Mapping[str, str]
     halves: tuple[Mapping[str, StepTimes], Mapping[str, StepTimes]] | None = None
-
-    @property
-    def choosing(self) -> Mapping[str, StepTimes]:
-        """The times that choose what is auto."""
-        return self.halves[0] if self.halves else self.times
-
-    @property
-    def testing(self) -> Mapping[str, StepTimes]:
-        """The times that test what others chose."""
-        return self.halves[1] if self.halves else self.times
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
         """Return why one of some drafts has no times; None if all have them."""
@@ -160,7 +162,9 @@ class Timing:
 
 
 UNTIMED = Timing({}, "", {})
-Decoded = tuple[RoundCounts, StepTimes]  # how the documents of a domain are decoded, and what the steps take
+Decoded = tuple[RoundCounts, StepTimes]  # how documents are decoded, and what the steps take
+# How the documents of a domain are decoded: all in one way, or parts of them, which share no cluster, each in its own way.
+Domain = Decoded | list[Decoded]
 
 
 def free_draft(gamma: int) -> StepTimes:
@@ -320,6 +324,24 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     return least, max(clipped[m] + later[accepted] for m, accepted in places)
 
 
+class Sums(NamedTuple):
+    """Time with a draft and without, in decode steps, and the clusters; [clusters] each."""
+
+    spent: Array
+    base: Array
+    clusters: Array
+
+
+def parts_of(domain: Domain) -> list[Decoded]:
+    """Return the parts of a domain; one if it is all decoded in one way."""
+    return domain if isinstance(domain, list) else [domain]
+
+
+def _sums(domain: Domain) -> Sums:
+    each = [(*spent_and_base(*part), present(part[0].cluster)) for part in parts_of(domain)]
+    return Sums(*each[0]) if len(each) == 1 else Sums(*(np.concatenate(side) for side in zip(*each, strict=True)))
+
+
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
     """Decode time with the draft and without, in units of a decode step; [clusters], in the order of their names.
 
@@ -359,17 +381,27 @@ def _time_parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
     return [*verify, *((("step", id(time)), time) for time in others)]
 
 
-def _spent_on(decoded: Decoded, part: float) -> list[Share]:
-    """Return what a domain that takes `part` of the whole time spends it on."""
-    counts, times = decoded
-    shares = (part * time_shares(counts, times)).tolist()
-    parts = zip(shares, _time_parts(times, counts.drafted.shape[1]), strict=True)
-    return [(share, *each, id(times)) for share, each in parts]
+def _spent_on(domains: Sequence[Domain], scale: Sequence[float]) -> tuple[list[Share], list[Share]]:
+    """Return what the time with the draft is spent on, and the time without, decode steps alone. `scale`: by which a
+    domain's time in decode steps counts in the whole.
+    """
+    parts = [(part, each) for domain, each in zip(domains, scale, strict=True) for part in parts_of(domain)]
+    spent = [each * float(spent_and_base(*part)[0].sum()) for part, each in parts]
+    shares, plain, whole = list[Share](), dict[int | None, Share](), sum(spent)
+    for ((counts, times), _), time in zip(parts, spent, strict=True):
+        if counts.tokens.sum() == 0:
+            continue
+        shares += _shares(counts, times, time / whole)
+        before = plain[times.half].fraction if times.half in plain else 0.0
+        plain[times.half] = Share(before + time / whole, 1, times.decode, None, times.half)
+    return shares, list(plain.values())
 
 
-def _decoding(times: StepTimes, part: float = 1.0) -> list[Share]:
-    """Return what time without a draft is spent on: decode steps, for `part` of it."""
-    return [(part, 1, times.decode, None)]
+def _shares(counts: RoundCounts, times: StepTimes, part: float) -> list[Share]:
+    """Return what documents that take `part` of the whole time spend it on."""
+    fractions = (part * time_shares(counts, times)).tolist()
+    steps = zip(fractions, _time_parts(times, counts.drafted.shape[1]), strict=True)
+    return [Share(fraction, *step, id(times), times.half) for fraction, step in steps]
 
 
 def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
@@ -386,34 +418,35 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     return _by_weights([(counts, times) for counts in domains], weights)
 
 
-def _by_weights(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup | None:
+def _by_weights(domains: Sequence[Domain], weights: Sequence[float]) -> Speedup | None:
     """Return speedup of traffic whose output tokens fall on domains with known `weights`; None if a domain has no tokens.
 
     1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
     of domains add up as independent ones, except for clusters that lie in several of them; Welch-Satterthwaite degrees of
     freedom. A domain of weight 0 does not matter.
     """
-    domains = [decoded for decoded, weight in zip(domains, weights, strict=True) if weight > 0]
+    domains = [domain for domain, weight in zip(domains, weights, strict=True) if weight > 0]
     weights = [weight for weight in weights if weight > 0]
-    if not domains or any(counts.tokens.sum() == 0 for counts, _ in domains):
+    sums = [_sums(domain) for domain in domains]
+    if not domains or any(each.base.sum() == 0 for each in sums):
         return None
-    sums = [spent_and_base(*decoded) for decoded in domains]
-    ratios = [ratio(*each) for each in sums]
+    ratios = [ratio(each.spent, each.base) for each in sums]
     parts = [weight * one.value for weight, one in zip(weights, ratios, strict=True)]
     time = sum(parts)
-    whole = _sum_of_ratios([counts for counts, _ in domains], weights, sums, ratios, time)
-    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _spent_on(decoded, part / time)]
-    traffic = _from_time(whole, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
-    each = [_from_time(one, _token_bounds([decoded]), EXACT) for one, decoded in zip(ratios, domains, strict=True)]
+    whole = _sum_of_ratios(weights, sums, ratios, time)
+    scale = [weight / float(each.base.sum()) for weight, each in zip(weights, sums, strict=True)]
+    traffic = _from_time(whole, _token_bounds(domains), _timing_error(*_spent_on(domains, scale)))
+    each = [_from_time(one, _token_bounds([domain]), EXACT) for one, domain in zip(ratios, domains, strict=True)]
     slower, faster = _unseen_apart(each, [part / time for part in parts], whole.documents)
-    doubts = sum(part * _doubt([decoded]) for part, decoded in zip(parts, domains, strict=True))
+    doubts = sum(part * _doubt([domain]) for part, domain in zip(parts, domains, strict=True))
     return replace(traffic, unseen_slower=slower, unseen_faster=faster, doubt=doubts / time)
 
 
-def _doubt(domains: Sequence[Decoded]) -> float:
+def _doubt(domains: Sequence[Domain]) -> float:
     """Return what `doubtful_time` is of the time of some documents."""
-    doubts = sum(doubtful_time(*decoded) for decoded in domains)
-    return doubts / sum(float(time_spent(*decoded).sum()) for decoded in domains) if doubts else 0.0
+    parts = [part for domain in domains for part in parts_of(domain)]
+    doubts = sum(doubtful_time(*part) for part in parts)
+    return doubts / sum(float(time_spent(*part).sum()) for part in parts) if doubts else 0.0
 
 
 def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents: int) -> tuple[float, float]:
@@ -426,54 +459,50 @@ def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents:
     return slower, together(*(part * one.unseen_faster for part, one in zip(parts, domains, strict=True)))
 
 
-def _sum_of_ratios(
-    domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[Sums], ratios: Sequence[Ratio], value: float
-) -> Ratio:
+def _sum_of_ratios(weights: Sequence[float], sums: Sequence[Sums], ratios: Sequence[Ratio], value: float) -> Ratio:
     """Return the weighted sum of the ratios of domains, which is `value`, with its error."""
     variances = [(weight * one.stderr) ** 2 for weight, one in zip(weights, ratios, strict=True)]
-    documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
+    documents = distinct(np.concatenate([each.clusters[each.base > 0] for each in sums]))
     apart = documents == sum(one.documents for one in ratios)
-    variance = sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))
+    variance = sum(variances) + (0.0 if apart else _covariance(weights, sums))
     thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
     third = sum(thirds) if apart else sum(map(math.cbrt, thirds)) ** 3
     return Ratio(value, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third)
 
 
-def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | None:
+def _as_sampled(domains: Sequence[Domain], strata: Array | None) -> Speedup | None:
     """Return speedup of the traffic that all these documents were drawn from: one ratio over them, whose error includes that
     of the domains' shares. None if there are no tokens.
 
     `strata` [units]: the stratum of each cluster, by its number; a fixed number of documents was drawn from each. None: all
     were drawn from one.
     """
-    domains = [decoded for decoded in domains if decoded[0].tokens.sum() > 0]
+    domains = [domain for domain in domains if any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain))]
     if not domains:
         return None
-    sums = [spent_and_base(*decoded) for decoded in domains]
-    spent, time = _ratio_of_all([counts for counts, _ in domains], sums, strata)
-    parts = [float(each.sum() / spent) for each, _ in sums]
-    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _spent_on(decoded, part)]
-    whole = _from_time(time, _token_bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
-    return replace(whole, doubt=_doubt(domains))
+    time = _ratio_of_all(domains, [_sums(domain) for domain in domains], strata)
+    timing = _timing_error(*_spent_on(domains, [1.0] * len(domains)))
+    return replace(_from_time(time, _token_bounds(domains), timing), doubt=_doubt(domains))
 
 
-def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: Array | None) -> tuple[float, Ratio]:
-    """Return the sum of what all domains spent, and its ratio to what they would spend without a draft. `strata`: those of
-    all clusters, by their numbers.
+def _ratio_of_all(domains: Sequence[Domain], sums: Sequence[Sums], strata: Array | None) -> Ratio:
+    """Return the ratio of what all domains spent to what they would spend without a draft. `strata`: those of all clusters,
+    by their numbers.
     """
-    clusters = np.concatenate([present(counts.cluster) for counts in domains])
-    spent, base = (np.concatenate(side) for side in zip(*sums, strict=True))
-    if len(domains) > 1 and np.bincount(clusters).max() > 1:  # else there is nothing to add up
+    spent, base, clusters = (np.concatenate(side) for side in zip(*sums, strict=True))
+    if np.bincount(clusters).max() > 1:  # else there is nothing to add up
         (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
     if strata is None or not strata.any():
-        return float(spent.sum()), ratio(spent, base)
-    sizes = np.bincount(np.concatenate([counts.cluster for counts in domains]))[clusters]
-    return float(spent.sum()), ratio(spent, base, strata[clusters], sizes.astype(np.float64))
+        return ratio(spent, base)
+    documents = [counts.cluster for domain in domains for counts, _ in parts_of(domain)]
+    sizes = np.bincount(np.concatenate(documents))[clusters]
+    return ratio(spent, base, strata[clusters], sizes.astype(np.float64))
 
 
-def _token_bounds(domains: Sequence[Decoded]) -> tuple[float, float]:
+def _token_bounds(domains: Sequence[Domain]) -> tuple[float, float]:
     """Return the least and the most that a token can cost in any of some domains."""
-    each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in domains]
+    parts = [part for domain in domains for part in parts_of(domain)]
+    each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in parts]
     return min(least for least, _ in each), max(most for _, most in each)
 
 
@@ -498,15 +527,18 @@ class Mix:
         """Return the speedup of the traffic from the rounds of each domain, in their order."""
         return self.routed([(each, times) for each in counts])
 
-    def routed(self, domains: Sequence[Decoded]) -> Speedup | None:
-        """Return the same where each domain is decoded in its own way."""
+    def routed(self, domains: Sequence[Domain]) -> Speedup | None:
+        """Return the same where each domain, or each part of one, is decoded in its own way."""
         if self.weights is None:
             return _as_sampled(domains, self.strata)
         return _by_weights(domains, self.weights)
 
-    def value(self, domains: Sequence[Decoded]) -> float | None:
+    def value(self, domains: Sequence[Domain]) -> float | None:
         """Return the value of `routed` alone, which takes a fraction of its time."""
-        sums = [tuple(float(part.sum()) for part in spent_and_base(*decoded)) for decoded in domains]
+        return self.value_of([tuple(float(part.sum()) for part in _sums(domain)[:2]) for domain in domains])
+
+    def value_of(self, sums: Sequence[tuple[float, ...]]) -> float | None:
+        """Return the same from what each domain spends with the draft and without, [domains]."""
         if self.weights is None:
             spent, base = map(sum, zip(*sums, strict=True))
             return base / spent if base > 0 else None
@@ -514,34 +546,31 @@ class Mix:
             return None
         return 1 / sum(weight * spent / base for (spent, base), weight in zip(sums, self.weights, strict=True) if weight > 0)
 
-    def gain(self, first: Sequence[Decoded], second: Sequence[Decoded]) -> Speedup | None:
+    def gain(self, first: Sequence[Domain], second: Sequence[Domain]) -> Speedup | None:
         """Return how many times as fast the `second` way to decode the documents is as the `first`; None if there are no
-        tokens.
+        tokens. Both ways have the same parts of each domain.
 
         With T = sum(w_d spent_d / base_d) of each way and R = T_2 / T_1, the error of R is that of
         sum(w_d (spent_2d - R spent_1d) / base_d) / T_1: what a document costs either way cancels out.
         """
         given = self.weights or (1.0,) * len(first)
-        kept = [place for place, (counts, _) in enumerate(first) if given[place] > 0 and counts.tokens.sum() > 0]
+        seen = [any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain)) for domain in first]
+        kept = [place for place, weight in enumerate(given) if weight > 0 and seen[place]]
         if not kept or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
             return None
         weights, ways = [given[place] for place in kept], [[way[place] for place in kept] for way in (first, second)]
-        one, two = ([spent_and_base(*decoded) for decoded in way] for way in ways)
-        bases = [float(base.sum()) for _, base in one]
+        one, two = ([_sums(domain) for domain in way] for way in ways)
+        bases = [float(each.base.sum()) for each in one]
         scale = [weight / (base if self.weights else sum(bases)) for weight, base in zip(weights, bases, strict=True)]
-        parts = [[each * float(spent.sum()) for each, (spent, _) in zip(scale, way, strict=True)] for way in (one, two)]
+        parts = [[each * float(sums.spent.sum()) for each, sums in zip(scale, way, strict=True)] for way in (one, two)]
         whole, time = sum(parts[0]), sum(parts[1]) / sum(parts[0])
-        off = [(after - time * before, base) for (before, base), (after, _) in zip(one, two, strict=True)]
-        counts = [each for each, _ in ways[0]]
+        off = [Sums(after.spent - time * before.spent, *before[1:]) for before, after in zip(one, two, strict=True)]
         if self.weights:
-            error = _sum_of_ratios(counts, weights, off, [ratio(*each) for each in off], 0.0)
+            error = _sum_of_ratios(weights, off, [ratio(*each[:2]) for each in off], 0.0)
         else:
-            _, error = _ratio_of_all(counts, off, self.strata)
+            error = _ratio_of_all(ways[0], off, self.strata)
         relative = Ratio(time, error.stderr / whole, error.documents, error.freedom, error.third / whole**3)
-        before, after = (
-            [share for part, decoded in zip(side, way, strict=True) for share in _spent_on(decoded, part / sum(side))]
-            for side, way in zip(parts, ways, strict=True)
-        )
+        before, after = (_spent_on(way, scale)[0] for way in ways)
         gain = _from_time(relative, _gain_bounds(*ways), _timing_error(after, before))
         slower, faster, doubt = gain.unseen_slower, gain.unseen_faster, sum(map(_doubt, ways))
         if self.weights:
@@ -551,20 +580,20 @@ class Mix:
         return replace(gain, unseen_slower=FAR * slower, unseen_faster=FAR * faster, doubt=doubt)
 
 
-def _gain_alone(first: Decoded, second: Decoded) -> Speedup:
+def _gain_alone(first: Domain, second: Domain) -> Speedup:
     """Return how many times as fast the second way is in one domain, without an error: for what unseen documents make of
     it.
     """
-    (spent, _), (after, _) = spent_and_base(*first), spent_and_base(*second)
-    documents = distinct(first[0].cluster[first[0].tokens > 0])
-    time = Ratio(float(after.sum() / spent.sum()), 0.0, documents, 0.0)
+    before, after = _sums(first), _sums(second)
+    documents = distinct(before.clusters[before.base > 0])
+    time = Ratio(float(after.spent.sum() / before.spent.sum()), 0.0, documents, 0.0)
     return _from_time(time, _gain_bounds([first], [second]), EXACT)
 
 
-def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[float, float]:
+def _gain_bounds(first: Sequence[Domain], second: Sequence[Domain]) -> tuple[float, float]:
     """Return the least and the most that a token can take the second way, in units of what it takes the first way."""
-    bounds = [(1.0, 1.0)]
-    for one, two in zip(first, second, strict=True):
+    bounds, sides = [(1.0, 1.0)], ([part for domain in way for part in parts_of(domain)] for way in (first, second))
+    for one, two in zip(*sides, strict=True):
         if one is not two:
             (least, most), (low, high) = _token_bounds([one]), _token_bounds([two])
             bounds.append((low / most, high / least))
@@ -607,39 +636,41 @@ def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) ->
     )
 
 
-def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Array) -> Speedup | None:
+def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Speedup | None:
     """Return speedup of whole requests: the target reads the prompt on both sides, and with the draft a draft model does as
     well.
 
-    `target`, `draft` [documents]: what that takes, in units of a decode step; its own error is not in the result's. None
-    where there are no tokens.
+    `prefill` [parts]: what that takes target and draft, in units of a decode step, [documents] each; its own error is not in
+    the result's. None where there are no tokens.
     """
-    if counts.tokens.sum() == 0:
+    parts, (spent, base, _) = parts_of(domain), _sums(domain)
+    if base.sum() == 0:
         return None
-    prompts, more = by_cluster(counts.cluster, target, draft)
-    spent, base = spent_and_base(counts, times)
-    gamma = counts.drafted.shape[1]
-    best, worst = cost_bounds(times, gamma)
+    read = [by_cluster(counts.cluster, *each) for (counts, _), each in zip(parts, prefill, strict=True)]
+    prompts, more = (np.concatenate(side) for side in zip(*read, strict=True))
+    best, worst = _token_bounds([domain])
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
-    decoding = spent.sum() / (spent + prompts + more).sum()
-    shares, before = _spent_on((counts, times), decoding), float(base.sum() / (base + prompts).sum())
-    whole = _from_time(time, (min(best, 1.0), slowest), _timing_error(shares, _decoding(times, before)))
-    return replace(whole, doubt=decoding * _doubt([(counts, times)]))
+    decoding = float(spent.sum() / (spent + prompts + more).sum())
+    shares, plain = _spent_on([domain], [1.0])
+    before = float(base.sum() / (base + prompts).sum())
+    scaled = [each._replace(fraction=decoding * each.fraction) for each in shares]
+    timing = _timing_error(scaled, [each._replace(fraction=before * each.fraction) for each in plain])
+    whole = _from_time(time, (min(best, 1.0), slowest), timing)
+    return replace(whole, doubt=decoding * _doubt([domain]))
 
 
-def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
+def _covariance(weights: Sequence[float], sums: Sequence[Sums]) -> float:
     """Return what clusters with documents in several domains add to the variance of the weighted time. Never negative: that
     errors cancel is too much to conclude from a few clusters.
     """
-    errors, clusters = [], []
-    for counts, weight, (spent, base) in zip(domains, weights, sums, strict=True):
+    errors = []
+    for weight, (spent, base, _) in zip(weights, sums, strict=True):
         if (base > 0).sum() < 2:
             return 0.0  # the variance is infinite as it is
         errors.append(weight * influences(spent, base))
-        clusters.append(present(counts.cluster))
     each = np.concatenate(errors)
-    (joint,) = by_cluster(np.concatenate(clusters), each)
+    (joint,) = by_cluster(np.concatenate([each.clusters for each in sums]), each)
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
@@ -647,34 +678,53 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
     """Return the error that step times give the ratio of two times: of what it is `spent` on with the draft, and of the
     `base`, decode steps. A step that has several shares has one error.
 
-    Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
-    are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times
-    its error, add up as squares. An error that steps share adds up before it is squared: over all steps if the other way is
-    plain decoding, else over the rounds of each draft alone, since nothing says that two drafts are off by the same.
+    Times of interleaved rounds give a ratio for each round, whose median has an interval; the errors of two halves of the
+    rounds are independent. Times with an error of their own are independent: the derivative of the ratio's logarithm by
+    each, its share of one time less that of the other, times its error, add up as squares. An error that steps share adds up
+    before it is squared: over all steps if the other way is plain decoding, else over the rounds of each draft alone, since
+    nothing says that two drafts are off by the same.
     """
+    halves = list(dict.fromkeys(share.half for share in spent))
+    if len(halves) > 1:
+        sides = [[[share for share in side if share.half == half] for side in (spent, base)] for half in halves]
+        each = [_timing_error(*side) for side in sides]
+        squares = [one.error**2 for one in each]
+        moments = sum(square**2 / one.freedom for square, one in zip(squares, each, strict=True) if square > 0)
+        freedom = sum(squares) ** 2 / moments if moments > 0 else math.inf
+        error = math.sqrt(sum(squares))
+        return TimingError(
+            error, freedom if math.isfinite(error) else 0.0, _more_flattered(spent, base), max(one.waited for one in each)
+        )
     sums: dict[object, tuple[StepTime, list[float]]] = {}
     shared: dict[object, float] = {}
     for side, each in enumerate((base, spent)):
-        for share, key, time, owner in each:
+        for share, key, time, owner, _ in each:
             shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * time.shared_error
             sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
     used = [item for item in sums.values() if max(item[1]) > 0]
-    flattered = max((1 + _flattered(spent)) / (1 + _flattered(base)) - 1, 0.0)
-    doubts = flattered, max(unheld(time.waiting) for time, _ in used)
+    doubts = _more_flattered(spent, base), max(unheld(time.waiting) for time, _ in used)
     if rounds := min(len(time.rounds) for time, _ in used):
         before, after = (
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
         return TimingError(*median_error(before - after, max(time.autocorrelation for time, _ in used)), *doubts)
-    alike = sum(shared.values()) if all(time.shared_error == 0 for _, _, time, _ in base) else math.hypot(*shared.values())
+    alike = sum(shared.values()) if all(share.time.shared_error == 0 for share in base) else math.hypot(*shared.values())
     error = math.hypot(alike, *((before - after) * time.relative_error for time, (before, after) in used))
     return TimingError(error, math.inf, *doubts)
 
 
+def _more_flattered(spent: Sequence[Share], base: Sequence[Share]) -> float:
+    """By what share of itself the time with the draft would grow more than the other if every verification took at least as
+    long as a decode step.
+    """
+    after, before = (_flattered(each) for each in (spent, base))
+    return max((1 + after) / (1 + before) - 1, 0.0)
+
+
 def _flattered(shares: Sequence[Share]) -> float:
-    """By what share of itself a time would grow if every verification took at least as long as a decode step."""
-    decode = next(time.ms for _, key, time, _ in shares if key == 1)
-    return sum(share * (decode / time.ms - 1) for share, key, time, _ in shares if isinstance(key, int) and time.ms < decode)
+    decode = {share.half: share.time.ms for share in shares if share.step == 1}
+    verify = [share for share in shares if isinstance(share.step, int) and share.time.ms < decode[share.half]]
+    return sum(share.fraction * (decode[share.half] / share.time.ms - 1) for share in verify)
 
 
 def _relative(time: StepTime, rounds: int) -> Array:

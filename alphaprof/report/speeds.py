@@ -87,7 +87,7 @@ def request_speedup(
         return None
     target, draft = prefill
     step = times.decode.ms / concurrency  # of one sequence
-    return with_prefill(counts, times, target / step, draft / step)
+    return with_prefill((counts, times), [(target / step, draft / step)])
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:

@@ -328,7 +328,7 @@ def test_prompts_share_in_the_error_of_rounds() -> None:
     noise[0] = np.linspace(0.9, 1.1, 9)
     times = in_rounds(noise, SEARCHING)
     count = len(HAND.tokens)
-    found = with_prefill(HAND, times, np.full(count, 9.0), np.full(count, 3.0))
+    found = with_prefill((HAND, times), [(np.full(count, 9.0), np.full(count, 3.0))])
     base, plain = float(HAND.tokens.sum()), count * 9.0
     spent = time_spent(HAND, times).sum() + count * 12.0
     decode = time_shares(HAND, times)[0] * time_spent(HAND, times).sum()
