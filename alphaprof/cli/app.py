@@ -21,7 +21,10 @@ DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errn
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
 # What is no longer there, by command and option ("" for the command itself), and what to do instead.
-REMOVED: dict[tuple[str, str], str] = {}
+REMOVED: dict[tuple[str, str], str] = {
+    ("profile", "--until-decided"): "use --limit N as a pilot: its report says how many documents a verdict needs; then "
+    "profile that many other documents (another shuffle_seed) into a new --out",
+}
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "

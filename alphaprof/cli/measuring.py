@@ -41,10 +41,9 @@ group = Typer()
 APART = (
     ("--workers", ("--part",), "use --workers on one machine, --part on several"),
     ("engine ray", ("--part", "--workers"), "set execution.workers, or use --engine local"),
-    ("--until-decided", ("--reuse-continuations",), "use one of them: each sets its own document order"),
     (
         "--dry-run",
-        ("--resume", "--reuse-continuations", "--until-decided", "--part", "--workers"),
+        ("--resume", "--reuse-continuations", "--part", "--workers"),
         "leave them out: the dry run checks the same models and data",
     ),
 )
@@ -78,9 +77,6 @@ def profile(
         Path | None,
         how("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the continuations of this run."),
     ] = None,
-    until_decided: Annotated[
-        bool, how("--until-decided", help="Take documents in random order, stop once the verdict is certain.")
-    ] = False,
     dry_run: Annotated[
         bool,
         how("--dry-run", help="Check models, data and numerics, estimate time and memory, and write nothing."),
@@ -104,22 +100,20 @@ def profile(
     """Stream the data through target and drafts once and write the position log."""
     overrides = [*(overrides or []), *([f"execution.engine={engine}"] if engine else [])]
     options = loaded_profile(profile_file, overrides, limit)
-    _require_together(dry_run, form, resume, reuse, until_decided, part, workers, options.execution.engine)
+    _require_together(dry_run, form, resume, reuse, part, workers, options.execution.engine)
     if dry_run:
         _dry_run(options, out, form or "terminal")
     if out is None:
         raise OptionInvalid("--out is missing", "add --out RUN, or --dry-run to check the profile first")
     require_references(options, data=not _is_staged(out, part))
     if workers is not None:
-        _profile_in_workers(profile_file, out, workers, resume, limit, reuse, until_decided, overrides)
+        _profile_in_workers(profile_file, out, workers, resume, limit, reuse, overrides)
     else:
-        _profile_here(options, out, resume, reuse, until_decided, part)
+        _profile_here(options, out, resume, reuse, part)
     _say_done(out)
 
 
-def _profile_here(
-    options: ProfileOptions, out: str, resume: bool, reuse: Path | None, until_decided: bool, part: str | None
-) -> None:
+def _profile_here(options: ProfileOptions, out: str, resume: bool, reuse: Path | None, part: str | None) -> None:
     """Profile in this process: the whole run, or a part of its shards."""
     from alphaprof.profiling.run.parts import WHOLE, part_of
 
@@ -127,14 +121,13 @@ def _profile_here(
     resume = resume or (part is not None and share == WHOLE)  # the same command restarts a part
     with working(out) as progress:
         from alphaprof.profiling.run import profile as profiling
-        from alphaprof.report.build import settled
 
         if options.execution.engine == "ray":
             from alphaprof.profiling.run.on_ray import profile_on_ray
 
-            profile_on_ray(options, out, progress, resume, reuse, settled if until_decided else None)
+            profile_on_ray(options, out, progress, resume, reuse)
         else:
-            profiling.profile(options, out, progress, resume, reuse, settled if until_decided else None, share)
+            profiling.profile(options, out, progress, resume, reuse, share)
 
 
 def _say_done(out: str) -> None:
@@ -154,7 +147,6 @@ def _profile_in_workers(
     resume: bool,
     limit: int | None,
     reuse: Path | None,
-    until_decided: bool,
     overrides: list[str] | None,
 ) -> None:
     """Profile in several processes, with the options of this one."""
@@ -167,7 +159,6 @@ def _profile_in_workers(
     arguments = [str(profile_file), "--out", out]
     arguments += ["--limit", str(limit)] if limit is not None else []
     arguments += ["--reuse-continuations", str(reuse)] if reuse is not None else []
-    arguments += ["--until-decided"] if until_decided else []
     arguments += ["--resume"] if resume else []  # so that each checks what others wrote of its part
     arguments += [word for override in overrides or [] for word in ("--set", override)]
     with interruptible(out):
@@ -222,7 +213,6 @@ def _require_together(
     form: str | None,
     resume: bool,
     reuse: Path | None,
-    until_decided: bool,
     part: str | None,
     workers: int | None,
     engine: str,
@@ -231,7 +221,7 @@ def _require_together(
     if form is not None and not dry_run:
         hint = "run alphaprof report RUN --format after the run"
         raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
-    given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
+    given = {"--resume": resume, "--reuse-continuations": reuse is not None}
     given |= {"--part": part is not None, "--workers": workers is not None}
     given |= {"--dry-run": dry_run, "engine ray": engine == "ray"}
     for option, others, hint in APART:

@@ -55,7 +55,7 @@ class RunStatus:
 
     run: str  # where it lies
     complete: bool
-    shards: int  # as prompts were staged; of a run that stopped early, those that it needed
+    shards: int  # as prompts were staged
     committed: int  # shards that are measured
     documents: int
     measured: int  # documents of committed shards

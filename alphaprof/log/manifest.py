@@ -34,6 +34,7 @@ COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
 VERSION = 7
 HEAD = 256  # bytes of a manifest that hold its status
 STATUS = re.compile(rf'\{{\s*"format": "{FORMAT}",\s*"version": {VERSION},\s*"status": "(running|complete)",'.encode())
+GONE = ("sequential",)  # fields that earlier versions wrote: whether a run was to stop at a sure verdict
 LONG = ("shard", "shards", "staged", "prompts", "files")  # what there is of every shard
 LOGGED = ("positions", "continuations", "totals", "documents")  # folders of what shards are made of: commits say more
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
@@ -42,15 +43,6 @@ CHAIN: Drafting = "chain"
 PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
 NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by if the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
-
-
-class RandomOrder(TypedDict):
-    """What a verdict must know beforehand of documents in random order (see `report.verdict.Order`), and a shard's size."""
-
-    choosing: int
-    available: int
-    reach: dict[str, int]
-    shard_documents: int
 
 
 class Environment(TypedDict, total=False):
@@ -446,9 +438,8 @@ class Manifest:
     there does not exist for a reader. `shards` and their files follow from the commits of a run that is running. `staged`:
     documents of each shard as their prompts were staged; of an import none; `prompts`: what `Shard.digest` of each must be,
     of a synthetic run none; `warnings`: code, message and remedy of each; `reused`: the run whose continuations were
-    measured again, None if they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`: of documents that
-    came in random order, until the verdict was sure; else None; `imported`: of a run that was imported from an engine's
-    metrics (see `importing`); else None.
+    measured again, None if they are this run's own; `emitted`, `certified`: see `LogRules`; `imported`: of a run that
+    was imported from an engine's metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -469,7 +460,6 @@ class Manifest:
     reused: str | None = None
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
-    sequential: RandomOrder | None = None
     imported: Imported | None = None
 
     @functools.cached_property
@@ -636,8 +626,8 @@ def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struc
     with _undamaged(storage, name):
         if data.pop("digest", None) != digest_of(data):
             raise ValueError("its content does not match its digest: it was edited or corrupted")
-        del data["format"], data["version"]
-        read: Struct = typed(data, struct)
+        kept = {key: value for key, value in data.items() if key not in ("format", "version", *GONE)}
+        read: Struct = typed(kept, struct)
     return read
 
 

@@ -135,11 +135,6 @@ NOTES: Mapping[str, NoteKind] = {
         "p_min, by {gain} [{low}, {high}]",
         "set decision.p_min: auto to judge with it (llama.cpp and Hugging Face support p_min); see report --show gammas",
     ),
-    "stopped": NoteKind(
-        "stopped early: {done} of {available} documents, in random order. Verdicts are valid at any time; intervals assume "
-        "a fixed number of documents and are slightly too narrow",
-        "use the verdict of this run; to know the size of the speedup, run all documents",
-    ),
     "no_log": NoteKind(
         "the run directory has no position log: sections that read it are left out, such as why tokens are rejected "
         "and where drafts are right",

@@ -230,8 +230,8 @@ class RunWriter(Run):
         totals: Mapping[str, pa.Table] | None = None,
         seconds: float = 0.0,
     ) -> bool:
-        """Write a shard, tables by draft, and commit it. False if another process was faster, or has finished the run
-        without this shard: what this one wrote is removed then. Raises `DiskFull`.
+        """Write a shard, tables by draft, and commit it. False if another process was faster: what this one wrote is removed
+        then. Raises `DiskFull`.
         """
         tables = {f"positions/draft={draft}": (table, self.log_of(draft).columns) for draft, table in positions.items()}
         tables["continuations"] = continuations, CONTINUATION_COLUMNS
@@ -242,39 +242,35 @@ class RunWriter(Run):
             files[name] = self._write(name, table_content(table, columns, name))
         commit = Commit(shard, files, self.worker, round(seconds, 3), now())
         named = commit_name(shard.index)
-        if (mine := self.storage.put_new(named, commit.to_json().encode())) and self._is_wanted(commit):
+        if self.storage.put_new(named, commit.to_json().encode()):
             self._commits[named] = commit
+            self._require_named(commit)
             return True
         self.refused += 1
-        for name in [named] * mine + list(files):
+        for name in files:
             self.storage.remove(name)
         return False
 
-    def _is_wanted(self, commit: Commit) -> bool:
-        """Return whether a run holds a shard whose commit was just written: it is running, or was finished with it. If it
-        was finished with an earlier commit that was withdrawn meanwhile, it is running again.
+    def _require_named(self, commit: Commit) -> None:
+        """Have a run be running again if another process finished it with an earlier commit of a shard, which was withdrawn
+        meanwhile.
         """
         if read_status(self.storage) == "running":
-            return True
+            return
         stored = read_manifest(self.storage)
-        if commit.shard.index >= len(stored.shards):
-            return False
         if not {name for name in commit.files if not name.startswith("totals/")} <= stored.files.keys():
             self.write_manifest(stored.reopened())
-        return True
 
-    def finish(self, join_totals: Callable[[RunWriter], None], shards: int | None = None) -> None:
+    def finish(self, join_totals: Callable[[RunWriter], None]) -> None:
         """Collect the documents of a run, join the totals of its shards, mark it complete, and remove what nothing names.
 
-        Any process may do it, at any time and again: the outcome is the same. `join_totals`: that of `totals.files`;
-        `shards`: how many of the first ones belong to the run, if a verdict was sure before the others were measured. Raises
+        Any process may do it, at any time and again: the outcome is the same. `join_totals`: that of `totals.files`. Raises
         `RunMismatch` if some are not measured yet, or not on the documents that were staged.
         """
         self.refresh(afresh=True)  # a commit may have been withdrawn and replaced since it was read
-        if shards is None:
-            shards = len(self.manifest.staged) if self.manifest.status == "running" else len(self.shards)
-        self._require_measured(shards)
-        self.manifest = dataclasses.replace(self.manifest, shards=self.shards[:shards], warnings=self._warnings())
+        if self.manifest.status == "running":
+            self._require_measured()
+        self.manifest = dataclasses.replace(self.manifest, warnings=self._warnings())
         try:
             self._complete(join_totals)
         except RunUnreadable:  # another process has finished it meanwhile, and removed what it has joined
@@ -285,8 +281,9 @@ class RunWriter(Run):
         if set(self.manifest.files) - set(self.storage.names("")):  # the same, and some of these are gone
             self._complete(join_totals)
 
-    def _require_measured(self, shards: int) -> None:
-        """Raise `RunMismatch` unless the first shards are measured, and on the documents that were staged for them."""
+    def _require_measured(self) -> None:
+        """Raise `RunMismatch` unless all shards are measured, and on the documents that were staged for them."""
+        shards = len(self.manifest.staged)
         if len(self.shards) < shards:
             committed = self.commits()
             missing = [index for index in range(shards) if index not in committed]
@@ -294,9 +291,7 @@ class RunWriter(Run):
                 f"{self.path} lacks {len(missing)} of {shards} shards ({_first_few(missing)})",
                 "measure them with alphaprof profile --resume",
             )
-        if self.manifest.status == "running" and (
-            odd := [shard.index for shard in self.shards[:shards] if not self.manifest.is_of_staged(shard)]
-        ):
+        if odd := [shard.index for shard in self.shards if not self.manifest.is_of_staged(shard)]:
             raise RunMismatch(
                 f"{len(odd)} shards of {self.path} ({_first_few(odd)}) do not match the staged documents",
                 "measure them again with alphaprof profile --resume",
@@ -328,13 +323,9 @@ class RunWriter(Run):
                 self.write_documents(self.collected(self.shards[first : last + 1]), (first, last))
         join_totals(self)
         stored = read_manifest(self.storage)  # another process may have changed the decision, or timed the steps again
-        kept = {name: file for name, file in self.manifest.files.items() if not _is_beyond(name, len(self.shards))}
-        complete = dataclasses.replace(self.manifest, status="complete", files=kept, config=stored.config)
+        complete = dataclasses.replace(self.manifest, status="complete", config=stored.config)
         if complete != before:
             self.write_manifest(complete)
-        for index in self.committed():
-            if index >= len(self.shards):
-                self.storage.remove(commit_name(index))
         self.storage.remove(SIGN)  # of a process that was killed as the run began
         stored = read_manifest(self.storage)
         if stored.status == "running":  # a shard was withdrawn meanwhile: the files of the others are named by commits alone
@@ -365,9 +356,7 @@ class RunWriter(Run):
         self._record(name, content, lambda other: _overlap(other, name))
 
     def reopen(self, damaged: Sequence[int]) -> None:
-        """Withdraw damaged shards: the run is running again, and the next process to resume it measures them again. A run
-        that ended before its last shard ends there again.
-        """
+        """Withdraw damaged shards: the run is running again, and the next process to resume it measures them again."""
         for index in damaged:
             self.withdraw(index)
         self.manifest = read_manifest(self.storage)
@@ -418,12 +407,6 @@ def remove_unnamed(storage: Storage, named: Collection[str]) -> None:
         ours = OURS.fullmatch(folder) and shards_of(file) is not None
         if (ours or (not folder and TIMES.fullmatch(file))) and name not in named:
             storage.remove(name)
-
-
-def _is_beyond(name: str, shards: int) -> bool:
-    """Return whether a file is of a shard that the run was finished without."""
-    covered = shards_of(name)
-    return covered is not None and covered[1] >= shards and not name.startswith("prompts/")
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -18,7 +18,7 @@ from alphaprof.costs.cost_model import Cost
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
-from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
+from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, evidence_of
 from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
@@ -196,20 +196,6 @@ def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cos
         rule=traffic.rule,
         p_min=float(question.p_min),
     )
-
-
-def settled(run: Run) -> str | None:
-    """Return why a run in random order needs no more documents: its verdict is sure; None if it is not.
-
-    The run stops for the whole traffic; its report judges every domain by itself as well.
-    """
-    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
-    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
-    verdict = judge_traffic(evidence, inputs.costs, inputs.question, run.gammas).verdict
-    if verdict == "UNDECIDED" or inputs.question.order is None:
-        return None
-    done, available = run.manifest.documents, inputs.question.order.available
-    return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 
 def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:

@@ -16,7 +16,7 @@ from alphaprof.costs.speedup import UNTIMED, Timing
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.result import contradiction
-from alphaprof.report.verdict import Evidence, Question, not_defined, order_of
+from alphaprof.report.verdict import Evidence, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
@@ -26,7 +26,6 @@ from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns
 from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
-FIRST = 16  # documents that step times are taken for, if documents come one after the other
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,11 @@ class ReportInputs:
     def of(cls, run: Run, flavour: Flavour, profile: StoredProfile) -> ReportInputs:
         """From a run and what is asked of it."""
         run = with_hybrids(run, profile.hybrids)
-        order = order_of(run.manifest, flavour)
         measured = None if run.imported else run.manifest.target.computes_in
-        question = Question(**vars(profile.decision), measured_dtype=measured, order=order, route_by=profile.route_by)
+        question = Question(**vars(profile.decision), measured_dtype=measured, route_by=profile.route_by)
         documents = run.documents()
         require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
-        # Step times must not depend on documents that they judge, if these come one after the other.
-        first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
-        costs = open_costs(run, profile.costs, mean_context(first))
+        costs = open_costs(run, profile.costs, mean_context(documents))
         grouped = Documents.of(documents)
         policies = tuple(sorted({group.policy for group in grouped.groups}))
         return cls(run, flavour, question, grouped, policies, costs)

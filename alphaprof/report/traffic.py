@@ -71,14 +71,12 @@ def find_route(
         return f"route.by is {question.route_by}"
     if len(mix.domains) < 2:
         return "there is one domain"
-    if question.order is not None and question.weights is not None:
-        return "the documents' mixture of domains differs from the weights"
     if missing := next((draft for draft in candidates if draft not in timing.times), None):
         return f"there are no step times for {missing}"
-    parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     options = question.options(candidates, gammas)
-    if parts is None or not options:
-        return f"there are no {'documents' if options else 'rounds'} to choose pools by"
+    if not options:
+        return "there are no rounds to choose pools by"
+    parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains})
     halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
     choosing, testing = (_Half(candidates, times, mix, rows, options[0]) for times, rows in halves_of_times)
     single, assigned = _assigned(*choosing.relative_times([None, *options]), [None, *options], question.min_route_gain)
@@ -110,8 +108,6 @@ def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> s
     """
     if question.stand_in:
         return question.stand_in
-    if question.order is not None:  # it stops at a random place: an interval for a fixed number does not hold
-        return "a run that stops early cannot tell"
     if not enough:
         return "too few documents to tell"
     if gain < question.min_route_gain:
@@ -258,8 +254,7 @@ def tested_rows(
     _, _, candidates, mix, _ = basis(evidence, costs, question)
     if not question.chooses(question.options(candidates, gammas)):
         return None
-    parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
-    return parts[1] if parts else None
+    return halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains})[1]
 
 
 def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
@@ -361,7 +356,7 @@ def judge_parts(
         if domain not in evidence.undefined and here.keys() & candidates.keys():
             mine = {draft: pools for draft, pools in here.items() if draft in candidates}
             best, decision = answer_of(mine, mix=alone)
-            claims[-1] = _Claim(decision.verdict, partial(_still, decision, mine, timing, alone, question, gammas))
+            claims[-1] = _Claim(decision.verdict, partial(_still, decision, question))
             others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
         next_best = answer_of(others, mix=alone)[0] if others else None
         ahead = _lead(here, best, next_best, domain, timing, question) if next_best else None
@@ -387,19 +382,8 @@ class _Claim(NamedTuple):
     holds: Callable[[float], bool]
 
 
-def _still(
-    decision: Decision,
-    candidates: Pools,
-    timing: Timing,
-    mix: Mix,
-    question: Question,
-    gammas: Sequence[int],
-    tail: float,
-) -> bool:
+def _still(decision: Decision, question: Question, tail: float) -> bool:
     """Return whether a decision is the same if each bound misses with a probability of `tail`."""
-    if question.order is not None:  # bets are lost or won at their own error
-        asked = replace(question, confidence=1 - tail)
-        return judge(candidates, timing, mix, asked, gammas)[1].verdict == decision.verdict
     low, high = decision.speedup.deciding(tail) if decision.speedup else (0.0, math.inf)
     return low >= question.min_speedup if decision.verdict == "GO" else high < question.min_speedup
 
@@ -422,11 +406,9 @@ def _lead(
     """Return how many times as fast the best answer is as the next best, on the documents of a domain that chose neither."""
     if best.speedup is None or next_best.speedup is None:
         return None
-    parts = halves({domain: next(iter(candidates.values()))[domain]}, question.order)
-    if parts is None:
-        return None
+    _, testing = halves({domain: next(iter(candidates.values()))[domain]})
     ways = [
-        [(candidates[draft][domain].counts(gamma).rows(parts[1][domain]), timing.testing[draft])]
+        [(candidates[draft][domain].counts(gamma).rows(testing[domain]), timing.testing[draft])]
         for draft, gamma in ((answer.draft, answer.gamma) for answer in (next_best, best))
         if draft is not None and gamma is not None
     ]

@@ -13,15 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
+from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Timing
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
-from alphaprof.log.manifest import DecisionAsked, DraftFacts, Manifest
+from alphaprof.log.manifest import DecisionAsked, DraftFacts
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.stats.estimate import Interval, probability
-from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
-from alphaprof.totals.replay import Flavour
 
 AUTO = "auto"
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
@@ -35,28 +33,6 @@ EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
 SURER = "more timing rounds on an idle machine, or your engine's own times"
 
 
-@dataclass(frozen=True)
-class Order:
-    """A run that came in random order, to stop as soon as it is decided. The first `choosing` documents choose what is auto,
-    and the others are tested; `available`: documents there were; `seen`: those that the run holds; `reach`: the most tokens
-    that rounds can emit in a document, by domain.
-    """
-
-    choosing: int
-    available: int
-    seen: int
-    reach: Mapping[str, int]
-
-
-def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
-    """Return the order of a run's documents, if they came in a random one. Rounds of `hf` emit the first token too."""
-    settings = manifest.sequential
-    if settings is None:
-        return None
-    reach = {domain: most + (flavour == "hf") for domain, most in settings["reach"].items()}
-    return Order(settings["choosing"], settings["available"], manifest.documents, reach)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Question(DecisionAsked):
     """The profile's decision, and what else the verdict depends on. `measured_dtype`: the target's, of a run that was
@@ -64,7 +40,6 @@ class Question(DecisionAsked):
     """
 
     measured_dtype: str | None = None
-    order: Order | None = None
     route_by: str = "domain"
     chose_p_min: bool = False
 
@@ -143,9 +118,8 @@ def judge(
 ) -> tuple[Pair | None, Decision]:
     """Return the chosen draft and gamma, and the verdict on them. `result.py` calls it for one domain, `traffic.py` for all.
 
-    Tests with bounds for a fixed number of documents, or by betting (`stats/sequential.py`) if documents came in random
-    order. What is `auto` is chosen by some documents and tested on the others, so that the winner is not judged by the luck
-    that made it win.
+    What is `auto` is chosen by some documents and tested on the others, so that the winner is not judged by the luck that
+    made it win.
     """
     options = question.options(candidates, gammas)
     if not options:
@@ -153,28 +127,13 @@ def judge(
     only = None if question.chooses(options) else options[0]
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
-    if question.order is not None and question.weights is not None:
-        return only, no_decision("documents came in the data's mixture of domains, which differs from the weights")
-    if question.order is not None and question.p_min:
-        return only, no_decision("a run in random order cannot decide with p_min: the log only bounds what a round drafts")
-    order, best, testing = question.order, only, None
-    parts = None if only else halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, order)
-    if parts is not None:
-        best, testing = _fastest(candidates, timing.choosing, mix, options, parts[0]), parts[1]
+    best, testing = only, None
+    if only is None:
+        choosing, testing = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains})
+        best = _fastest(candidates, timing.choosing, mix, options, choosing)
     times = timing.times if only else timing.testing
-    if order is None:
-        speedup = pooled_speedup(candidates, best, times, mix, testing) if best else None
-        decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
-    elif best is not None:
-        decision = _decide_in_random_order(
-            candidates, best, times[best[0]], mix, question, order, 0 if only else order.choosing
-        )
-    elif order.choosing:
-        decision = no_decision(
-            f"the first {order.choosing} documents choose draft and gamma, and the choice is not made yet"
-        )
-    else:
-        decision = no_decision("this run fixed draft and gamma before its first document, so no document can choose")
+    speedup = pooled_speedup(candidates, best, times, mix, testing) if best else None
+    decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
     if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
         needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}: {SURER}"
         decision = replace(decision, verdict="UNDECIDED", reason=needed)
@@ -189,18 +148,10 @@ def judge(
     return best, replace(decision, reason=reason)
 
 
-def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
-    """Return the documents of each domain that choose what is auto, and those that test it; [documents] each. None if
-    documents come in random order and those that choose are not all there, or none choose.
-    """
-    if order is None:
-        testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
-        return {domain: ~mask for domain, mask in testing.items()}, testing
-    if not order.choosing or order.seen < order.choosing:
-        return None
-    choosing = {domain: pool["document"] < order.choosing for domain, pool in pools.items()}
-    chose = np.concatenate([pool.cluster[choosing[domain]] for domain, pool in pools.items()])  # whole clusters, as above
-    return choosing, {domain: ~np.isin(pool.cluster, chose) for domain, pool in pools.items()}
+def halves(pools: Mapping[str, DocumentTotals]) -> tuple[Mapping[str, Mask], Mapping[str, Mask]]:
+    """Return the documents of each domain that choose what is auto, and those that test it; [documents] each."""
+    testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
+    return {domain: ~mask for domain, mask in testing.items()}, testing
 
 
 def _fastest(
@@ -210,64 +161,6 @@ def _fastest(
     values = {option: mix.value(decoded(candidates, option, times, mix, rows)) for option in options}
     known = {option: value for option, value in values.items() if value is not None}
     return max(known, key=lambda option: known[option], default=None)
-
-
-def _decide_in_random_order(
-    candidates: Pools, pair: Pair, times: StepTimes, mix: Mix, question: Question, order: Order, after: int
-) -> Decision:
-    """Return the verdict on one draft and gamma by bets over the documents after the first `after`, in the order they came
-    in.
-
-    Equal prompts are one observation: the first of them counts.
-    """
-    draft, gamma = pair
-    times, pools = times.clipped, [candidates[draft][domain] for domain in mix.domains]
-    number = np.concatenate([pool["document"] for pool in pools])
-    unit = np.concatenate([pool.cluster for pool in pools])
-    counts = [pool.counts(gamma) for pool in pools]
-    base = np.concatenate([each.tokens for each in counts])
-    spent = np.concatenate([time_spent(each, times) for each in counts])
-    in_order = np.argsort(number, kind="stable")
-    first = in_order[np.sort(np.unique(unit[in_order], return_index=True)[1])]
-    tested = first[number[first] >= after]
-    reach = float(max(order.reach[domain] for domain in mix.domains))
-    whole = pooled_speedup(candidates, pair, {draft: times}, mix)
-    sequential = decide_sequentially(
-        base[tested],
-        spent[tested],
-        1.0,
-        Bounds(*cost_bounds(times, gamma), reach),
-        question.min_speedup,
-        question.confidence,
-        timing_error=whole.timing_error if whole is not None else 0.0,
-        timing_freedom=whole.timing_freedom if whole is not None else math.inf,
-        waited=whole.waited if whole is not None else 0.0,
-    )
-    rows = {domain: pool["document"] >= after for domain, pool in zip(mix.domains, pools, strict=True)}
-    value = pooled_speedup(candidates, pair, {draft: times}, mix, rows)
-    if value is not None:
-        value = replace(value, value=float(base[tested].sum() / spent[tested].sum()), documents=len(tested))
-    reason = _reason(sequential, value, question, after)
-    return Decision(sequential.verdict, reason, value, sequential.low, sequential.high, None)
-
-
-def _reason(sequential: Sequential, value: Speedup | None, question: Question, after: int) -> str:
-    level = f"{100 * question.confidence:g}%"
-    if sequential.verdict != "UNDECIDED" and sequential.documents == 0:
-        return by_times_alone(sequential.verdict, question.min_speedup)
-    if value is None:
-        return f"no document tested yet: the first {after} only choose draft and gamma"
-    count = "1 document" if value.documents == 1 else f"{value.documents} documents"
-    on = f"speedup {value.value:.2f}x on {count} in random order"
-    if sequential.verdict == "UNDECIDED" and sequential.low == 0 and math.isinf(sequential.high):
-        return f"{on}: too few to rule anything out"
-    if sequential.verdict == "UNDECIDED":
-        bounds = f"{level} anytime-valid bounds {sequential.low:.3f} and {sequential.high:.3f}"
-        return f"{on}; {bounds} enclose {question.min_speedup:g}: more documents would narrow them"
-    side, bound = ("lower", sequential.low) if sequential.verdict == "GO" else ("upper", sequential.high)
-    reached = "reached" if sequential.verdict == "GO" else "fell below"
-    threshold = f"{question.min_speedup:g} after {sequential.documents} of them"
-    return f"{on}; its {level} anytime-valid {side} bound, {bound:.3f}, {reached} {threshold}"
 
 
 @dataclass(frozen=True)

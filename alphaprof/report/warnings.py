@@ -64,9 +64,6 @@ def _file_notes(facts: RunFacts, run: Run) -> Found:
 
 def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
     """Return what is to know about the documents that were measured."""
-    available = manifest.sequential["available"] if manifest.sequential else 0
-    if manifest.documents < available:  # intervals, unlike verdicts, are not made for a look after every shard
-        yield note("stopped", done=manifest.documents, available=available)
     for code, left_out in (("skipped", manifest.skipped), ("truncated", manifest.truncated)):
         for reason, count in left_out.items():
             yield note(code, count=count, reason=reason, remedy=left_out_remedy(reason))

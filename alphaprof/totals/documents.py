@@ -230,10 +230,9 @@ class Documents:
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
     """Return the stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one:
     its number of documents is not random. Those that were read to their end are one together, and so are all
-    documents of an imported run or of one in random order.
+    documents of an imported run.
     """
-    limits = manifest.profile.limits if manifest.sequential is None else ()
-    return documents.strata({place: limit for place, limit in enumerate(limits) if limit})
+    return documents.strata({place: limit for place, limit in enumerate(manifest.profile.limits) if limit})
 
 
 def observed_weights(documents: pa.Table) -> dict[str, float]:

@@ -36,7 +36,6 @@ from alphaprof.costs.speedup import (
     free_draft,
     round_costs,
     speedup,
-    spent_and_base,
     time_spent,
     without_draft,
 )
@@ -48,7 +47,6 @@ from alphaprof.report.verdict import EVEN, LIKELY, Question, decide, halves, hel
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
 from alphaprof.stats.gates import judge as judge_gates
-from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
@@ -58,7 +56,7 @@ Random = np.random.Generator
 GAMMA, CONFIDENCE, ERROR = 5, 0.95, 0.05
 LEVELS, LONGEST = 50, 512  # lengths of documents in a pool
 SIZES, JUDGED, BAND = (20, 50), 50, 0.02  # documents of an interval, where it is judged, how far coverage may be off
-MOST, EVERY = 400, 5  # documents that a gate sees at most, and after how many each a fixed-size verdict is asked again
+MOST, EVERY = 400, 5  # documents of a run that is extended until its verdict is good, and after how many each it is asked
 DRAFTS, CHOICE_SIZES = 20, (40, 100)
 ENOUGH = 2000  # repetitions from which on noise is no excuse
 TIMES = StepTimes({n: StepTime(10 + 0.3 * (n - 1), 0.0) for n in range(1, GAMMA + 2)}, StepTime(0.5, 0.0))
@@ -219,12 +217,6 @@ def intervals(name: str, population: Traffic, repetitions: int, rng: Random) -> 
     return lines
 
 
-def bounds_of_rounds() -> Bounds:
-    """What is known of documents before they are seen."""
-    cost = round_costs(TIMES, GAMMA)
-    return Bounds(float((cost / np.arange(1, GAMMA + 2)).min()), float(cost.max()), float(LONGEST - 1))
-
-
 def asked_again(counts: RoundCounts, threshold: float) -> str:
     """The first verdict of fixed size that is not UNDECIDED, asked after every few documents."""
     for size in range(EVERY, len(counts.tokens) + 1, EVERY):
@@ -235,18 +227,17 @@ def asked_again(counts: RoundCounts, threshold: float) -> str:
 
 
 def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[Line]:
-    """False verdicts of the sequential gate, and of asking again and again, at a speedup that is the threshold."""
-    threshold, bounds = population.truths()["speedup"], bounds_of_rounds()
-    sequential, peeking = [], []
+    """False verdicts of asking once, and of asking again and again, at a speedup that is the threshold."""
+    threshold = population.truths()["speedup"]
+    once, again = [], []
     for _ in range(repetitions):
         counts = population.sample(population.draw(rng, MOST))
-        spent, base = spent_and_base(counts, TIMES)
-        sequential.append(decide_sequentially(base, spent, 1.0, bounds, threshold, CONFIDENCE).verdict)
-        peeking.append(asked_again(counts, threshold))
+        once.append(decide(speedup([counts], [1.0], TIMES), threshold, CONFIDENCE, held_out=False).verdict)
+        again.append(asked_again(counts, threshold))
     lines = []
-    for kind, verdicts in (("sequential", sequential), ("asked again", peeking)):
+    for kind, verdicts in (("asked once", once), ("asked again", again)):
         rates = tuple(verdicts.count(wrong) / repetitions for wrong in ("GO", "NO-GO"))
-        met = max(rates) <= ERROR + grant(repetitions) if kind == "sequential" else None
+        met = max(rates) <= ERROR + noise(repetitions) if kind == "asked once" else None
         lines.append(Line(f"{name:16}{kind:20}{threshold:8.3f}", rates, met))
     return lines
 
@@ -292,7 +283,7 @@ def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
             rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
             pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
             pair, _ = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
-            parts = halves(pools["0"], None)
+            parts = halves(pools["0"])
             chosen = rounds[int(pair[0])]
             for place, counts in enumerate((chosen.rows(parts[1]["all"]), chosen)):
                 [result] = judge_gates([Gate(threshold, speedup([counts], [1.0], TIMES).bounds)], CONFIDENCE)
@@ -734,7 +725,7 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         of_population(intervals),
     ),
     "gates": (
-        f"verdicts on up to {MOST} documents, speedup = threshold",
+        f"verdicts on {MOST} documents, or on fewer if it is asked every {EVERY}, speedup = threshold",
         f"{'texts':16}{'verdict':20}{'speedup':>8}{'false GO':>13}{'false NO-GO':>13}",
         SETTINGS,
         of_population(gate),

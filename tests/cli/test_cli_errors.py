@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import json
@@ -21,6 +22,7 @@ import yaml
 
 from alphaprof.cli import app, common
 from alphaprof.cli.progress import ConsoleProgress
+from alphaprof.config.load import load_profile
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
 from alphaprof.log.manifest import VERSION
 from tests.loops import each
@@ -82,6 +84,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in manifests.items():
         (folder / name).mkdir()
         (folder / name / "manifest.json").write_text(text)
+    begun = write_run(folder / "begun")
+    config = load_profile(folder / "profile.yaml", limit=1).model_dump(mode="json")
+    begun.write_manifest(dataclasses.replace(begun.manifest, config=config))
     (folder / "taken").mkdir()
     (folder / "taken" / "notes.txt").write_text("mine")
     return folder
@@ -118,12 +123,9 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("profile profile.yaml --out taken", 6, "taken exists and is not empty", "--out"),
     ("profile profile.yaml --out taken --resume", 6, "taken exists and is not empty", "--out"),
     (f"{NEW} --part 0/2 --workers 2", 2, "--workers cannot be combined with --part", "--workers on one machine"),
-    (
-        f"{NEW} --until-decided --reuse-continuations run",
-        2,
-        "--until-decided cannot be combined with --reuse",
-        "use one of them",
-    ),
+    (f"{NEW} --until-decided", 2, "alphaprof profile --until-decided was removed", "--limit N as a pilot"),
+    ("profile profile.yaml --out begun --resume --limit 3", 6, "with another limit", "profile that many other documents"),
+    ("profile profile.yaml --out begun --resume --limit 1 --set rules=[one_hot]", 6, "(rules changed)", "first call"),
     (f"{NEW} --format json", 2, "--format needs --dry-run", "alphaprof report"),
     ("report none", 6, "none holds no run", "profile"),
     ("report no-json", 6, "manifest.json cannot be read", "profile"),

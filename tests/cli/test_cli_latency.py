@@ -89,12 +89,6 @@ def test_a_profile_that_asks_for_no_step_times_times_nothing(
 NOTHING_TO_TIME: tuple[tuple[list[str], str, str], ...] = (
     (["latency"], "none", "there is nothing to time"),
     (["latency", "--set", "costs.accelerator=h200"], "roofline", "there is nothing to time"),
-    (
-        ["profile", "--until-decided", "--out", "run"],
-        "none",
-        "--until-decided needs step times for a verdict, and costs.source is none",
-    ),
-    (["profile", "--until-decided", "--out", "run", "--set", "decision.p_min=0.4"], "measured", "cannot use decision.p_min"),
 )
 
 

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 import typer
 import typer.main
-import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
@@ -58,7 +57,6 @@ RUNS = {
     "runs/new": dataclasses.replace(GREEDY, seed=1),
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
-INDEPENDENT = {"drafts": {"ngram": {"kind": "prompt_lookup"}}, "decision": {"min_speedup": 1.2}}
 WITH_MODELS = ("profile", "latency", "validate", "train")
 FOREIGN = ("vllm", "jq", "llama-server", "env", "docker")  # other people's commands
 USAGE = typer.BadParameter.__bases__[0]  # the parser's own error: typer brings its own click
@@ -98,9 +96,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.symlink(ROOT / "profiles", folder / "profiles")
     (readme,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (folder / "my.yaml").write_text(readme)
-    tree = yaml.safe_load(readme)
-    for source in tree["data"]:
-        source.pop("cluster", None)
     (table,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "costs.md").read_text(), re.DOTALL)
     (folder / "h100.csv").write_text(table)
     (times,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "import.md").read_text(), re.DOTALL)
@@ -113,7 +108,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "after.txt").write_text(prometheus.AFTER)
     write_curve(folder / "heads" / "curve", law(0.2, 0.3, 0.3))
     (folder / "heads.yaml").write_text((folder / "heads/curve/curve.yaml").read_text().replace("./", "heads/curve/"))
-    (folder / "my-independent.yaml").write_text(yaml.safe_dump(tree | INDEPENDENT))
     return folder
 
 

@@ -93,22 +93,6 @@ def test_a_shard_that_two_processes_measure_is_committed_by_one(run: RunWriter, 
     assert {commit.worker for commit in second.commits().values()} >= {first.worker}
 
 
-def test_a_run_that_needs_fewer_shards_is_finished_without_the_others(run: RunWriter, going: RunWriter) -> None:
-    """Also without those that come later; and finishing it again asks for no more."""
-    late = RunWriter.open(going.path)
-    late.withdraw(5)
-    going.finish(join_totals, 3)
-    assert (going.manifest.status, len(going.shards), len(going.documents())) == ("complete", 3, 6)
-    before = contents(going)
-    assert not commit_again(late, run, 5)
-    assert contents(going) == before
-    RunWriter.open(going.path).finish(join_totals)
-    assert contents(going) == before
-    RunWriter.open(going.path).verify()
-    assert len(pd.read_parquet(going.path / "positions")) == going.manifest.positions
-    assert sorted(going.commits()) == [0, 1, 2]
-
-
 def test_the_last_shard_stays_where_another_process_finishes_the_run_at_once(
     run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,12 @@ def test_the_manifest_of_a_run_that_goes_on_leaves_shards_to_their_commits(tmp_p
     assert found == dataclasses.replace(running, shards=(), files={TIMES: running.files[TIMES]})
 
 
+@pytest.mark.parametrize("order", [None, {"choosing": 32, "available": 500, "reach": {"code": 59}, "shard_documents": 16}])
+def test_a_manifest_of_a_run_that_was_to_stop_at_a_sure_verdict_is_read_as_any_other(tmp_path: Path, order: Any) -> None:
+    edited(tmp_path, lambda data: data.update(sequential=order))
+    assert read_manifest(storage_of(tmp_path)) == manifest()
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import logging
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config.profile import ProfileOptions, SourceOptions
-from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
+from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable
 from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents
@@ -34,7 +33,6 @@ from alphaprof.profiling.texts.continuations import Continuation, continuation_t
 from alphaprof.profiling.texts.corpus import (
     Corpus,
     Document,
-    InRandomOrder,
     documents_of,
     prompt_table,
     render,
@@ -250,6 +248,20 @@ def test_a_shuffle_is_repeatable_and_comes_before_the_limit(tmp_path: Path) -> N
     assert len({tuple(order) for order in (plainly, first, other)}) == 3
     assert set(first) - set(plainly)
     assert len(set(first)) == 20
+
+
+def test_another_seed_draws_other_documents_but_not_disjoint_ones(tmp_path: Path) -> None:
+    """By chance two sets of 40 out of 400 share 4; of a source that is all taken, or read up to a small buffer, more."""
+    path = numbered(tmp_path / "rows.jsonl", 400)
+
+    def shared(**options: int) -> float:
+        seeds = range(20)
+        drawn = [set(texts(corpus({"path": path, "shuffle_seed": seed} | options))) for seed in seeds]
+        return float(np.mean([len(one & other) for one, other in itertools.pairwise(drawn)]))
+
+    assert 3 < shared(limit=40) < 5
+    assert 18 < shared(limit=40, shuffle_buffer=40) < 27  # both out of the first 80 rows
+    assert shared(limit=400) == 400
 
 
 def test_a_shuffle_mixes_files_and_tells_them_apart(tmp_path: Path) -> None:
@@ -689,40 +701,3 @@ def test_the_digest_of_documents_changes_with_data_and_settings() -> None:
     assert len(set(found)) == len(found)
     assert digest([document]) == found[0]
     assert digest([document, document]) != found[0]
-
-
-class Read(list[Document]):
-    """A corpus that was read."""
-
-    skipped, truncated = Counter[str](), Counter[str]()
-
-
-def drawn(prompts: Sequence[str]) -> InRandomOrder:
-    documents = [
-        Document(row, "chat", None, 0, row, np.array(ids(prompt), np.int32), None, False, 9, "greedy", True)
-        for row, prompt in enumerate(prompts)
-    ]
-    return InRandomOrder.of(Read(documents), profile({"path": "/rows.jsonl"}))  # type: ignore[arg-type]
-
-
-def test_the_random_order_follows_from_the_prompts() -> None:
-    """Another data set of as many prompts comes in another order: no place in a file is favored. The same one does not."""
-    names = [f"w{place}" for place in range(40)]
-    first, again = (drawn(names) for _ in range(2))
-    other = drawn([f"{name} {name}" for name in names])
-    rows = [[document.source_row for document in found] for found in (first, again, other)]
-    assert rows[0] == rows[1] != rows[2]
-    assert sorted(rows[0]) == list(range(40))
-    backwards = drawn(names[::-1])
-    assert [document.source_row for document in backwards] == [39 - row for row in rows[0]]
-    places = [[document.source_row for document in drawn([f"{s} {n}" for n in names])] for s in range(60)]
-    first_half = np.mean([[row < 20 for row in found[:10]] for found in places])
-    assert abs(first_half - 0.5) < 3 * math.sqrt(0.25 * 30 / 39 / 600)
-
-
-def test_recurring_prompts_are_no_matter_for_bets() -> None:
-    """Bets would count each prompt once, and a fixed number of documents counts it as often as it comes."""
-    with pytest.raises(ProfileInvalid) as error:
-        drawn(["hello"] * 3 + [f"w{place}" for place in range(97)])
-    assert error.value.message == "--until-decided needs independent documents, but 2 of 100 repeat a prompt"
-    drawn(["hello"] * 2 + [f"w{place}" for place in range(98)])

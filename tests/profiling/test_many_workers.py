@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,15 @@ import pytest
 
 from alphaprof.commands.runs import RunStatus
 from alphaprof.config.load import load_profile
-from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.files import shards_of
 from alphaprof.log.manifest import commit_name
 from alphaprof.log.run import Run
 from alphaprof.profiling.run import parts
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import Part, part_of
-from alphaprof.profiling.run.shard import Plan
 from alphaprof.report.build import build_report
 from tests.conftest import slow
-from tests.runs import Silent, mixed_file, profile_file
+from tests.runs import Silent, mixed_file
 
 pytestmark = pytest.mark.models
 TABLES = ("positions", "continuations", "totals", "documents", "prompts")
@@ -80,75 +78,6 @@ def test_parts_in_any_order_make_the_run_of_one_process(
     require_equal(run, sampled_run)
     frame = pd.read_parquet(out / "positions")
     assert len(frame) == sum(shard.positions for shard in run.shards) * 2
-
-
-def one_document_a_shard(folder: Path, tiny: Path) -> ProfileOptions:
-    """A profile with fifteen shards."""
-    drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "ngram": {"kind": "prompt_lookup"}}
-    data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
-    path = profile_file(folder, tiny, drafts=drafts, data=data)
-    return load_profile(
-        path, ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
-    )
-
-
-class Meanwhile(Silent):
-    """Does something else, once, while the first shard is measured: another part works, and this one is slow."""
-
-    def __init__(self, other: Callable[[], object]) -> None:
-        super().__init__()
-        self.other: Callable[[], object] | None = other
-
-    def advance(self, steps: float, positions: int = 0) -> None:
-        other, self.other = self.other, self.other if positions == 0 else None
-        if positions and other is not None:
-            other()
-
-
-# Parts that work at once: each but the first works from its beginning to its end while the one before it measures its first
-# shard; and which shards each of them has measured then.
-AT_ONCE = {
-    "one after the other": ([[0], [2], [1]], {0: [0, 3, 6, 9, 12], 2: [2, 5, 8, 11, 14], 1: [1, 4]}),
-    "part 0 is slow": ([[0, 1, 2]], {0: [0, 3], 1: [1, 4, 7, 10, 13], 2: [2, 5, 8, 11, 14]}),
-    "part 0 is fast": ([[0], [1, 2]], {0: [0, 3, 6, 9, 12], 1: [1, 4], 2: [2, 5, 8, 11, 14]}),
-    "part 2 is slow": ([[0], [2, 1]], {0: [0, 3, 6, 9, 12], 1: [1, 4, 7, 10, 13], 2: [2]}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", AT_ONCE)
-def test_parts_stop_where_one_process_stops(case: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verdict is asked of prefixes in their order, whoever measured them, and whatever was measured beyond; and nobody
-    measures on who can know that it is sure, whichever part is done before the others.
-    """
-    turns, expected = AT_ONCE[case]
-    options, enough, measured = one_document_a_shard(tmp_path, tiny), list[int](), {0: list[int](), 1: [], 2: []}
-
-    def after_five(run: Run) -> str | None:
-        enough.append(len(run.shards))
-        return "sure" if len(run.shards) == 5 else None
-
-    whole = profiling.profile(options, tmp_path / "one", Silent(), settled=after_five)
-    assert enough == [1, 2, 3, 4, 5]
-    measure = profiling.measure_shard
-
-    def measuring(plan: Plan, index: int, *rest: Any) -> Any:
-        measured[index % 3].append(index)
-        return measure(plan, index, *rest)
-
-    monkeypatch.setattr(profiling, "measure_shard", measuring)
-
-    def work(part: int, *inner: int) -> Run:
-        progress = Meanwhile(lambda: work(*inner)) if inner else Silent()
-        return profiling.profile(options, tmp_path / "three", progress, settled=after_five, part=Part(part, 3))
-
-    for turn in turns:
-        enough.clear()
-        run = work(*turn)
-    assert measured == expected
-    assert enough[-5:] == [1, 2, 3, 4, 5]  # by the part that found it
-    assert len(run.shards) == len(whole.shards) == 5
-    require_equal(run, whole)
 
 
 COMMAND = [sys.executable, "-m", "alphaprof", "profile"]

@@ -8,9 +8,7 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -31,7 +29,7 @@ from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.on_ray import Measurer, actors_for, profile_on_ray, require_ray
 from alphaprof.profiling.run.parts import Part
 from tests.profiling.test_many_workers import COMMAND, profiled, require_equal
-from tests.runs import Silent, mixed_file, profile_file
+from tests.runs import Silent, mixed_file
 
 HERE = Path(__file__).parents[2]
 # In processes of Ray, the first commit is not written: the actor is killed after its data files.
@@ -135,47 +133,6 @@ def test_killed_actors_and_drivers_lose_nothing_and_failing_actors_say_why(
     assert len({commit.worker for commit in run.commits().values()}) > 2
     assert {worker.environment["torch_threads"] for worker in run.workers().values()} == {1}
     wait_until_gone(out)
-
-
-SETTLED = """
-    from pathlib import Path
-    from alphaprof.config.load import load_profile
-    from alphaprof.profiling.run.on_ray import profile_on_ray
-    from tests.runs import Silent
-
-    given = ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
-    options = load_profile(Path("PATH"), given)
-    asked = []
-    def after_five(run):
-        asked.append(len(run.shards))
-        return "sure" if len(run.shards) == 5 else None
-    profile_on_ray(options, Path("OUT"), Silent(), settled=after_five)
-    assert asked == [1, 2, 3, 4, 5], asked
-"""
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.models
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-def test_actors_stop_where_one_process_stops(tiny: Path, tmp_path: Path) -> None:
-    drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "ngram": {"kind": "prompt_lookup"}}
-    data = [{"domain": name, "path": f"{name}.jsonl", "prompt": "{text}"} for name in ("long", "short")]
-    path = profile_file(tmp_path, tiny, drafts=drafts, data=data)
-    given = ["costs={source: roofline, accelerator: h100-sxm}", "execution.threads=1", "shard_documents=1"]
-    whole = profiling.profile(
-        load_profile(path, given), tmp_path / "one", Silent(), settled=lambda run: "sure" if len(run.shards) == 5 else None
-    )
-    script = textwrap.dedent(SETTLED).replace("PATH", str(path)).replace("OUT", str(tmp_path / "several"))
-    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-c", script]
-    process = subprocess.Popen(command, env=variables | {"PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True)
-    finished(process)
-    run = Run.open(tmp_path / "several")
-    assert len(run.shards) == len(whole.shards) == 5
-    require_equal(run, whole)
 
 
 @pytest.mark.models

@@ -64,7 +64,7 @@ def interrupt(writer: BackgroundWriter) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("ask", ["check", "wait", "put", "nothing"])
+@pytest.mark.parametrize("ask", ["check", "put", "nothing"])
 def test_an_error_is_raised_by_the_next_call_and_nothing_behind_it_is_done(ask: str) -> None:
     """By every call and by the end of the block, with the error's own type, even one that is no `Exception`."""
     done: list[int] = []

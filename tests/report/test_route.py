@@ -13,12 +13,11 @@ import pytest
 
 from alphaprof.costs.speedup import Decoded, Mix, StepTimes, without_draft
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.model import ServerPool
 from alphaprof.report.speeds import speedup_interval
-from alphaprof.report.verdict import halves, held_out
+from alphaprof.report.verdict import held_out
 from alphaprof.totals.documents import lots_of
 from alphaprof.totals.pool import DocumentTotals
 from tests.conftest import slow
@@ -231,40 +230,6 @@ def test_fewer_than_five_documents_tell_of_no_gain(tmp_path: Path) -> None:
         assert route.documents == documents
         assert route.gain.low > -0.9
         assert route.worth_it == worth_it
-
-
-def sequential(run: RunWriter, choosing: int) -> Run:
-    """The run as one whose documents came in random order."""
-    reach = dict.fromkeys(DOMAINS, 400)
-    settings = {"choosing": choosing, "available": 500, "reach": reach, "shard_documents": 16}
-    run.write_manifest(dataclasses.replace(run.manifest, sequential=settings))
-    return Run.open(run.path)
-
-
-def test_a_run_that_stops_when_it_is_sure_calls_for_no_second_pool(tmp_path: Path) -> None:
-    """Its route is tested on documents after those that chose, but by an interval for a fixed number of them."""
-    run = write_run(tmp_path / "run", DEAR)
-    assert asked(run).routing.worth_it
-    report = asked(sequential(run, 32))
-    route = report.routing
-    assert route.documents == len(run.documents()) - 32
-    assert route.gain.low > 0.03
-    assert not route.worth_it
-    assert report.route != route.pools
-    assert asked(sequential(run, 500)).routing is None  # those that choose are not all there
-
-
-def test_equal_prompts_do_not_choose_and_test(tmp_path: Path) -> None:
-    """In random order: a document after the first 16 whose prompt is that of one before tests nothing."""
-    prompts = [f"prompt {place % 12}" for place in range(40)]
-    domain = dataclasses.replace(DOMAINS["code"], prompts=prompts)
-    run = sequential(write_run(tmp_path / "run", Recipe(domains={"code": domain}, gammas=(1, 4))), 8)
-    pools, _, inputs = pools_of(run)
-    parts = halves(pools["small"], inputs.question.order)
-    units = pools["small"]["code"].cluster
-    choosing, testing = (set(units[part["code"]].tolist()) for part in parts)
-    assert (len(choosing), len(testing)) == (8, 4)
-    assert not choosing & testing
 
 
 def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:

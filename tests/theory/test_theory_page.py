@@ -16,7 +16,6 @@ from scipy.special import entr, rel_entr
 from alphaprof.report.sections.certificates import SLACK
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import BoundRule
-from alphaprof.stats import sequential
 from alphaprof.theory import certificates, trees
 from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from alphaprof.totals.replay import run_lengths
@@ -140,30 +139,7 @@ def of_trees() -> Iterator[str]:
     yield f"together {draws.total:.2f}; a⁽¹⁾ and a⁽²⁾ of the first token are {kept[0]:.2f} and {kept[1]:.2f}"
 
 
-def of_verdicts_at_any_time() -> Iterator[str]:
-    cost, size, threshold = 1.4, np.full(400, 200.0), np.array([1.1])
-    spent = np.full(400, 76 * cost)
-    limits = [sequential.Bounds(cost / 6, cost, float(most - 1)) for most in (512, 256)]
-    least, largest = limits[0].of_gains(threshold)
-    yield f"best = {limits[0].best:.4f}, worst = {limits[0].worst}"
-    fair = -least[0] / (largest[0] - least[0])
-    yield f"{-least[0]:.2f} and largest = {largest[0]:.2f}, m = {fair:.4f}"
-    gain = size[:3] - threshold * spent[:3]
-    won = np.exp(sequential.log_wealth(gain[None], least, largest)[0])
-    yield f"S = {size[0] / spent[0]:.4f} and Z = {gain[0]:.2f}"
-    yield f"the first three like it make K {', '.join(f'{wealth:.4f}' for wealth in won)}"
-    stops = []
-    for bounds_of_documents in limits:
-        for asked in (1.1, 1.3, 1.5):
-            found = sequential.decide_sequentially(size, spent, 1.0, bounds_of_documents, asked, 0.95)
-            assert found.verdict == "GO"
-            stops.append(found.documents)
-    first, second, third, *shorter = stops
-    yield f"GO comes after {first} documents; for s = 1.3 and 1.5 after {second} and {third}"
-    yield f"with max_new_tokens 256 after {shorter[0]}, {shorter[1]} and {shorter[2]}"
-
-
-PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees, of_verdicts_at_any_time)
+PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees)
 
 
 @each("part", PARTS)
@@ -174,7 +150,7 @@ def test_worked_numbers_are_what_the_library_computes(part: Callable[[], Iterato
 def test_no_worked_number_is_left_unchecked() -> None:
     checked = " ".join(text for part in PARTS for text in part())
     numbers_of_page = re.findall(r"\d+\.\d{3,}", re.sub(r"arXiv:\S+", "", PAGE))
-    assert len(numbers_of_page) > 60
+    assert len(numbers_of_page) > 50
     assert [number for number in numbers_of_page if number not in checked] == []
 
 
@@ -184,7 +160,7 @@ FOLDERS = ("stats", "totals", "theory", "report")
 def test_functions_named_in_the_page_exist() -> None:
     modules = {path.stem: path for path in (ROOT / "alphaprof").glob("*/*.py") if path.parent.name in FOLDERS}
     named = {(module, name) for module, name in re.findall(r"`([a-z_]+)\.([A-Za-z_]+)`", PAGE) if module in modules}
-    assert len(named) > 15
+    assert len(named) > 10
     missing = [
         item
         for item in named

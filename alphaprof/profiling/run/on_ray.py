@@ -25,7 +25,7 @@ from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, RunUnr
 from alphaprof.log.manifest import PROFILE, commit_name
 from alphaprof.log.storage import LocalStorage, Storage, address_of, storage_of
 from alphaprof.log.writer import RunWriter, joined
-from alphaprof.profiling.run.profile import Settled, begin, conclude, first_settled, in_memory, join, require_verdict
+from alphaprof.profiling.run.profile import begin, conclude, in_memory, join
 from alphaprof.profiling.run.shard import Plan, Progress, measure_shard
 from alphaprof.profiling.texts.corpus import documents_of
 from alphaprof.version import install_line
@@ -68,23 +68,21 @@ def profile_on_ray(
     progress: Progress,
     resume: bool = False,
     reuse: Path | None = None,
-    settled: Settled | None = None,
 ) -> RunWriter:
     """Like `profile`, by actors of Ray: on the cluster of RAY_ADDRESS, or on this machine. Raises the errors of
     `errors.py`, those of actors among them.
     """
     require_ray()
-    if settled is not None:
-        require_verdict(options)
-    storage, looked = storage_of(out), None
+    storage = storage_of(out)
     with joined(storage, options.model_dump(mode="json"), resume, several=True):
         with _session(storage, progress) as ray:
-            _stage(ray, options, storage, progress, reuse, settled is not None)
+            _stage(ray, options, storage, progress, reuse)
             run = RunWriter.open(storage)
-            if run.manifest.status != "complete":
-                looked = _Driver(ray, run, options.execution, progress).drive(settled)
-        if looked is not None:  # only now: actors are gone, and write nothing more
-            conclude(run, progress, settled, *looked)
+            going = run.manifest.status != "complete"
+            if going:
+                _Driver(ray, run, options.execution, progress).drive()
+        if going:  # only now: actors are gone, and write nothing more
+            conclude(run, progress)
     return run
 
 
@@ -129,16 +127,14 @@ def _gpus(options: ProfileOptions, resources: Mapping[str, float]) -> float:
     return 0.0
 
 
-def _stage(
-    ray: Any, options: ProfileOptions, storage: Storage, progress: Progress, reuse: Path | None, in_random_order: bool
-) -> None:
+def _stage(ray: Any, options: ProfileOptions, storage: Storage, progress: Progress, reuse: Path | None) -> None:
     """Have a process of Ray begin the run, or find what is missing of it: models and step times are those of a node that
     measures. Raises what it raises.
     """
     gpus = _gpus(options, ray.cluster_resources())
     begin = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, max_calls=1)(_begin)  # its GPU is for others afterwards
     texts = address_of(storage_of(reuse)) if reuse else None
-    ended = begin.remote(address_of(storage), options.model_dump(mode="json"), texts, in_random_order)
+    ended = begin.remote(address_of(storage), options.model_dump(mode="json"), texts)
     progress.say("a Ray actor reads the prompts and times the steps")
     silence = _Silence()
     while not ray.wait([ended], timeout=LOOK)[0]:
@@ -148,13 +144,13 @@ def _stage(
         progress.warn(**warning)
 
 
-def _begin(where: str, config: Mapping[str, Any], reuse: str | None, in_random_order: bool) -> Failure | None:
+def _begin(where: str, config: Mapping[str, Any], reuse: str | None) -> Failure | None:
     """Stage the run of a profile, in a process of Ray. Returns what ended it, if something did."""
 
     def work() -> None:
         options, texts = ProfileOptions.model_validate(config), Path(reuse) if reuse else None
         with in_memory():
-            begin(options, _reached(where), Unheard(), True, texts, in_random_order)
+            begin(options, _reached(where), Unheard(), True, texts)
 
     return failure_of(work)
 
@@ -275,18 +271,16 @@ class _Driver:
         remote = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy="SPREAD")(Measurer)
         self._actor = partial(remote.remote, address_of(run.storage), execution.model_dump(mode="json"))
 
-    def drive(self, settled: Settled | None) -> tuple[int | None, int]:
-        """Measure, until all is done or settled. Returns after how many shards it is, and how many were looked at: see
-        `first_settled`. Raises what an actor raises.
-        """
+    def drive(self) -> None:
+        """Measure until all is done. Raises what an actor raises."""
         run, progress, staged, silence = self._run, self._progress, self._run.manifest.staged, _Silence()
         progress.start("profiling", sum(staged), "documents")
         there = set(range(len(staged))) - set(self._lacking)
         progress.advance(sum(staged[index] for index in there))
         for _ in range(self._actors):
             self._give(self._actor(), None, 0)
-        asked, enough, pause = 0, None, 0.0
-        while self._busy and enough is None and not run.is_finished():
+        pause = 0.0
+        while self._busy and not run.is_finished():
             self._hear(pause)
             began = time.monotonic()
             commits = run.commits()
@@ -294,14 +288,11 @@ class _Driver:
                 progress.advance(staged[index], commits[index].shard.positions)
                 silence.end()
             there |= commits.keys()
-            if settled is not None:
-                enough, asked = first_settled(run, settled, asked, progress)
             if len(there) == len(staged):
                 break
             loaded = f"{self._loaded} of {self._actors} actors have loaded their models"
             silence.say(progress, f"nothing was committed: {loaded}")
             pause = max(LOOK, 10 * (time.monotonic() - began))  # to list what is there costs little of the time
-        return enough, asked
 
     def _give(self, actor: Any, shard: int | None, replaced: int) -> None:
         self._busy[actor.measure.remote(shard)] = actor, shard, replaced

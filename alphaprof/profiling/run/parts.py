@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
@@ -37,12 +37,6 @@ class Part:
     def has(self, shard: int) -> bool:
         """Return whether a shard is one of this part's."""
         return shard % self.count == self.index
-
-    def asks(self, committed: Collection[int], shards: int) -> bool:
-        """Return whether this part asks if a verdict is sure: the first part that has shards to measure still does. Where it
-        is dead, what is measured without a gap ends at its shards, and there is nothing more to ask.
-        """
-        return all(index in committed for index in range(shards) if index % self.count < self.index)
 
 
 WHOLE = Part(0, 1)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,20 +15,19 @@ import numpy as np
 import torch
 
 from alphaprof.config.load import validate
-from alphaprof.config.options import MeasuredCosts, NoCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
+from alphaprof.config.options import MeasuredCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunDamaged, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunExists, RunMismatch, RunUnreadable, StepsNotTimed
 from alphaprof.log.manifest import (
     MANIFEST,
     DraftFacts,
     Environment,
     Manifest,
     ModelFacts,
-    RandomOrder,
     Worker,
     now,
     read_manifest,
@@ -63,7 +62,6 @@ from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
     INT32_MAX,
     Corpus,
-    InRandomOrder,
     Reused,
     Staged,
     documents_of,
@@ -77,9 +75,6 @@ from alphaprof.totals.documents import require_weights
 from alphaprof.totals.files import join_totals
 from alphaprof.version import __version__
 
-# Why a run so far needs no more documents, or None: `report.build.settled`, which cli/measuring.py passes.
-Settled = Callable[[Run], str | None]
-
 
 def profile(
     options: ProfileOptions,
@@ -87,7 +82,6 @@ def profile(
     progress: Progress,
     resume: bool = False,
     reuse: Path | None = None,
-    settled: Settled | None = None,
     part: Part = WHOLE,
     units: frozenset[str] | None = None,
 ) -> Run:
@@ -95,35 +89,18 @@ def profile(
     Raises the errors of `errors.py`.
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: only
-    these independent units (a cluster, or a document that has none). `settled`: measure in random order, and ask it after
-    each shard; once it returns a reason, stop and mark the run complete. None: measure every document. `part`: which
-    shards this process measures; part 0 begins the run, and the last one finishes it.
+    these independent units (a cluster, or a document that has none). `part`: which shards this process measures; part 0
+    begins the run, and the last one finishes it.
     """
-    if settled is not None:
-        require_verdict(options)
     storage, config = storage_of(out), options.model_dump(mode="json")
     if part.index:
         wait_until_begun(storage, part, progress.say)
     with in_memory(), joined(storage, config, resume or part != WHOLE, several=part != WHOLE):
-        plan = begin(options, storage, progress, resume, reuse, settled is not None, part, units)
+        plan = begin(options, storage, progress, resume, reuse, part, units)
         if isinstance(plan, Run):
             return plan
-        _work(plan, progress, settled, part)
+        _work(plan, progress, part)
     return plan.run
-
-
-def require_verdict(options: ProfileOptions) -> None:
-    """Raise `ProfileInvalid` if no verdict can end a run that stops once it is decided."""
-    if isinstance(options.costs, NoCosts):
-        raise ProfileInvalid(
-            "--until-decided needs step times for a verdict, and costs.source is none",
-            "profile without --until-decided, or name a source of step times: --set costs.source=measured",
-        )
-    if options.decision.p_min:
-        raise ProfileInvalid(
-            "--until-decided cannot use decision.p_min: the log only bounds how many tokens its rounds draft",
-            "profile without --until-decided, or without decision.p_min",
-        )
 
 
 @contextlib.contextmanager
@@ -147,7 +124,6 @@ def begin(
     progress: Progress,
     resume: bool = False,
     reuse: Path | None = None,
-    in_random_order: bool = False,
     part: Part = WHOLE,
     units: frozenset[str] | None = None,
 ) -> Plan | Run:
@@ -155,17 +131,17 @@ def begin(
     or the `Run` if it is complete. Raises the errors of `errors.py`.
     """
     if storage.has(MANIFEST):
-        return _resumed(options, RunWriter.open(storage), progress, in_random_order, part, resume)
+        return _resumed(options, RunWriter.open(storage), progress, part, resume)
     set_threads(options.execution.threads, alone=part == WHOLE and options.execution.engine == "local")
     with alive(storage) if part != WHOLE else contextlib.nullcontext():
-        plan = _begun(options, storage, progress, reuse, in_random_order, units)
+        plan = _begun(options, storage, progress, reuse, units)
         with plan.run.beginning():
             stage(plan, progress)
             if isinstance(options.costs, MeasuredCosts):
                 _measure_latency(plan, options.costs, progress)
             began = plan.run.begin(str(part))
     # Another process may have begun the same run meanwhile.
-    return plan if began else _resumed(options, RunWriter.open(storage), progress, in_random_order, part, resume)
+    return plan if began else _resumed(options, RunWriter.open(storage), progress, part, resume)
 
 
 def set_threads(threads: int | str, alone: bool = True) -> None:
@@ -181,20 +157,15 @@ def _begun(
     storage: Storage,
     progress: Progress,
     reuse: Path | None = None,
-    in_random_order: bool = False,
     units: frozenset[str] | None = None,
     first: int | None = None,
 ) -> Plan:
     """Load everything for a new run, whose manifest is not written yet; what can fail early fails here."""
     loaded = load(options, progress, reuse, units=units)
-    order: RandomOrder | None = None
     if first is not None and isinstance(loaded.documents, Corpus):
         loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
-    if in_random_order and isinstance(loaded.documents, Corpus):
-        drawn = InRandomOrder.of(loaded.documents, options)
-        loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
     texts = address_of(storage_of(reuse)) if reuse else None
-    manifest = dataclasses.replace(_manifest(loaded), reused=texts, sequential=order)
+    manifest = dataclasses.replace(_manifest(loaded), reused=texts)
     require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
         _require_same_target(loaded.documents.run, manifest)
@@ -335,9 +306,7 @@ def stage(plan: Plan, progress: Progress) -> None:
     """Write the prompts of a run by shards. The next manifest names them, and what was left out."""
     progress.start("reading prompts", hub.expected_documents(plan.options), "documents")
     run, stream, staged, digests = plan.run, iter(plan.documents), list[int](), list[str]()
-    order = run.manifest.sequential
-    size = order["shard_documents"] if order else plan.options.shard_documents
-    while documents := list(itertools.islice(stream, size)):
+    while documents := list(itertools.islice(stream, plan.options.shard_documents)):
         require_weights(plan.options.decision.weights, (document.domain for document in documents))
         run.stage(prompt_table(documents), len(staged))
         staged.append(len(documents))
@@ -393,18 +362,13 @@ def _note(plan: Plan, progress: Progress, warning: dict[str, str]) -> None:
 # Resume or join a run that has begun.
 
 
-def _resumed(
-    options: ProfileOptions, run: RunWriter, progress: Progress, in_random_order: bool, part: Part, resume: bool
-) -> Plan | Run:
+def _resumed(options: ProfileOptions, run: RunWriter, progress: Progress, part: Part, resume: bool) -> Plan | Run:
     """Return what measures the rest of a run, damaged shards included, or the run if it is complete. With `resume`, files of
     all workers are checked for damage; without it, a part checks only what it wrote itself.
     """
     costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
     options = as_measured(options, run.manifest)  # in the same dtype, whatever this machine would choose
     _require_same_profile(run, options)
-    if in_random_order and run.manifest.sequential is None:
-        hint = "drop --until-decided, or choose another --out"
-        raise RunMismatch(f"{run.path} was begun without --until-decided, in the order of the data", hint)
     earlier = {name for name, worker in run.workers().items() if worker.part == str(part)}
     damaged = run.damaged_shards(part.has, None if resume else earlier)
     if damaged:
@@ -436,11 +400,19 @@ def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
-    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
+    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ. A run is not
+    extended by another limit: documents that are added until the verdict is good make it wrong too often.
+    """
     before = validate(earlier.manifest.config, "the run").model_dump(mode="json")  # with the options that came later
     asked = options.model_dump(mode="json")
     if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
         hint = "resume with the profile and options of the first call, or choose another --out"
+        sources = [[{**source, "limit": None} for source in each["data"]] for each in (before, asked)]
+        if changed == ["data"] and sources[0] == sources[1]:
+            raise RunMismatch(
+                f"{earlier.path} was made with another limit, and a run is never extended",
+                "resume with the first limit, or profile that many other documents (another shuffle_seed) into a new --out",
+            )
         raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 
 
@@ -511,9 +483,9 @@ def _differing(old: ModelFacts, new: ModelFacts) -> list[str]:
 # Measure the shards of a part, and conclude.
 
 
-def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: Part = WHOLE) -> None:
-    """Measure the shards of a part that nobody has committed yet, as long as the run is not settled; the process that finds
-    that all are committed, or that a verdict is sure, finishes it.
+def _work(plan: Plan, progress: Progress, part: Part = WHOLE) -> None:
+    """Measure the shards of a part that nobody has committed yet; the process that finds that all are committed finishes
+    the run.
     """
     run, staged = plan.run, plan.run.manifest.staged
     progress.start("profiling", sum(staged), "documents")
@@ -525,65 +497,33 @@ def _work(plan: Plan, progress: Progress, settled: Settled | None = None, part: 
         run.storage.require_there()
         progress.advance(steps, positions)
 
-    # `there`: shards that anybody committed; `taken`: by this process; `asked`: shards for which a verdict was asked.
-    asked, enough, taken = 0, None, set[int]()
+    taken = set[int]()  # shards that this process measured; `there`: that anybody committed
     with contextlib.closing(plan.writer) if plan.writer else contextlib.nullcontext(), BackgroundWriter() as writer:
         while not run.is_finished():
-            if settled is not None:
-                writer.wait()  # what is asked next reads every shard so far
-                if part.asks(run.committed(), len(staged)):
-                    enough, asked = first_settled(run, settled, asked, progress)
             committed = run.committed()
             progress.advance(sum(staged[index] for index in committed - there - taken))  # by other processes
             there |= committed
             done = taken | there
             lacking = [index for index in range(len(staged)) if part.has(index) and index not in done]
-            if enough is not None or not lacking:
+            if not lacking:
                 break
             index = lacking[-1 if run.refused else 0]  # where another process works on the same ones, from the other end
             taken.add(index)
             writer.put(measure_shard(plan, index, list(documents_of(run.prompts(index))), advance))
-    if part != WHOLE and not run.is_finished() and enough is None and len(run.committed()) < len(staged):
+    if part != WHOLE and not run.is_finished() and len(run.committed()) < len(staged):
         run.refresh()
         progress.say(f"part {part} is done; other parts have {len(staged) - len(run.committed())} shards left")
         return
-    conclude(run, progress, settled, enough, asked)
+    conclude(run, progress)
 
 
-def first_settled(run: Run, settled: Settled, asked: int, progress: Progress) -> tuple[int | None, int]:
-    """After how many shards a verdict is sure, of those that follow each other (None: after none of them yet), and how many
-    were looked at. `asked`: how many were looked at before.
-    """
-
-    def reason_after(count: int) -> str | None:
-        return settled(run.view(dataclasses.replace(run.manifest, shards=run.shards[:count])))
-
-    run.refresh()
-    for count in range(asked + 1, len(run.shards) + 1):
-        try:
-            reason = reason_after(count)
-        except RunDamaged:  # another process has withdrawn a shard, and committed it anew
-            run.refresh(afresh=True)
-            if len(run.shards) < count:
-                break
-            reason = reason_after(count)
-        if reason:
-            progress.say(reason)
-            return count, count
-    return None, len(run.shards)
-
-
-def conclude(
-    run: RunWriter, progress: Progress, settled: Settled | None = None, enough: int | None = None, asked: int = 0
-) -> None:
-    """Finish a run all of whose shards are committed, or after the first `enough` of them; `asked`: see `first_settled`."""
+def conclude(run: RunWriter, progress: Progress) -> None:
+    """Finish a run all of whose shards are committed."""
     if run.is_finished():  # by another process
         run.manifest = read_manifest(run.storage)
     else:
-        if settled is not None and enough is None:
-            enough, _ = first_settled(run, settled, asked, progress)
         progress.say("adding up totals")
-        run.finish(join_totals, enough)
+        run.finish(join_totals)
 
 
 # Runs of other commands: documents without step times, and step times without documents.

@@ -190,11 +190,6 @@ class BackgroundWriter:
         self.check()
         self._queue.put(work)
 
-    def wait(self) -> None:
-        """Wait until all is done. Raises what a piece of it raised."""
-        self._queue.join()
-        self.check()
-
     def check(self) -> None:
         """Raise what a piece of work raised, if one did."""
         if self._error is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import difflib
 import glob
@@ -35,7 +34,7 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.log.manifest import RandomOrder, left_out_remedy
+from alphaprof.log.manifest import left_out_remedy
 from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
 from alphaprof.log.split import unit_of
@@ -176,12 +175,8 @@ Ids = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
 LOST_BOS = "cut prompts lost their initial BOS"
 INT32_MAX = np.iinfo(np.int32).max
-# Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
-CHOOSING = 32  # documents that choose what is auto
-SHARD = 16  # documents between two looks: betting allows for any number of them
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
 NOT_READ = f"sources read no further: the last {READ_ON:,} rows had only domains at the limit"
-REPEATED = 0.01  # of the documents may repeat a prompt, where a bet counts each prompt once
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is not the time of a request
 SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
@@ -349,63 +344,6 @@ class Corpus:
         if source.too_long == "skip" or room < 1:
             raise _LeftOut(f"longer than the target's context of {self.context} tokens")
         return prompt[-room:]
-
-
-@dataclass(frozen=True)
-class InRandomOrder:
-    """All documents of a corpus, drawn without replacement, in an order that follows from their prompts. Iterated like a
-    `Corpus`.
-    """
-
-    documents: Sequence[Document]
-    skipped: Counter[str]
-    truncated: Counter[str]
-
-    @classmethod
-    def of(cls, corpus: Corpus, options: ProfileOptions) -> InRandomOrder:
-        """Read the whole corpus. Raises `ProfileInvalid` if documents depend on each other or prompts recur, if weights ask
-        for a mixture of domains that the data does not have, or if a corpus on the hub has no limit.
-        """
-        endless = [source.path for source in options.data if _streamed(source) and source.limit is None]
-        problem = None
-        if any(source.cluster for source in options.data):
-            problem = "needs independent documents, but this profile groups them by cluster"
-        elif options.decision.weights is not None:
-            problem = "keeps the data's mix of domains, but decision.weights asks for another"
-        elif endless:
-            problem = f"draws from all documents, but {endless[0]} on the hub has no limit"
-        documents = [] if problem else list(corpus)
-        # A bet counts a prompt once, an interval as often as it comes: where prompts recur they answer two questions.
-        prompts = sorted(document.prompt_hash for document in documents)
-        if (repeats := len(prompts) - len(set(prompts))) > REPEATED * len(prompts):
-            problem = f"needs independent documents, but {repeats} of {len(prompts)} repeat a prompt"
-        if problem:
-            raise ProfileInvalid(f"--until-decided {problem}", "change that, or profile without --until-decided")
-        seed = int.from_bytes(hashlib.sha256("".join(prompts).encode()).digest())
-        documents.sort(key=lambda document: document.prompt_hash)  # the order of the files has no say
-        order = np.random.default_rng(seed).permutation(len(documents)).tolist()
-        drawn = [dataclasses.replace(documents[place], document=number) for number, place in enumerate(order)]
-        return cls(drawn, corpus.skipped, corpus.truncated)
-
-    def __iter__(self) -> Iterator[Document]:
-        """The documents, numbered in this order."""
-        return iter(self.documents)
-
-    def facts(self, options: ProfileOptions) -> RandomOrder:
-        """Return what a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
-        from alphaprof.config.profile import AUTO
-
-        choices = (options.drafts, options.decision.draft), (options.gammas, options.decision.gamma)
-        chooses = any(len(given) > 1 and decided == AUTO for given, decided in choices)
-        reach: dict[str, int] = {}
-        for document in self.documents:
-            reach[document.domain] = max(reach.get(document.domain, 1), document.limit - 1)
-        return {
-            "choosing": CHOOSING if chooses else 0,
-            "available": len(self.documents),
-            "reach": reach,
-            "shard_documents": min(SHARD, options.shard_documents),
-        }
 
 
 def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:
@@ -633,12 +571,6 @@ class Reused(Staged):
         """
         run = Run.open(path)
         run.require_complete()
-        order = run.manifest.sequential
-        if order is not None and run.manifest.documents < order["available"]:
-            raise RunMismatch(
-                f"{path} stopped early at a sure verdict: its number of documents depends on its results",
-                "reuse continuations of a run that measured all of its documents",
-            )
         before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))
         if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
             hint = "reuse continuations with the data and continuation of the run that made them"
@@ -653,4 +585,4 @@ class Reused(Staged):
                     yield document_of(row, row["continuation_ids"], row["finish"] == "length")
 
 
-DocumentSource = Corpus | InRandomOrder | Staged
+DocumentSource = Corpus | Staged

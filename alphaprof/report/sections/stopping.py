@@ -16,7 +16,7 @@ from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.traffic import Tried
-from alphaprof.report.verdict import AUTO, Mask, Question, decoded, halves
+from alphaprof.report.verdict import AUTO, Mask, decoded, halves
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import stops
 
@@ -52,7 +52,7 @@ def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, .
     """Return the surface of each draft whose probabilities the log holds; none of large runs but with the `whole_log`."""
     run = inputs.run
     drafts = [draft for draft, facts in run.manifest.drafts.items() if stops(facts)]
-    if not drafts or not run.has_log or inputs.question.order or (run.manifest.positions > MOST and not whole_log):
+    if not drafts or not run.has_log or (run.manifest.positions > MOST and not whole_log):
         return ()
     tried = _by_p_min(inputs, drafts)
     return tuple(_surface(draft, inputs, tried) for draft in drafts if tried and draft in tried[0.0].candidates)
@@ -70,10 +70,9 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
     if question.p_min != AUTO:
         return inputs
     tried = _by_p_min(inputs, judged)
-    parts = _halves(tried, question) if tried else None
-    if parts is None or not tried[0.0].timing.times:
+    if not tried or not tried[0.0].timing.times:
         return replace(inputs, question=replace(question, p_min=0.0))
-    values = _chosen(tried, list(tried[0.0].candidates), question.gammas(inputs.run.gammas), parts[0])
+    values = _chosen(tried, list(tried[0.0].candidates), question.gammas(inputs.run.gammas), _halves(tried)[0])
     best = max(values, key=lambda option: values[option])[0]
     return replace(inputs, question=replace(question, p_min=best, chose_p_min=True))
 
@@ -89,10 +88,10 @@ def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]
     return tried
 
 
-def _halves(tried: Mapping[float, Tried], question: Question) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
+def _halves(tried: Mapping[float, Tried]) -> tuple[Mapping[str, Mask], Mapping[str, Mask]]:
     """Return the documents of each domain that choose, and those that test."""
     mix, pools = tried[0.0].mix, next(iter(tried[0.0].candidates.values()))
-    return halves({domain: pools[domain] for domain in mix.domains}, question.order)
+    return halves({domain: pools[domain] for domain in mix.domains})
 
 
 def _chosen(
@@ -111,16 +110,16 @@ def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> 
     gammas, question, timing = inputs.run.gammas, inputs.question, tried[0.0].timing
     results = [StopResult(p_min, gamma, *at.at(draft, gamma)) for p_min, at in tried.items() for gamma in gammas]
     nothing = StopSurface(draft, tuple(results), None, None, None, None)
-    parts = _halves(tried, question)
-    if draft not in timing.times or parts is None:
+    if draft not in timing.times:
         return nothing
-    chosen = _chosen(tried, [draft], gammas, parts[0])
+    choosing, testing = _halves(tried)
+    chosen = _chosen(tried, [draft], gammas, choosing)
     plain, best = (
         max((option for option in chosen if (option[0] > 0) == stopping), key=lambda option: chosen[option])
         for stopping in (False, True)
     )
     mix = tried[0.0].mix
-    ways = (decoded(tried[p].candidates, (draft, gamma), timing.testing, mix, parts[1]) for p, _, gamma in (plain, best))
+    ways = (decoded(tried[p].candidates, (draft, gamma), timing.testing, mix, testing) for p, _, gamma in (plain, best))
     gain = mix.gain(*ways)
     known = speedup_interval(gain, question.confidence) if gain is not None and gain.tells else None
     return replace(nothing, p_min=best[0], gamma=best[2], plain_gamma=plain[2], gain=known)
