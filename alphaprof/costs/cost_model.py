@@ -224,8 +224,14 @@ class CostModel:
     def timing(self, concurrency: int) -> Timing:
         """Return the same for a verdict, with the reasons of drafts that have none."""
         times, missing = self._times(self.table, concurrency)
-        choosing, testing = (self._times(half, concurrency)[0] for half in self.table.halves)
-        return Timing(times, self.basis, missing, (choosing, testing))
+        first, second = (
+            {
+                draft: dataclasses.replace(each, half=place) if each.rounds else each
+                for draft, each in self._times(half, concurrency)[0].items()
+            }
+            for place, half in enumerate(self.table.halves)
+        )
+        return Timing(times, self.basis, missing, (first, second))
 
     @property
     def basis(self) -> str:

@@ -1,6 +1,7 @@
 """GO, NO-GO or UNDECIDED: a one-sided bound against the least speedup that is worth it.
 
-From pools of totals to a verdict, for a domain and for the whole traffic; what is `auto` is chosen first.
+From pools of totals to a verdict, for a domain and for the whole traffic. What is `auto` is cross-fitted: each half of the
+documents and timing rounds chooses, and is tested as the other half chose.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Timing
+from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, StepTimes, Timing, parts_of, spent_and_base
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.log.manifest import DecisionAsked, DraftFacts
 from alphaprof.rules import default_rule, parse_rule
-from alphaprof.stats.estimate import Interval, probability
+from alphaprof.stats.estimate import Interval, distinct, probability
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 
@@ -55,7 +56,7 @@ class Question(DecisionAsked):
         return default_rule(policy) if self.rule == "auto" else self.rule
 
     def chooses(self, options: Sequence[Pair]) -> bool:
-        """Return whether one half of the documents chooses draft, γ or p_min, and the other half tests the choice."""
+        """Return whether draft, γ or p_min are chosen on these documents."""
         return self.chose_p_min or len(options) > 1
 
     def options(self, candidates: Pools, known: Sequence[int]) -> list[Pair]:
@@ -95,15 +96,13 @@ def no_decision(reason: str) -> Decision:
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 
-def pooled_speedup(
-    candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None = None
-) -> Speedup | None:
-    """Return speedup of one draft and gamma on some documents of each domain (default: on all)."""
-    return mix.routed(decoded(candidates, option, times, mix, rows))
+def pooled_speedup(candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix) -> Speedup | None:
+    """Return speedup of one draft and gamma on all documents."""
+    return mix.routed(decoded(candidates, option, times, mix))
 
 
 def decoded(
-    candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None
+    candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None = None
 ) -> list[Decoded]:
     """Return how each domain is decoded with one draft and gamma, on some of its documents (None: on all)."""
     draft, gamma = option
@@ -113,27 +112,133 @@ def decoded(
     return [(each, times[draft]) for each in counts]
 
 
+@dataclass(frozen=True)
+class Halves:
+    """Both halves of the documents, each with its half of the timing rounds. What one half chooses, the other tests."""
+
+    candidates: Pools
+    timing: Timing
+    mix: Mix
+    rows: tuple[Mapping[str, Mask], Mapping[str, Mask]]
+
+    @classmethod
+    def of(cls, candidates: Pools, timing: Timing, mix: Mix) -> Halves:
+        """Divide the documents; the halves follow from the names of their clusters."""
+        pools = next(iter(candidates.values()))
+        second = held_out({domain: pools[domain].units.lots for domain in mix.domains})
+        return cls(candidates, timing, mix, ({domain: ~mask for domain, mask in second.items()}, second))
+
+    def decoded(self, options: tuple[Pair, Pair]) -> list[Domain]:
+        """Return how each domain is decoded if each half has its own draft and gamma."""
+        times = self.timing.halves or (self.timing.times, self.timing.times)
+        sides = [
+            decoded(self.candidates, option, each, self.mix, rows)
+            for option, each, rows in zip(options, times, self.rows, strict=True)
+        ]
+        return [list(parts) for parts in zip(*sides, strict=True)]
+
+    def chosen(self, options: Sequence[Pair]) -> Choice | None:
+        """Return what each half makes fastest, and both together; None if no speedup is known."""
+        sums = {  # time with the draft and without, of each part of each domain
+            option: [
+                [tuple(float(side.sum()) for side in spent_and_base(*part)) for part in parts_of(domain)]
+                for domain in self.decoded((option, option))
+            ]
+            for option in options
+        }
+
+        def fastest(side: slice) -> Pair | None:
+            values = {
+                option: self.mix.value_of([tuple(map(sum, zip(*parts[side], strict=True))) for parts in domains])
+                for option, domains in sums.items()
+            }
+            known = {option: value for option, value in values.items() if value is not None}
+            return max(known, key=lambda option: known[option], default=None)
+
+        first, second, both = (fastest(side) for side in (slice(0, 1), slice(1, 2), slice(0, 2)))
+        return Choice(both, (first, second)) if first and second and both else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The draft and gamma that both halves together prefer, and what each half does by itself."""
+
+    pair: Pair
+    halves: tuple[Pair, Pair]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a verdict rests on: how the documents of each domain are decoded, and the speedup of that. What was chosen is
+    cross-fitted: each half of the documents is decoded as the other half chose, by timing rounds that did not choose either.
+
+    `own`: the speedup of the named draft and gamma on all documents, if the halves choose different drafts, or gammas that
+    are not `close`. Then neither number carries a verdict without the other: a mean over two choices says nothing of one of
+    them, and the named one was chosen on the documents of its own number. `close`: what the halves choose lies within the
+    interval of `speedup`, which is then shown. `domains` is empty, and speedups None, if no speedup is known.
+    """
+
+    domains: Sequence[Domain]
+    speedup: Speedup | None
+    choice: Choice | None = None
+    own: Speedup | None = None
+    close: bool = True
+
+    @property
+    def shown(self) -> Speedup | None:
+        """The speedup whose value is shown."""
+        return self.speedup if self.close else self.own
+
+    def deciding(self, tail: float) -> tuple[float, float]:
+        """Return the bounds that decide, each missing with probability `tail`."""
+        each = [one.deciding(tail) for one in (self.speedup, self.own) if one is not None]
+        return (min(low for low, _ in each), max(high for _, high in each)) if each else (0.0, math.inf)
+
+    def documents_needed(self, min_speedup: float, confidence: float, wanted: float) -> int | None:
+        """Return what `documents_needed` does, for all the speedups that have to clear the threshold."""
+        each = [
+            documents_needed(one, min_speedup, confidence, wanted) for one in (self.speedup, self.own) if one is not None
+        ]
+        return None if None in each else max(number for number in each if number is not None)
+
+    @classmethod
+    def of(cls, candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], chooses: bool, tail: float) -> Tested:
+        """Choose among options and test the choice; `chooses`: whether anything is chosen at all."""
+        if not chooses:
+            domains = decoded(candidates, options[0], timing.times, mix)
+            return cls(domains, mix.routed(domains))
+        halves = Halves.of(candidates, timing, mix)
+        if (choice := halves.chosen(options)) is None:
+            return cls([], None)
+        first, second = choice.halves
+        domains = halves.decoded((second, first))
+        speedup = mix.routed(domains)
+        if first == second or speedup is None:
+            return cls(domains, speedup, choice)
+        own = {pair: mix.routed(halves.decoded((pair, pair))) for pair in {choice.pair, first, second}}
+        low, high = speedup.bounds(tail)
+        close = all(each is not None and low <= each.value <= high for each in own.values())
+        one_draft = len({draft for draft, _ in own}) == 1
+        return cls(domains, speedup, choice, None if close and one_draft else own[choice.pair], close)
+
+
 def judge(
     candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
 ) -> tuple[Pair | None, Decision]:
-    """Return the chosen draft and gamma, and the verdict on them. `result.py` calls it for one domain, `traffic.py` for all.
-
-    What is `auto` is chosen by some documents and tested on the others, so that the winner is not judged by the luck that
-    made it win.
+    """Return the chosen draft and gamma, and the verdict on them: the one home of choosing and testing, for the traffic, a
+    domain, a draft alone, at any concurrency.
     """
     options = question.options(candidates, gammas)
     if not options:
         return None, no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
-    only = None if question.chooses(options) else options[0]
+    chooses = question.chooses(options)
     if lacking := timing.lacks(candidates):
-        return only, no_decision(without_times([], lacking))
-    best, testing = only, None
-    if only is None:
-        choosing, testing = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains})
-        best = _fastest(candidates, timing.choosing, mix, options, choosing)
-    times = timing.times if only else timing.testing
-    speedup = pooled_speedup(candidates, best, times, mix, testing) if best else None
-    decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
+        return (None if chooses else options[0]), no_decision(without_times([], lacking))
+    tested = Tested.of(candidates, timing, mix, options, chooses, 1 - question.confidence)
+    best = options[0] if not chooses else tested.choice.pair if tested.choice else None
+    pools = [next(iter(candidates.values()))[domain] for domain in mix.domains]
+    there = distinct(np.concatenate([pool.cluster[pool["tokens"] > 0] for pool in pools]))
+    decision = decide(tested, question.min_speedup, question.confidence, there)
     if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
         needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}: {SURER}"
         decision = replace(decision, verdict="UNDECIDED", reason=needed)
@@ -146,21 +251,6 @@ def judge(
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
-
-
-def halves(pools: Mapping[str, DocumentTotals]) -> tuple[Mapping[str, Mask], Mapping[str, Mask]]:
-    """Return the documents of each domain that choose what is auto, and those that test it; [documents] each."""
-    testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
-    return {domain: ~mask for domain, mask in testing.items()}, testing
-
-
-def _fastest(
-    candidates: Pools, times: Mapping[str, StepTimes], mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]
-) -> Pair | None:
-    """Return the option that makes some documents of each domain fastest, all together; None if no speedup is known."""
-    values = {option: mix.value(decoded(candidates, option, times, mix, rows)) for option in options}
-    known = {option: value for option, value in values.items() if value is not None}
-    return max(known, key=lambda option: known[option], default=None)
 
 
 @dataclass(frozen=True)
@@ -180,7 +270,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict with the speedup and one-sided bounds that it rests on.
+    """A verdict with the speedup and one-sided bounds that it rests on; `tested`: where these come from.
 
     `documents_needed`, `documents_likely`: of how many independent documents a new run would settle it with a chance of 50
     and of 80%; None if it is settled, or no number has that chance.
@@ -193,44 +283,57 @@ class Decision:
     high: float
     documents_needed: int | None
     documents_likely: int | None = None
+    tested: Tested | None = None
 
     @property
-    def tested(self) -> Interval | None:
+    def bounds(self) -> Interval | None:
         """The speedup with the one-sided bounds that decide."""
         return Interval(self.speedup.value, self.low, self.high) if self.speedup else None
 
+    @property
+    def disagreement(self) -> str:
+        """What each half of the documents chose, in words, if the named pair is judged by its own number as well; else
+        empty.
+        """
+        if self.tested is None or self.tested.own is None or self.tested.choice is None:
+            return ""
+        one, other = (f"{draft} with {gamma}" for draft, gamma in self.tested.choice.halves)
+        return f"one half of the documents prefers {one} speculative tokens, the other {other}"
 
-def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
+
+def decide(tested: Tested, min_speedup: float, confidence: float, documents: int = 0) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
     If there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
-    `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
+    `documents`: independent ones that there are, for the case that no speedup is known.
     """
+    speedup = tested.shown
     if speedup is None:
-        return Decision("UNDECIDED", _too_few(speedup, held_out), speedup, 0.0, math.inf, None)
+        return Decision("UNDECIDED", _too_few(documents), None, 0.0, math.inf, None)
     if math.isinf(speedup.timing_error):
-        tests = "half of the timing rounds chose draft or gamma, and " if held_out else ""
-        reason = f"{tests}step times of fewer than {LEAST_ROUNDS} rounds have no bounds: {SURER}"
-        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None)
-    low, high = speedup.deciding(1 - confidence)
+        halved = "of each half of the timing rounds " if tested.choice else ""
+        reason = f"step times {halved}of fewer than {LEAST_ROUNDS} rounds have no bounds: {SURER}"
+        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None, tested=tested)
+    low, high = tested.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
     needed, likely = (
-        documents_needed(speedup, min_speedup, confidence, wanted) if verdict == "UNDECIDED" else None
+        tested.documents_needed(min_speedup, confidence, wanted) if verdict == "UNDECIDED" else None
         for wanted in (EVEN, LIKELY)
     )
-    needed, likely = needed and needed * (1 + held_out), likely and likely * (1 + held_out)
-    on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
-    level = f"{100 * confidence:g}%"
-    lower, upper = beside(low, min_speedup), beside(high, min_speedup)
+    level, lower, upper = f"{100 * confidence:g}%", beside(low, min_speedup), beside(high, min_speedup)
+    on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent documents"
     if not speedup.tells:
-        reason = _too_few(speedup, held_out) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
+        reason = _too_few(speedup.documents) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
     elif verdict == "GO":
         reason = f"{on}, and its {level} lower bound {lower} reaches {min_speedup:g}"
     elif verdict == "NO-GO":
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
     else:
         reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(needed, likely, speedup)}"
-    return Decision(verdict, reason, speedup, low, high, needed, likely)
+    decision = Decision(verdict, reason, speedup, low, high, needed, likely, tested)
+    if speedup.tells and decision.disagreement:
+        decision = replace(decision, reason=f"{reason}; {decision.disagreement}")
+    return decision
 
 
 def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
@@ -239,15 +342,12 @@ def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
     return f"at any acceptance, these step times keep the speedup {side} {min_speedup:g}"
 
 
-def _too_few(speedup: Speedup | None, held_out: bool) -> str:
-    """Return why these documents decide nothing, and what to do."""
-    documents = speedup.documents if speedup is not None else 0
-    which, advice = "", f"profile {FEWEST} or more"
-    if held_out:
-        which, advice = "held-out ", f"profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
+def _too_few(documents: int) -> str:
+    """Return why so many independent documents decide nothing, and what to do."""
+    advice = f"profile {FEWEST} or more"
     if documents >= FEWEST:
-        return f"weights need at least two independent {which}documents longer than one token in every domain: {advice}"
-    have = f"1 independent {which}document" if documents == 1 else f"{documents} independent {which}documents"
+        return f"weights need at least two independent documents longer than one token in every domain: {advice}"
+    have = "1 independent document" if documents == 1 else f"{documents} independent documents"
     return f"only {have} longer than one token, {FEWEST} needed: {advice}"
 
 
