@@ -46,7 +46,7 @@ class ReportInputs:
         """From a run and what is asked of it."""
         run = with_hybrids(run, profile.hybrids)
         measured = None if run.imported else run.manifest.target.computes_in
-        question = Question(**vars(profile.decision), measured_dtype=measured, route_by=profile.route_by)
+        question = Question(**vars(profile.decision), measured_dtype=measured)
         documents = run.documents()
         require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
         costs = open_costs(run, profile.costs, mean_context(documents))

@@ -30,8 +30,10 @@ class GammaResult:
     full_round_cost: float | None  # of gamma drafts: gamma c + v, a search; of a head first(1) + (gamma - 1) c + v
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
-    speedup: Interval | None  # of decoding: time without the draft / with it; over all documents
-    request_speedup: Interval | None  # of whole requests: with the prefill of target and draft
+    speedup: (
+        Interval | None
+    )  # of decoding: without the draft / with it; of the chosen gamma as judged, else of all documents
+    request_speedup: Interval | None  # of whole requests, the same: with the prefill of target and draft
     of_documents: DocumentSpeedups | None  # speedups of single documents
     reached: tuple[float | None, ...]  # drafts at depth d that were reached: what `conditional` is a share of
     marginal: tuple[float | None, ...]
@@ -76,12 +78,11 @@ class Result:
     phases: dict[str, Phase]  # empty if no markers are configured
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
-    speedup: Interval | None  # at best_gamma, over the documents that the verdict rests on
-    tested: Interval | None  # the same speedup with the one-sided bounds that the verdict rests on; None: no verdict
-    chosen: bool  # other documents than these chose best_gamma
+    speedup: Interval | None  # at best_gamma, with the one-sided bounds that decide
+    chosen: bool  # best_gamma was chosen on these documents: each half is tested as the other one chose
     tested_clusters: int  # independent units among the documents that the verdict rests on
     load: tuple[AtConcurrency, ...]  # empty if step times of one concurrency are all there is
-    pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
+    pays_up_to: int | None  # the last concurrency whose lower bound reaches decision.min_speedup; None: not the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
     documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
@@ -95,14 +96,13 @@ class Result:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """A draft and gamma, chosen on some documents and judged on the others if there was a choice."""
+    """A draft and gamma; if there was a choice, each half of the documents is tested as the other half chose."""
 
     draft: str | None  # None: nothing could be chosen
     gamma: int | None
     acceptance: Interval | None  # as alpha; of an imported run the share of rounds whose first draft was kept
     tokens_per_round: Interval | None  # over all documents
-    speedup: Interval | None  # two-sided, over the documents that the verdict rests on
-    tested: Interval | None  # the same speedup with the one-sided bounds that the verdict rests on
+    speedup: Interval | None  # with the one-sided bounds that decide
     verdict: VerdictName
     reason: str
     documents: int  # independent ones that there are
@@ -120,34 +120,7 @@ class DomainAnswer:
     best: DraftAnswer  # the draft to use, if one could be chosen
     adjusted: VerdictName  # its verdict if those of all domains are to be right together (Holm); alone each may be wrong
     next_best: DraftAnswer | None  # of the other drafts; None: there is none
-    ahead: Interval | None  # how many times as fast as the next best it is, paired; on documents that chose neither
-
-
-@dataclass(frozen=True)
-class ServerPool:
-    """Servers with one speculative configuration, and the domains that they serve."""
-
-    draft: str | None  # None: no speculation
-    gamma: int | None
-    domains: tuple[str, ...]  # whose traffic they serve
-    share: float  # of output tokens
-
-
-@dataclass(frozen=True)
-class Route:
-    """Domains on several pools of servers, against all of them on one. Some documents chose it, the others tested it."""
-
-    pools: tuple[ServerPool, ...]  # the largest share first
-    speedup: Interval  # against decoding without drafts
-    gain: Interval  # how much faster than the one pool, as a share of its speed; paired
-    over: ServerPool  # that one pool
-    documents: int  # independent documents that tested it
-    why_not: str  # what speaks against these pools, in words; empty: they are worth it
-
-    @property
-    def worth_it(self) -> bool:
-        """Whether the lower ends reach decision.min_route_gain and decision.min_speedup."""
-        return not self.why_not
+    ahead: Interval | None  # how many times as fast as the next best it is, paired; each half as the other one chose
 
 
 @dataclass(frozen=True)
@@ -164,6 +137,17 @@ class Conditions:
 
 
 @dataclass(frozen=True)
+class OnFor:
+    """The domains in which alone the draft of the verdict is surely faster than everywhere, the others being decoded without
+    a draft. Intervals over all documents, with the one-sided bounds that decide.
+    """
+
+    domains: tuple[str, ...]
+    speedup: Interval  # of the whole traffic, against decoding without a draft
+    gain: Interval  # how many times as fast as with the draft in all domains, paired; its lower bound is above 1
+
+
+@dataclass(frozen=True)
 class Traffic:
     """The verdict on the whole traffic: one draft, one rule, one gamma."""
 
@@ -172,13 +156,12 @@ class Traffic:
     draft: str | None
     rule: str
     gamma: int | None
+    alike: tuple[int, ...]  # gammas next to it, it included, without a clear difference in speedup
     tokens_per_round: Interval | None  # over all documents; needs no step times
     break_even_length: float | None  # tokens per round from which decoding is faster
-    speedup: Interval | None  # two-sided, over the documents that the verdict rests on
-    chosen: bool  # other documents than those that the verdict rests on chose draft or gamma
-    tested: Interval | None  # value and one-sided bounds that the verdict rests on
+    speedup: Interval | None  # with the one-sided bounds that decide
+    chosen: bool  # draft or gamma were chosen on these documents: each half is tested as the other one chose
     documents: int  # independent documents that the verdict rests on
-    effective_documents: float | None  # of one length, that would say as much: (sum of b)^2 / sum of b^2
     length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
     documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
     documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
@@ -187,7 +170,8 @@ class Traffic:
     weights_observed: bool
     served_dtype: str | None  # that the target is served in, if another one was measured: then nothing is decided
     load: tuple[AtConcurrency, ...]  # of the chosen draft
-    pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
+    pays_up_to: int | None  # the last concurrency whose lower bound reaches decision.min_speedup; None: not the first
+    only: OnFor | None  # domains to which the draft is better confined; None: no such domains are surely known
 
 
 @dataclass(frozen=True)
@@ -240,4 +224,4 @@ class AtConcurrency:
 
     concurrency: int  # sequences decoded at a time
     best_gamma: int | None  # of the largest speedup
-    speedup: Interval | None  # of decoding, at best_gamma
+    speedup: Interval | None  # of decoding, at best_gamma, with the one-sided bounds that decide

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.costs.speedup import UNTIMED, Domain, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import speeds
 from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
@@ -76,8 +76,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         phases=_by_phase(pool, question.confidence),
         gammas=by_gamma,
         best_gamma=best,
-        speedup=speeds.speedup_interval(decision.speedup, question.confidence),
-        tested=decision.tested if decides else None,
+        speedup=decision.bounds,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
         load=load,
@@ -95,21 +94,33 @@ def _round_results(
     """Return the rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
     `alpha`: where the textbook formula applies.
     """
-    draft, pools, mix = key.draft, {key.domain: pool}, Mix.of({key.domain: 1.0})
+    draft, mix = key.draft, Mix.of({key.domain: 1.0})
+    candidates = {draft: {key.domain: pool}}
     costs = key.costs if key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
-    lengths = key.facts.lengths(gammas)
-    by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in lengths)
+    best, decision = judge(candidates, timing, mix, question, gammas)
+    by_gamma = []
+    for gamma in key.facts.lengths(gammas):
+        domain: Domain | None = (pool.counts(gamma), times) if times is not None else None
+        read, faster = None if prefill is None else [prefill], mix.routed([domain]) if domain else None
+        shown = speeds.deciding_interval(faster, question.confidence)
+        if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
+            (domain,), shown = decision.tested.domains, decision.bounds
+            if prefill is not None and decision.tested.rows is not None:
+                read = [tuple(each[rows[key.domain]] for each in prefill) for rows in decision.tested.rows]
+        request = speeds.request_speedup(domain, read, question.concurrency) if domain else None
+        by_gamma.append(_gamma(pool, gamma, times, shown, request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
-        by_gamma = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma)
-    best, decision = judge({draft: pools}, timing, mix, question, gammas)
+        by_gamma = [dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma]
+    load: tuple[AtConcurrency, ...] = ()
+    if times is not None and best is not None:
+        load = speeds.by_concurrency(candidates, costs, mix, question, gammas, (best, decision))
     if times is None:
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    load = speeds.by_concurrency(pools, costs, draft, mix, gammas, question.confidence)
-    return by_gamma, load, best[1] if best else None, decision
+    return tuple(by_gamma), load, best[1] if best else None, decision
 
 
 def contradiction(pool: DocumentTotals) -> str:
@@ -162,15 +173,14 @@ def _gamma(
     pool: DocumentTotals,
     gamma: int,
     times: StepTimes | None,
-    prefill: tuple[Array, Array] | None,
+    faster: Interval | None,
+    request: Speedup | None,
     alpha: float | None,
-    question: Question,
+    confidence: float,
 ) -> GammaResult:
-    counts, confidence = pool.counts(gamma), question.confidence
+    counts = pool.counts(gamma)
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
-    faster = speedup([counts], [1.0], times) if times is not None else None
-    request = speeds.request_speedup(counts, times, prefill, question.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     return GammaResult(
         gamma=gamma,
@@ -184,8 +194,8 @@ def _gamma(
         full_round_cost=float(round_costs(times, gamma)[gamma]) if times else None,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
-        speedup=speeds.speedup_interval(faster, confidence),
-        request_speedup=speeds.speedup_interval(request, confidence),
+        speedup=faster,
+        request_speedup=speeds.deciding_interval(request, confidence),
         of_documents=speeds.of_documents(counts, times) if times else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),

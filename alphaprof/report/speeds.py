@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
+from alphaprof.costs.speedup import Domain, Mix, Speedup, StepTimes, parts_of, time_spent, with_prefill
 from alphaprof.costs.steps import TARGET
 from alphaprof.report.model import AtConcurrency, DocumentSpeedups
+from alphaprof.report.verdict import Decision, Pair, Pools, Question, judge
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
@@ -29,37 +30,43 @@ def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | N
     return None if speedup is None else Interval(speedup.value, *speedup.bounds((1 - confidence) / 2))
 
 
+def deciding_interval(speedup: Speedup | None, confidence: float) -> Interval | None:
+    """Return a speedup with one-sided bounds as verdicts rest on, each at `confidence`."""
+    return None if speedup is None else Interval(speedup.value, *speedup.deciding(1 - confidence))
+
+
 def by_concurrency(
-    pools: Mapping[str, DocumentTotals],
+    candidates: Pools,
     costs: CostModel | None,
-    draft: str,
     mix: Mix,
+    question: Question,
     gammas: Sequence[int],
-    confidence: float,
+    asked: tuple[Pair, Decision],
 ) -> tuple[AtConcurrency, ...]:
-    """Return speedups of one draft on a mix of domains at every concurrency; nothing if there are times of one alone."""
+    """Return what the one draft of `candidates` reaches at every concurrency, judged as the verdict is, which is `asked`;
+    nothing if there are times of one concurrency alone.
+    """
     if costs is None or len(costs.concurrencies) < 2:
         return ()
-    each = []
-    gammas = [gamma for gamma in gammas if all(pools[domain].has(gamma) for domain in mix.domains)]
+    each, (draft,) = [], candidates
     for concurrency in costs.concurrencies:
-        times = costs.times(concurrency).get(draft)
-        if times is None:
-            continue
-        speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in gammas]
-        known = {gamma: speedup for gamma, speedup in zip(gammas, speedups, strict=True) if speedup is not None}
-        best = max(known, key=lambda gamma: known[gamma].value, default=None)
-        each.append(AtConcurrency(concurrency, best, speedup_interval(known[best], confidence) if best else None))
+        pair, decision = asked
+        if concurrency != question.concurrency:
+            timing = costs.timing(concurrency)
+            if draft not in timing.times:
+                continue
+            pair, decision = judge(candidates, timing, mix, question, gammas)
+        each.append(AtConcurrency(concurrency, pair[1] if pair and decision.speedup else None, decision.bounds))
     return tuple(each)
 
 
 def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | None:
-    """Return the last concurrency before the first one at which the best gamma's speedup is below `least`; None: not even
+    """Return the last concurrency before the first one at which the speedup's lower bound is below `least`; None: not even
     the first one reaches it.
     """
     last = None
     for item in concurrencies:
-        if item.speedup is None or item.speedup.value < least:
+        if item.speedup is None or item.speedup.low < least:
             return last
         last = item.concurrency
     return last
@@ -77,17 +84,17 @@ def prefill_times(pool: DocumentTotals, costs: CostModel, draft: str) -> tuple[A
     return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
 
 
-def request_speedup(
-    counts: RoundCounts, times: StepTimes, prefill: tuple[Array, Array] | None, concurrency: int
-) -> Speedup | None:
+def request_speedup(domain: Domain, prefill: Sequence[tuple[Array, Array]] | None, concurrency: int) -> Speedup | None:
     """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
-    and each request takes its share of the batch's decode steps. `prefill`: see `prefill_times`; None: no result either.
+    and each request takes its share of the batch's decode steps. `prefill` [parts]: see `prefill_times`; None: no result
+    either.
     """
     if prefill is None:
         return None
-    target, draft = prefill
-    step = times.decode.ms / concurrency  # of one sequence
-    return with_prefill((counts, times), [(target / step, draft / step)])
+    steps = [times.decode.ms / concurrency for _, times in parts_of(domain)]  # of one sequence
+    return with_prefill(
+        domain, [(target / step, draft / step) for (target, draft), step in zip(prefill, steps, strict=True)]
+    )
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:

@@ -1,11 +1,11 @@
-"""The verdict on the whole traffic, what to use for each domain by itself, and the route that both lead to."""
+"""The verdict on the whole traffic, in which domains alone its draft is faster still, and what to use for each domain."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,167 +14,43 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import (
     UNTIMED,
-    Decoded,
+    Domain,
     Mix,
     Speedup,
     StepTimes,
     Timing,
     free_draft,
+    parts_of,
     spent_and_base,
     without_draft,
 )
+from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.report.format import short
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, ServerPool, Traffic
-from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
+from alphaprof.report.model import AtConcurrency, DomainAnswer, DraftAnswer, OnFor, Traffic
+from alphaprof.report.speeds import by_concurrency, deciding_interval, pays_up_to, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
     Decision,
     Evidence,
-    Mask,
+    Halves,
     Pair,
     Pools,
     Question,
+    Tested,
     VerdictName,
     decoded,
-    halves,
     judge,
     no_decision,
     pooled_speedup,
     without_times,
 )
 from alphaprof.rules import rules_of
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, present, rank_correlation
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, pooled_share, present, rank_correlation
 from alphaprof.stats.gates import holm
 from alphaprof.totals.pool import DocumentTotals, accepted_of
 
-MOST_POOLS = 3  # of one model: each pool needs its own spare servers
-NO_GAIN = "no domain would gain by another pool"
-Configuration = Pair | None  # of a server; None: no speculation
-
-
-def find_route(
-    candidates: Pools,
-    timing: Timing,
-    mix: Mix,
-    question: Question,
-    gammas: Sequence[int],
-    weights: Mapping[str, float],
-) -> Route | str:
-    """Return the pools that half of the documents and of the timing rounds choose, and what they gain on the other half over
-    one pool for all domains; or why there is one pool.
-
-    A second pool is always tried; a third one only if it gains `question.min_route_gain` on the half that chooses.
-    `weights`: the share of output tokens of each domain.
-    """
-    if question.route_by != "domain":
-        return f"route.by is {question.route_by}"
-    if len(mix.domains) < 2:
-        return "there is one domain"
-    if missing := next((draft for draft in candidates if draft not in timing.times), None):
-        return f"there are no step times for {missing}"
-    options = question.options(candidates, gammas)
-    if not options:
-        return "there are no rounds to choose pools by"
-    parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains})
-    halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
-    choosing, testing = (_Half(candidates, times, mix, rows, options[0]) for times, rows in halves_of_times)
-    single, assigned = _assigned(*choosing.relative_times([None, *options]), [None, *options], question.min_route_gain)
-    if len(set(assigned)) < 2:
-        return NO_GAIN
-    ways = [testing.decoded(configurations) for configurations in ([single] * len(assigned), assigned)]
-    gain, whole = mix.gain(*ways), mix.routed(ways[1])
-    faster, speedup = (speedup_interval(each, question.confidence) for each in (gain, whole))
-    if gain is None or whole is None or faster is None or speedup is None:
-        return "some domain has no tokens for testing pools"
-    more = Interval(faster.value - 1, faster.low - 1, faster.high - 1)
-
-    def served(used: Configuration, domains: Sequence[str]) -> ServerPool:
-        draft, gamma = used or (None, None)
-        return ServerPool(draft, gamma, tuple(domains), sum(weights[domain] for domain in domains))
-
-    servers = [
-        served(used, [domain for domain, each in zip(mix.domains, assigned, strict=True) if each == used])
-        for used in dict.fromkeys(assigned)
-    ]
-    servers.sort(key=lambda each: -each.share)
-    why_not = _why_not(gain.tells and whole.tells, more.low, speedup.low, question)
-    return Route(tuple(servers), speedup, more, served(single, mix.domains), gain.documents, why_not)
-
-
-def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> str:
-    """Return what speaks against the pools of a route; empty if nothing does. `gain`, `speedup`: lower ends of the
-    intervals.
-    """
-    if question.stand_in:
-        return question.stand_in
-    if not enough:
-        return "too few documents to tell"
-    if gain < question.min_route_gain:
-        return f"the lower end of the gain is below {100 * question.min_route_gain:g}%"
-    if speedup < question.min_speedup:
-        return f"the lower end of the speedup is below {question.min_speedup:g}x"
-    return ""
-
-
-@dataclass(frozen=True)
-class _Half:
-    """Some documents of each domain, decoded by any configuration. `known`: one that there are rounds of."""
-
-    candidates: Pools
-    times: Mapping[str, StepTimes]
-    mix: Mix
-    rows: Mapping[str, Mask]
-    known: Pair
-    cache: dict[tuple[str, Configuration], Decoded] = field(default_factory=dict)
-
-    def decoded(self, configurations: Sequence[Configuration]) -> list[Decoded]:
-        """Return each domain by its configuration; the same object for the same two."""
-        return [self._decoded(domain, used) for domain, used in zip(self.mix.domains, configurations, strict=True)]
-
-    def _decoded(self, domain: str, used: Configuration) -> Decoded:
-        if (domain, used) not in self.cache:
-            draft, gamma = used or self.known
-            counts, times = self.candidates[draft][domain].counts(gamma).rows(self.rows[domain]), self.times[draft]
-            self.cache[domain, used] = (counts, times) if used else without_draft(counts, times)
-        return self.cache[domain, used]
-
-    def relative_times(self, options: Sequence[Configuration]) -> tuple[Array, Array]:
-        """Return the time of each domain by each option in units of that without a draft, [domains, options], and the weight
-        of each domain, [domains]. A domain without tokens has no weight, and the times of all others together.
-        """
-        sums = [
-            [[float(part.sum()) for part in spent_and_base(*self._decoded(domain, used))] for used in options]
-            for domain in self.mix.domains
-        ]
-        spent, base = np.moveaxis(np.array(sums), 2, 0)
-        seen = base[:, 0] > 0
-        weights = np.where(seen, base[:, 0] if self.mix.weights is None else self.mix.weights, 0.0)
-        relative = np.divide(spent, base, out=np.ones_like(spent), where=base > 0)
-        if seen.any():
-            relative[~seen] = weights @ relative / weights.sum()
-        return relative, weights
-
-
-def _assigned(
-    relative: Array, weights: Array, options: Sequence[Configuration], least_gain: float
-) -> tuple[Configuration, list[Configuration]]:
-    """Return the best option for all domains, and the option of each domain among the best two or three together."""
-
-    def time(places: tuple[int, ...]) -> float:
-        return float(weights @ relative[:, places].min(1))
-
-    every = range(len(options))
-    single = min(every, key=lambda place: time((place,)))
-    best: tuple[int, ...] = min(itertools.combinations(every, 2), key=time)
-    while len(best) < MOST_POOLS:
-        larger = min(((*best, place) for place in every), key=time)
-        if time(best) < (1 + least_gain) * time(larger):
-            break
-        best = larger
-    return options[single], [options[best[place]] for place in relative[:, best].argmin(1)]
-
-
+ALONE = Mix(("",), (1.0,))  # one domain
 SURELY = 0.01  # chance of a rank correlation as strong as this if there is none
 IMPORT_DECIDES = (
     "for the target in {} (decision.served_dtype), import the engine's metrics and compare them (alphaprof compare RUN "
@@ -197,64 +73,97 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())
     if question.stand_in:
         reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
-    timed = best is not None and best[0] in times
-    whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
+    timed = best if best is not None and best[0] in times else None
     free = _tokens_per_round(candidates, best, mix) if best else None
-    effective, correlation = _length_facts(candidates, best, times, mix) if best and timed else (None, None)
-    allowed = question.gammas(gammas)
-    several = by_concurrency(candidates[best[0]], costs, best[0], mix, allowed, question.confidence) if best else ()
+    load: tuple[AtConcurrency, ...] = ()
+    if best is not None:
+        load = by_concurrency({best[0]: candidates[best[0]]}, costs, mix, question, gammas, (best, decision))
     return Traffic(
         verdict=decision.verdict,
         reason=reason,
         draft=best[0] if best else None,
         rule=" and ".join(evidence.rules) or question.rule,
         gamma=best[1] if best else None,
+        alike=_alike(candidates, timed, timing, mix, question, gammas) if timed else (),
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / whole.value if free and whole else None,
-        speedup=speedup_interval(decision.speedup, question.confidence),
-        tested=decision.tested,
+        break_even_length=free.value / decision.speedup.value if free and decision.speedup else None,
+        speedup=decision.bounds,
         chosen=question.chooses(question.options(candidates, gammas)),
         documents=decision.speedup.documents if decision.speedup else 0,
-        effective_documents=effective,
-        length_correlation=correlation,
+        length_correlation=_length_correlation(candidates, timed, times, mix) if timed else None,
         documents_needed=decision.documents_needed,
         documents_likely=decision.documents_likely,
         min_speedup=question.min_speedup,
         weights=dict(weights),
         weights_observed=question.weights is None,
         served_dtype=question.served_dtype if question.stand_in else None,
-        load=several,
-        pays_up_to=pays_up_to(several, question.min_speedup),
+        load=load,
+        pays_up_to=pays_up_to(load, question.min_speedup),
+        only=_on_for(candidates, timed, timing, mix, question, decision.tested) if timed else None,
     )
 
 
-def _length_facts(
-    candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix
-) -> tuple[float | None, float | None]:
-    """Return how many units of one length would say as much as all of these, and the rank correlation of their length and
-    their time per token, if there surely is one.
+def _alike(
+    candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the gammas next to a pair's own, it included, between which and it these documents show no clear difference."""
+    draft, own = pair
+    named, tail = decoded(candidates, pair, timing.times, mix), 1 - question.confidence
+    known = sorted({own, *(gamma for drafted, gamma in question.options(candidates, gammas) if drafted == draft)})
+    place = known.index(own)
+
+    def differs(gamma: int) -> bool:
+        gain = mix.gain(named, decoded(candidates, (draft, gamma), timing.times, mix))
+        low, high = gain.deciding(tail) if gain is not None else (0.0, math.inf)
+        return not low <= 1 <= high
+
+    below, above = (
+        list(itertools.takewhile(lambda g: not differs(g), side)) for side in (known[:place][::-1], known[place + 1 :])
+    )
+    return (*below[::-1], own, *above)
+
+
+def _on_for(
+    candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, tested: Tested | None
+) -> OnFor | None:
+    """Return the domains in which alone the draft is surely faster than in all of them; None if there are no such domains,
+    or what would keep the verdict from GO keeps this from being told.
+
+    Each half of the documents and of the timing rounds leaves out the domains that the draft slows down there, and both must
+    leave out the same, so that no domain is left out by the luck of the documents that then speak against it.
     """
+    if tested is None or question.stand_in or 0 < timing.times[pair[0]].rounds < GO_ROUNDS:
+        return None
+    chosen: tuple[set[str], set[str]] = (set(), set())
+    for domain, parts in zip(mix.domains, Halves.of(candidates, timing, mix).decoded((pair, pair)), strict=True):
+        for half, part in zip(chosen, parts, strict=True):
+            value = ALONE.value([part])
+            half |= {domain} if value is None or value >= 1 else set()
+    on, other = chosen
+    if on != other or not 0 < len(on) < len(mix.domains):
+        return None
+    there: list[Domain] = [
+        each if domain in on else [without_draft(*part) for part in parts_of(each)]
+        for domain, each in zip(mix.domains, tested.domains, strict=True)
+    ]
+    gain, speedup = mix.gain(tested.domains, there), mix.routed(there)
+    if gain is None or speedup is None or gain.deciding(1 - question.confidence)[0] <= 1:
+        return None
+    names = tuple(domain for domain in mix.domains if domain in on)
+    return OnFor(names, *(deciding_interval(each, question.confidence) for each in (speedup, gain)))
+
+
+def _length_correlation(candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix) -> float | None:
+    """Return the rank correlation of the length of units and their time per token, if there surely is one."""
     counts = [candidates[pair[0]][domain].counts(pair[1]) for domain in mix.domains]
     sums = [spent_and_base(each, times[pair[0]]) for each in counts]
     clusters = np.concatenate([present(each.cluster) for each in counts])
     spent, base = by_cluster(clusters, *(np.concatenate(side) for side in zip(*sums, strict=True)))
     spent, base = spent[base > 0], base[base > 0]
     if not len(base):
-        return None, None
-    correlation, by_chance = rank_correlation(base, spent / base)
-    return float(base.sum() ** 2 / (base**2).sum()), correlation if by_chance < SURELY else None
-
-
-def tested_rows(
-    evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]
-) -> Mapping[str, Mask] | None:
-    """Return the documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may
-    judge.
-    """
-    _, _, candidates, mix, _ = basis(evidence, costs, question)
-    if not question.chooses(question.options(candidates, gammas)):
         return None
-    return halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains})[1]
+    correlation, by_chance = rank_correlation(base, spent / base)
+    return correlation if by_chance < SURELY else None
 
 
 def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
@@ -313,7 +222,7 @@ class Tried:
     def at(self, draft: str, gamma: int) -> tuple[float, float | None]:
         """Return tokens per round and speedup, None without step times, of a draft at one γ."""
         free, times = {draft: free_draft(gamma)}, self.timing.times
-        ways = [decoded(self.candidates, (draft, gamma), each, self.mix, None) for each in (free, times) if draft in each]
+        ways = [decoded(self.candidates, (draft, gamma), each, self.mix) for each in (free, times) if draft in each]
         tokens, *faster = map(self.mix.value, ways)
         return tokens or 0.0, faster[0] if faster else None
 
@@ -321,13 +230,11 @@ class Tried:
 @dataclass(frozen=True)
 class Parts:
     """What stands beside the verdict on the whole traffic: what to use for each domain by itself, the largest share first;
-    every draft by itself on the whole traffic, the fastest first; and the route.
+    and every draft by itself on the whole traffic, the fastest first.
     """
 
     domains: tuple[DomainAnswer, ...]
     drafts: tuple[DraftAnswer, ...]
-    routing: Route | None
-    one_pool: str  # why there is no route
 
 
 def judge_parts(
@@ -352,27 +259,25 @@ def judge_parts(
     for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
         here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
         best, others = _no_answer(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
+        decision = no_decision(best.reason)
         claims.append(_Claim("UNDECIDED", lambda _: False))
         if domain not in evidence.undefined and here.keys() & candidates.keys():
-            mine = {draft: pools for draft, pools in here.items() if draft in candidates}
-            best, decision = answer_of(mine, mix=alone)
+            best, decision = answer_of({draft: pools for draft, pools in here.items() if draft in candidates}, mix=alone)
             claims[-1] = _Claim(decision.verdict, partial(_still, decision, question))
             others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
-        next_best = answer_of(others, mix=alone)[0] if others else None
-        ahead = _lead(here, best, next_best, domain, timing, question) if next_best else None
+        next_best, ahead = None, None
+        if others:
+            next_best, behind = answer_of(others, mix=alone)
+            ahead = _lead(here, timing, domain, question.confidence, ((next_best, behind), (best, decision)))
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, "UNDECIDED", next_best, ahead))
     domains = _adjusted(domains, claims, 1 - question.confidence)
-    reason = why_undecidable(weights, evidence, next(iter(candidates.values())))
-    if reason or not candidates.keys() & every.keys():
-        return Parts(tuple(domains), (), None, reason or lacking)
+    undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
+    if undecidable or not candidates.keys() & every.keys():
+        return Parts(tuple(domains), ())
     best, _ = answer_of(candidates, mix=mix)
     drafts = [answer_of({draft: pools}, mix=mix)[0] for draft, pools in every.items() if draft != best.draft]
     drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed_of, reverse=True)
-    route: Route | str = without_times([], timing.lacks(candidates))
-    if timing.times:
-        route = find_route(candidates, timing, mix, question, gammas, weights)
-    found, one_pool = (None, route) if isinstance(route, str) else (route, "")
-    return Parts(tuple(domains), tuple(drafts), found, one_pool)
+    return Parts(tuple(domains), tuple(drafts))
 
 
 class _Claim(NamedTuple):
@@ -384,7 +289,7 @@ class _Claim(NamedTuple):
 
 def _still(decision: Decision, question: Question, tail: float) -> bool:
     """Return whether a decision is the same if each bound misses with a probability of `tail`."""
-    low, high = decision.speedup.deciding(tail) if decision.speedup else (0.0, math.inf)
+    low, high = decision.tested.deciding(tail) if decision.tested else (0.0, math.inf)
     return low >= question.min_speedup if decision.verdict == "GO" else high < question.min_speedup
 
 
@@ -401,22 +306,24 @@ def _adjusted(domains: Sequence[DomainAnswer], claims: Sequence[_Claim], error: 
 
 
 def _lead(
-    candidates: Pools, best: DraftAnswer, next_best: DraftAnswer, domain: str, timing: Timing, question: Question
+    candidates: Pools, timing: Timing, domain: str, confidence: float, sides: Sequence[tuple[DraftAnswer, Decision]]
 ) -> Interval | None:
-    """Return how many times as fast the best answer is as the next best, on the documents of a domain that chose neither."""
-    if best.speedup is None or next_best.speedup is None:
-        return None
-    _, testing = halves({domain: next(iter(candidates.values()))[domain]})
-    ways = [
-        [(candidates[draft][domain].counts(gamma).rows(testing[domain]), timing.testing[draft])]
-        for draft, gamma in ((answer.draft, answer.gamma) for answer in (next_best, best))
-        if draft is not None and gamma is not None
-    ]
-    return speedup_interval(Mix.of({domain: 1.0}).gain(*ways), question.confidence)
+    """Return how many times as fast the second of two answers is as the first in a domain: each half of the documents as the
+    other half chose both.
+    """
+    alone, ways = Mix.of({domain: 1.0}), []
+    halves = Halves.of(candidates, timing, alone)
+    for answer, decision in sides:
+        if decision.tested is None or answer.draft is None or answer.gamma is None:
+            return None
+        pair = answer.draft, answer.gamma
+        first, second = decision.tested.choice.halves if decision.tested.choice else (pair, pair)
+        ways.append(halves.decoded((second, first)))
+    return deciding_interval(alone.gain(*ways), confidence)
 
 
 def _no_answer(reason: str) -> DraftAnswer:
-    return DraftAnswer(None, None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
+    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
 
 
 def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
@@ -447,8 +354,7 @@ def _best_answer(
         if mix.weights is None or len(pools) == 1
         else None,
         tokens_per_round=tokens_interval(_tokens_per_round(candidates, best, mix), best[1], question.confidence),
-        speedup=speedup_interval(decision.speedup, question.confidence),
-        tested=decision.tested,
+        speedup=decision.bounds,
         verdict=decision.verdict,
         reason=decision.reason,
         documents=distinct(np.concatenate([pool.cluster for pool in pools])),

@@ -41,7 +41,6 @@ class Question(DecisionAsked):
     """
 
     measured_dtype: str | None = None
-    route_by: str = "domain"
     chose_p_min: bool = False
 
     @property
@@ -175,7 +174,8 @@ class Tested:
     `own`: the speedup of the named draft and gamma on all documents, if the halves choose different drafts, or gammas that
     are not `close`. Then neither number carries a verdict without the other: a mean over two choices says nothing of one of
     them, and the named one was chosen on the documents of its own number. `close`: what the halves choose lies within the
-    interval of `speedup`, which is then shown. `domains` is empty, and speedups None, if no speedup is known.
+    interval of `speedup`, which is then shown. `rows`: the documents of both halves, the parts of each domain; None if
+    nothing was chosen. `domains` is empty, and speedups None, if no speedup is known.
     """
 
     domains: Sequence[Domain]
@@ -183,6 +183,7 @@ class Tested:
     choice: Choice | None = None
     own: Speedup | None = None
     close: bool = True
+    rows: tuple[Mapping[str, Mask], Mapping[str, Mask]] | None = None
 
     @property
     def shown(self) -> Speedup | None:
@@ -214,12 +215,12 @@ class Tested:
         domains = halves.decoded((second, first))
         speedup = mix.routed(domains)
         if first == second or speedup is None:
-            return cls(domains, speedup, choice)
+            return cls(domains, speedup, choice, rows=halves.rows)
         own = {pair: mix.routed(halves.decoded((pair, pair))) for pair in {choice.pair, first, second}}
         low, high = speedup.bounds(tail)
         close = all(each is not None and low <= each.value <= high for each in own.values())
         one_draft = len({draft for draft, _ in own}) == 1
-        return cls(domains, speedup, choice, None if close and one_draft else own[choice.pair], close)
+        return cls(domains, speedup, choice, None if close and one_draft else own[choice.pair], close, halves.rows)
 
 
 def judge(
