@@ -21,7 +21,8 @@ DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errn
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
 # What is no longer there, by command and option ("" for the command itself), and what to do instead.
-REMOVED: dict[tuple[str, str], str] = {}
+SIZES = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
+REMOVED: dict[tuple[str, str], str] = {("curve", ""): SIZES, ("train", "--curve"): SIZES}
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "

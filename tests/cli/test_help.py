@@ -112,7 +112,7 @@ SERVERS = re.compile(r"--(speculative|per-request|address)")  # options of engin
 
 
 def test_every_option_that_a_text_names_is_one_of_the_command_that_it_is_about() -> None:
-    """Of `alphaprof train --curve` one of train's, and of a bare `--curve` one of some command."""
+    """Of `alphaprof train --init` one of train's, and of a bare `--init` one of some command."""
     options: dict[str, set[str]] = {}
     for words in commands():
         command: Any = typer.main.get_command(app)
