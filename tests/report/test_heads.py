@@ -88,12 +88,9 @@ def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Repo
 
 
 def test_what_a_head_of_your_own_lacks_is_more_text(tmp_path: Path) -> None:
-    trained = {"head": {"trained": Trained(80, 9600)}}
-    report = reported(write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts={}, heads=trained)))
-    remedies = {
-        cause.remedy for item in report.causes for cause in item.causes if cause.name in ("draft", "draft vocabulary")
-    }
-    (remedy,) = remedies
+    report = reported(tmp_path, dataclasses.replace(RECIPE, drafts={}, heads={"head": {"trained": Trained(80, 9600)}}))
+    causes = [cause for item in report.causes for cause in item.causes if cause.name in ("draft", "draft vocabulary")]
+    (remedy,) = {cause.remedy for cause in causes}
     assert remedy.startswith("train this head on more text than the 80 units (9,600 tokens) so far")
 
 
