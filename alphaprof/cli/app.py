@@ -20,9 +20,9 @@ from alphaprof.version import __version__
 DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
+NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
 # What is no longer there, by command and option ("" for the command itself), and what to do instead.
-SIZES = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
-REMOVED: dict[tuple[str, str], str] = {("curve", ""): SIZES, ("train", "--curve"): SIZES}
+REMOVED: dict[tuple[str, str], str] = {("curve", ""): NO_CURVE, ("train", "--curve"): NO_CURVE}
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "
