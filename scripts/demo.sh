@@ -34,8 +34,6 @@ train() {
   profile profiles/stories-new.yaml runs/stories-new
   .venv/bin/alphaprof compare runs/stories-new:head runs/stories-new:published --rules strict --gamma 3
   .venv/bin/alphaprof report runs/stories-new
-  echo "== what more text would bring: a curve of ten such heads, recorded earlier (profiles/recorded-curve), not measured now"
-  .venv/bin/alphaprof curve profiles/recorded-curve --set decision.min_speedup=1.5
 }
 if [ "$model" = stories15m ]; then
   train

@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from alphaprof.commands.check import Check
 from alphaprof.commands.compare import Comparison
-from alphaprof.commands.curve import CurveReport
 from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun
 from alphaprof.commands.importing.counters import Counters
@@ -42,7 +41,7 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, CurveReport, Prediction, Validation, Latency, DryRun),
+    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Latency, DryRun),
     *(Counters, Doctor, RunStatus),
 )
 NUMBER = {"$ref": "#/$defs/Number"}

@@ -32,7 +32,7 @@ HOMES = {
     "huggingface_hub": ("profiling/models/*",),
     "typer": ("cli/*",),
     "rich": ("render/*", "commands/*", "cli/*"),
-    "plotly": ("render/html/*", "render/blocks.py", "commands/curve.py"),
+    "plotly": ("render/html/*", "render/blocks.py"),
     "jinja2": ("render/html/*",),
     "yaml": ("config/*",),
     "pydantic": ("config/*", "log/training.py", "commands/importing/*", "costs/engine_table.py"),

@@ -20,8 +20,11 @@ from alphaprof.version import __version__
 DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
+NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
 # What is no longer there, by command and option ("" for the command itself), and what to do instead.
 REMOVED: dict[tuple[str, str], str] = {
+    ("curve", ""): NO_CURVE,
+    ("train", "--curve"): NO_CURVE,
     ("profile", "--until-decided"): "use --limit N as a pilot: its report says how many documents a verdict needs; then "
     "profile that many other documents (another shuffle_seed) into a new --out",
 }

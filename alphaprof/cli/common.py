@@ -104,13 +104,13 @@ def interruptible(out: str | None) -> Iterator[None]:
 
 
 def has_begun(out: str) -> bool:
-    """Return whether a run, a training or a curve has visibly begun in a place."""
+    """Return whether a run or a training has visibly begun in a place."""
     from alphaprof.log.manifest import MANIFEST
     from alphaprof.log.storage import storage_of
-    from alphaprof.log.training import CURVE, TRAINING
+    from alphaprof.log.training import TRAINING
 
     with contextlib.suppress(Exception):  # it is asked while something else ends the command
-        return any(map(storage_of(out).has, (MANIFEST, TRAINING, CURVE)))
+        return any(map(storage_of(out).has, (MANIFEST, TRAINING)))
     return False
 
 

@@ -1,4 +1,4 @@
-"""The commands that run models: `profile`, `train` and the learning curve of heads. Heavy imports stay inside them."""
+"""The commands that run models: `profile` and `train`. Heavy imports stay inside them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from typer import Argument, Exit, Option, Typer
 
 from alphaprof.cli.common import (
     SPLIT,
-    Format,
-    OutFile,
     ProfileChanges,
     ProfileFile,
-    QuestionChanges,
     Resume,
     SplitWay,
     command,
@@ -246,18 +243,11 @@ DraftVocab = Annotated[
 ]
 
 
-@command(
-    heads_group,
-    "alphaprof train my.yaml --from runs/my --out heads/my",
-    "alphaprof train my.yaml --from runs/my --out heads/curve --curve",
-)
+@command(heads_group, "alphaprof train my.yaml --from runs/my --out heads/my")
 def train(
     profile_file: ProfileFile,
     run: Annotated[str, Option("--from", metavar="RUN", help="Train the head on the continuations of this run.")],
     out: Annotated[Path, output(readable=False, help="Directory of the head: new, or with --resume an interrupted one.")],
-    curve: Annotated[
-        bool, Option("--curve", help="Train on 1/8, 1/4, 1/2 and all of the documents, for alphaprof curve.")
-    ] = False,
     init: Annotated[str | None, Option(metavar="HEAD", help="Warm-start from this EAGLE-3 head.")] = None,
     draft_vocab: DraftVocab = None,
     ttt: Annotated[int, how(metavar="N", min=1, max=16, help="Drafts per round to train.")] = 3,
@@ -276,29 +266,9 @@ def train(
     if not learning_rate or draft_vocab == 0:
         raise OptionInvalid("--learning-rate and --draft-vocab must be positive", "leave them out to use the defaults")
     with working(str(out)) as progress:
-        from alphaprof.profiling.training.train import TrainingOptions, done, train_curve
+        from alphaprof.profiling.training.train import TrainingOptions, done
         from alphaprof.profiling.training.train import train as train_one
 
         asked = TrainingOptions(steps, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed, split)
-        given = options, run, out, asked, progress, resume
-        records = train_curve(*given) if curve else [train_one(*given)]
-    print(done(records, out))
-
-
-@command(heads_group, "alphaprof curve heads/curve", "alphaprof curve heads.yaml --set decision.min_speedup=1.5")
-def curve(
-    heads: Annotated[
-        Path,
-        Argument(
-            metavar="OUT|HEADS.yaml", readable=False, help="Output of train --curve, or a list of heads (docs/curve.md)."
-        ),
-    ],
-    form: Format = "terminal",
-    out: OutFile = None,
-    overrides: QuestionChanges = None,
-) -> None:
-    """Show how heads improve with more training data, and forecast further gains, with a backtest."""
-    from alphaprof.commands.curve import build_curve
-    from alphaprof.config.load import load_heads
-
-    show(build_curve(*load_heads(heads), overrides or []), form, out)
+        record = train_one(options, run, out, asked, progress, resume)
+    print(done(record, out))

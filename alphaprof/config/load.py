@@ -1,30 +1,20 @@
-"""Read a profile file with its overrides, or a list of heads, with errors that name the key and suggest the next step."""
+"""Read a profile file with its overrides, with errors that name the key and suggest the next step."""
 
 from __future__ import annotations
 
 import copy
 import datetime
 import difflib
-import os
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import (
-    DRAFTS,
-    STORED,
-    UNKNOWN_KEY,
-    ContinuationOptions,
-    MeasuredCosts,
-    Options,
-    Sampling,
-    Whole,
-)
+from alphaprof.config.options import DRAFTS, STORED, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Sampling
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.errors import TEXT, VALUE, ProfileInvalid, cut, shown
+from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
 
 SET = "--set"  # where the values of a report's question come from
@@ -111,14 +101,14 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
         raise ProfileInvalid(f"{option}: {error}", "list them with alphaprof rules; for example: additive:0.2") from None
 
 
-def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
-    """Return a profile, or another YAML file (`what`), as plain data. Raises `ProfileInvalid`."""
+def read_tree(path: Path) -> dict[str, Any]:
+    """Return a profile as plain data. Raises `ProfileInvalid`."""
     name = cut(str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ProfileInvalid(f"cannot read the {what} {name}: {reason}", f"give the path of a YAML {what} file") from None
+        raise ProfileInvalid(f"cannot read the profile {name}: {reason}", "give the path of a YAML profile file") from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
@@ -130,9 +120,7 @@ def read_tree(path: Path, what: str = WHOLE) -> dict[str, Any]:
         raise ProfileInvalid(f"{name}{where}: {problem}", hint) from None
     if not isinstance(tree, dict):
         hint = "start from a file in profiles/: it needs target, drafts and data"
-        raise ProfileInvalid(
-            f"{name} is not a {what}", hint if what == WHOLE else "write a group of options: key: value, ..."
-        )
+        raise ProfileInvalid(f"{name} is not a profile", hint)
     return tree
 
 
@@ -282,74 +270,3 @@ def _advice_on_key(key: str, hint: str) -> str:
     if ":" in key:
         return "write a space after the colon"
     return f"{key} needs kind: sampled" if key in Sampling.model_fields else hint
-
-
-LIST = "list of heads"
-
-
-class HeadBeside(Options):
-    """A head that was tested by a run, as one of its drafts."""
-
-    draft: str = Field(min_length=1, description="name of the draft in the run that tested it")
-    run: str | None = Field(None, min_length=1, description="run that tested it; default: the run of the list")
-    head: str | None = Field(
-        None, min_length=1, description="folder of its training.json; relative paths start at this file"
-    )
-
-
-class HeadEntry(HeadBeside):
-    """A head of the curve. Values that its training.json has may be omitted."""
-
-    units: Whole | None = Field(
-        None, ge=1, description="independent units that it was trained on, if it has no training.json"
-    )
-    tokens: Whole | None = Field(
-        None, ge=1, description="tokens of continuations that it was trained on, if it has no training.json"
-    )
-    order: Whole | None = Field(
-        None,
-        ge=0,
-        description="heads with the same order were trained on nested sets of units; without it there is no forecast",
-    )
-
-
-class HeadsBeside(Options):
-    """Heads for comparison that are not points of the curve."""
-
-    published: HeadBeside | None = Field(None, description="the head that you would serve without training")
-    tuned: HeadBeside | None = Field(None, description="the published head, trained further on the same units")
-
-
-class HeadsOptions(Options):
-    """The heads of a learning curve, and the run that tested them."""
-
-    run: str = Field(min_length=1, description="the run that has the heads as drafts, on documents held out from training")
-    heads: list[HeadEntry] = Field(min_length=1, description="heads of all sizes and orders")
-    beside: HeadsBeside = HeadsBeside()
-
-    def resolved(self, folder: Path) -> HeadsOptions:
-        """Return the list with absolute paths; relative ones start at `folder`. A run in an object store stays as it is."""
-
-        def place(path: str | None) -> str | None:
-            return path if path is None or "://" in path else str(folder / os.path.expanduser(path))
-
-        tree = self.model_dump()
-        for entry in (tree, *tree["heads"], *filter(None, tree["beside"].values())):
-            entry |= {name: place(entry[name]) for name in ("run", "head") if name in entry}
-        return HeadsOptions.model_validate(tree)
-
-
-def load_heads(path: Path) -> tuple[HeadsOptions, Path]:
-    """Return the list in a file, or in a folder's curve.yaml, with absolute paths, and its file. Raises `ProfileInvalid`."""
-    from alphaprof.log.training import CURVE  # imports Parquet
-
-    file = path / CURVE if path.is_dir() else path
-    tree = read_tree(file, LIST)
-    try:
-        options = HeadsOptions.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = _place(first, tree) or LIST
-        hint = "give run: RUN and heads: [{draft: NAME, head: FOLDER}, ...]; see docs/curve.md"
-        raise ProfileInvalid(f"{cut(str(file))}: {cut(_problem(first, where), TEXT)}", hint) from None
-    return options.resolved(file.parent.absolute()), file

@@ -37,6 +37,7 @@ STATUS = re.compile(rf'\{{\s*"format": "{FORMAT}",\s*"version": {VERSION},\s*"st
 GONE = ("sequential",)  # fields that earlier versions wrote: whether a run was to stop at a sure verdict
 LONG = ("shard", "shards", "staged", "prompts", "files")  # what there is of every shard
 LOGGED = ("positions", "continuations", "totals", "documents")  # folders of what shards are made of: commits say more
+REMOVED = {("Trained", "curve")}  # fields that older versions wrote: class and name
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
@@ -217,12 +218,11 @@ class Trial:
 @dataclass(frozen=True)
 class Trained:
     """What the training.json beside a head's weights says. `units`: independent ones it was trained on; `tokens`: of their
-    continuations; `curve`: the folder of the learning curve that it is a point of, for `alphaprof curve`; None: of none.
+    continuations.
     """
 
     units: int
     tokens: int
-    curve: str | None
 
 
 @dataclass(frozen=True)
@@ -649,7 +649,8 @@ def _mended(name: str) -> str:
 
 def typed(value: Any, hint: Any) -> Any:
     """Return a value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest
-    tells that they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
+    tells that they are what was written. Fields that were `REMOVED` are ignored; missing and unknown ones raise `TypeError`
+    and `KeyError`.
     """
     origin, inner = _parts(hint)
     if value is None or hint is Any:
@@ -660,7 +661,8 @@ def typed(value: Any, hint: Any) -> Any:
         return File(*value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         fields = _fields(hint)
-        return hint(**{name: typed(item, fields[name]) for name, item in value.items()})
+        known = ((name, item) for name, item in value.items() if (hint.__name__, name) not in REMOVED)
+        return hint(**{name: typed(item, fields[name]) for name, item in known})
     if origin is dict:
         return {key: typed(item, inner[1]) for key, item in value.items()}
     if origin is tuple:

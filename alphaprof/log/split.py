@@ -122,17 +122,6 @@ class Split:
         units = set(self.units[part])
         return [text for text in texts if text.unit in units]
 
-    def nested(self, share: float, order: int) -> tuple[str, ...]:
-        """Return units to train on, a `share` of all of them at least, ascending: whole groups, in an order that its number
-        fixes. Of one order the units of a smaller share are among those of a larger one.
-        """
-        train, chosen = self.units[TRAIN], list[str]()
-        for group in sorted({self.groups[unit] for unit in train}, key=lambda group: _key(f"order {order}", group)):
-            if len(chosen) >= max(1, int(len(train) * share)):
-                break
-            chosen += [unit for unit in train if self.groups[unit] == group]
-        return tuple(sorted(chosen))
-
 
 def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] = SHARES, by: SplitBy = RANDOM) -> Split:
     """Return the units of some texts in three parts, the same for the same units and `seed`. Of a domain with three groups

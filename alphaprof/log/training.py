@@ -1,7 +1,7 @@
 """The record of a trained head, training.json: how it was made, and which texts it has seen.
 
-`alphaprof train` writes it into the folder of a head, and `alphaprof curve` reads it beside the run that tested the head. No
-model is needed to read it. It is compared with what is declared here, since a head may come from elsewhere.
+`alphaprof train` writes it into the folder of a head. Trainings that begin with this head read it, and profiles that have it
+as a draft. No model is needed to read it. It is compared with what is declared here, since a head may come from elsewhere.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +22,6 @@ from alphaprof.log.split import STOP, TEST, TIME
 
 TRAINING = "training.json"  # in the folder of a head
 TESTED = "tested"  # there too: the run that tested it on documents held out
-CURVE = "curve.yaml"  # in the folder of heads of growing size
 AGAIN = "use the alphaprof that wrote it, or train the head again"
 LEARNT = "learnt"  # setting of a training that began with a head: the units that this one had learnt; null: not known
 BEGINS = "begins"  # setting of a training on a split by time: the moment at which its stop and test part begin
@@ -51,12 +48,8 @@ class TrainingTarget:
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """How much a head was trained on. `fraction` of the training units, "1/8" or "1"; `order`: seed of the order in which
-    units were taken, so that sizes of one order are nested; `tokens` of continuations, `prompt_tokens` before them.
-    """
+    """How much a head was trained on: independent units, `tokens` of continuations, `prompt_tokens` before them."""
 
-    fraction: str
-    order: int
     units: int
     documents: int
     tokens: int
@@ -105,13 +98,13 @@ class TrainingSeconds:
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """The content of training.json. `settings`: all that fixes the result, by name; `identity`: SHA-256 over settings, texts
-    and the head that training began with. `floor`: share of test tokens that no head of this curve can propose, known
-    if all have one vocabulary. `best_step`: the one whose weights were kept, of `steps`.
+    and the head that training began with. `best_step`: the one whose weights were kept, of `steps`.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+    # Records of version 3 have more fields: size.fraction, size.order and floor.
+    __pydantic_config__ = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    schema: Literal["alphaprof-training-3"] = "alphaprof-training-3"
+    schema: Literal["alphaprof-training-4", "alphaprof-training-3"] = "alphaprof-training-4"
     alphaprof: str
     status: Literal["running", "complete"]
     run: TrainingRun
@@ -121,7 +114,6 @@ class TrainingRecord:
     size: TrainingSize
     units: PartUnits
     vocabulary: DraftVocabulary
-    floor: float | None
     progress: tuple[TrainingProgress, ...]
     best_step: int
     steps: int
@@ -167,19 +159,9 @@ def read_training(folder: Path) -> TrainingRecord:
     path = folder / TRAINING
     try:
         return TypeAdapter(TrainingRecord).validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise HeadRecordUnreadable(f"{folder} holds no {TRAINING}", "add this head's units and tokens to the list") from None
     except OSError as error:
         reason = str(error.strerror)
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{cut('.'.join(map(str, first['loc'])))}: {first['msg']}"
     raise HeadRecordUnreadable(f"{path} cannot be read: {reason}", AGAIN)
-
-
-def fraction_of(text: str) -> float:
-    """Return the number of a fraction like "1/8" or "1", above 0 and at most 1. Raises `ValueError`."""
-    value = float(Fraction(text)) if re.fullmatch("[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text) else 0.0
-    if not 0 < value <= 1:
-        raise ValueError(text)
-    return value

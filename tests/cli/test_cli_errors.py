@@ -117,6 +117,8 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set target.model=./none", 4, "model of target: ", "correct the path"),
     (f"{NEW} --set target.model=hub/none", 4, "hub cannot be reached", "HF_HUB_OFFLINE"),
     (f"{NEW} --set 'drafts={{big: {{kind: model, model: none.gguf}}}}'", 4, "model of draft big: ", "correct the path"),
+    ("curve heads", 2, "alphaprof curve was removed", "a quarter, half and all of the texts"),
+    ("train profile.yaml --from run --out new --curve", 2, "alphaprof train --curve was removed", "docs/training.md"),
     ("profile profile.yaml", 2, "--out is missing", "--out RUN"),
     ("profile none.yaml --out new", 2, "cannot read the profile none.yaml: No such file", "YAML"),
     ("profile malformed.yaml --out new", 2, "line 1", "correct the YAML"),

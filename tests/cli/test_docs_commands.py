@@ -21,18 +21,19 @@ import numpy as np
 import pytest
 import typer
 import typer.main
+import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.training import read_training
 from alphaprof.log.writer import RunWriter
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
 from tests.costs.test_roofline import LLAMA
-from tests.heads import law, write_curve
 from tests.synthetic import Domain, Recipe, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ RUNS = {
     "runs/my": dataclasses.replace(GREEDY, heads={"head": {}}),
     "runs/my-sampled": SAMPLED,
     "runs/demo": dataclasses.replace(GREEDY, drafts={"skip": 0.0}),
+    "runs/heads": dataclasses.replace(GREEDY, heads={"quarter": {}, "half": {}, "all": {}}),
     "runs/new": dataclasses.replace(GREEDY, seed=1),
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
@@ -106,8 +108,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
-    write_curve(folder / "heads" / "curve", law(0.2, 0.3, 0.3))
-    (folder / "heads.yaml").write_text((folder / "heads/curve/curve.yaml").read_text().replace("./", "heads/curve/"))
+    (drafts,) = re.findall(r"```yaml\n(drafts:\n  quarter.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    (folder / "heads.yaml").write_text(yaml.safe_dump(yaml.safe_load(readme) | yaml.safe_load(drafts)))
     return folder
 
 
@@ -228,3 +230,34 @@ def test_the_first_lines_of_getting_started_run_on_tiny_models(
         result = CliRunner().invoke(app, [*shlex.split(line, comments=True)[1:], "--set", "costs.repeats=3"])
         assert result.exit_code == 0, result.output
     assert CliRunner().invoke(app, ["report", "runs/try"]).exit_code == 0
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+def test_heads_of_a_quarter_half_and_all_of_the_texts_are_trained_and_compared_as_the_page_has_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's commands, on 24 texts instead of 1,000."""
+    from tests.runs import prompts, run_of_prompts
+
+    monkeypatch.chdir(tmp_path)
+    run_of_prompts(tmp_path, tiny, 24).path.rename("my")
+    Path("profile.yaml").rename("my.yaml")
+    Path("runs").mkdir()
+    Path("my").rename("runs/my")
+    Path("other.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in prompts(12, seed=1)))
+    page = (ROOT / "docs" / "training.md").read_text().split("## Would more text make a better head?")[1].split("\n## ")[0]
+    (drafts,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    tree = yaml.safe_load(Path("my.yaml").read_text()) | yaml.safe_load(drafts)
+    tree["data"][0]["path"] = "other.jsonl"
+    Path("heads.yaml").write_text(yaml.safe_dump(tree))
+    (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    for known, here in (("--limit 250", "--limit 6"), ("--limit 500", "--limit 12"), ("--steps 840", "--steps 2")):
+        assert known in commands
+        commands = commands.replace(known, here)
+    lines = ["alphaprof train my.yaml --from runs/my --out heads/mine --steps 2", *commands.splitlines()]
+    results = [CliRunner().invoke(app, shlex.split(line, comments=True)[1:]) for line in lines]
+    assert [result.exit_code for result in results] == [0] * 8, [result.output for result in results]
+    units = [len(read_training(Path("heads", name)).units.train) for name in ("quarter", "half", "mine")]
+    assert units == sorted(set(units))
+    assert all("tokens per round at gamma 3" in result.output for result in results[-2:])

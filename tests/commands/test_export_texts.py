@@ -142,21 +142,6 @@ def test_a_reader_that_is_given_the_folder_learns_from_train_alone(run: Run, tmp
     assert [row["document"] for row in speculators(tmp_path / "out")] == [row["document"] for row in rows[TRAIN]]
 
 
-def test_first_lines_of_train_are_the_nested_sizes_of_a_curve(run: Run, tmp_path: Path) -> None:
-    artefact = export_texts(str(run.path), tmp_path / "out")
-    lines = [row["document"] for row in specforge(tmp_path / "out" / "train.jsonl")]
-    texts = texts_of(run)
-    parts, unit = split(texts), {text.document: text.unit for text in texts}
-    counts = []
-    for share in (1 / 8, 1 / 4, 1 / 2, 1):
-        units = set(parts.nested(share, 0))
-        counts.append(sum(text.unit in units for text in texts))
-        assert {unit[document] for document in lines[: counts[-1]]} == units
-    said = "1/8: {}, 1/4: {}, 1/2: {}, 1: {}".format(*counts)
-    assert any(said in note for note in artefact.notes)
-    assert counts[-1] == len(lines) > counts[0] > 0
-
-
 def test_the_next_command_names_the_model_and_a_length_that_cuts_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "a folder; rm -rf"
     rows = written(run, out)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.manifest import VERSION, File, Manifest, Shard, digest_of, read_manifest
+from alphaprof.log.manifest import VERSION, File, Manifest, Shard, Trained, digest_of, read_manifest
 from alphaprof.log.schema import (
     Column,
     LogRules,
@@ -132,6 +132,15 @@ def test_a_manifest_of_a_run_that_was_to_stop_at_a_sure_verdict_is_read_as_any_o
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunUnreadable):
+        read_manifest(storage_of(tmp_path))
+
+
+def test_a_manifest_may_hold_fields_that_were_removed_and_no_unknown_ones(tmp_path: Path) -> None:
+    older = {"units": 80, "tokens": 9600, "curve": "heads/curve"}
+    edited(tmp_path, lambda data: data["drafts"]["small"].update(trained=older))
+    assert read_manifest(storage_of(tmp_path)).drafts["small"].trained == Trained(80, 9600)
+    edited(tmp_path, lambda data: data["drafts"]["small"].update(trained=older | {"texts": "runs/a"}))
+    with pytest.raises(RunUnreadable, match="is damaged: 'texts'"):
         read_manifest(storage_of(tmp_path))
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.split import (
     PARTS,
-    SHARES,
     STOP,
     TEST,
     TIME,
@@ -195,30 +194,6 @@ def test_no_group_is_torn_and_no_unit_lost(sizes: list[int], seed: int, domains:
     for domain in range(domains):
         if len(sizes[domain::domains]) >= len(PARTS):
             assert {result.part_of(each.unit) for each in texts if each.domain == str(domain)} == set(PARTS)
-
-
-@given(units=st.integers(10, 60), order=st.integers(0, 5), seed=st.integers(0, 100))
-@settings(max_examples=30)
-def test_smaller_sizes_are_within_larger_ones_of_the_same_order(units: int, order: int, seed: int) -> None:
-    result = split(independent(units, seed, length=30))
-    sizes = [set(result.nested(share, order)) for share in (1 / 8, 1 / 4, 1 / 2, 1)]
-    assert sizes[0] <= sizes[1] <= sizes[2] <= sizes[3] == set(result.units[TRAIN])
-    count = len(result.units[TRAIN])
-    assert [len(each) for each in sizes] == [max(1, count // 8), max(1, count // 4), count // 2, count]
-
-
-def test_sizes_take_whole_groups() -> None:
-    rng = np.random.default_rng(5)
-    texts = []
-    for _ in range(20):
-        original = words(rng, 60)
-        texts += [text(changed(rng, original, 1), prompt=60) for _ in range(2)]
-    result = split(texts, shares=SHARES)
-    for order in range(5):
-        chosen = set(result.nested(1 / 4, order))
-        assert {result.groups[unit] for unit in chosen} & {
-            result.groups[unit] for unit in set(result.units[TRAIN]) - chosen
-        } == set()
 
 
 def ordered(result: Split, texts: Sequence[RunText]) -> bool:

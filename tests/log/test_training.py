@@ -17,7 +17,7 @@ from tests.synthetic import Recipe, write_anew
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    record = training_record(fraction="1/4", order=2)
+    record = training_record()
     write_training(tmp_path, record)
     assert read_training(tmp_path) == record
     assert [path.name for path in tmp_path.iterdir()] == [TRAINING]
@@ -39,6 +39,7 @@ def _edited(path: Path, *keys: str, value: Any) -> None:
     ("keys", "value", "words"),
     [
         (("schema",), "alphaprof-training-9", "schema: Input should be"),
+        (("units", "test"), None, r"units\.test: Field required"),
         (("size", "units"), "many", r"size\.units: Input should be a valid integer"),
         (("seconds", "cpu"), None, r"seconds\.cpu: Field required"),
     ],
@@ -51,10 +52,13 @@ def test_what_a_record_cannot_say_is_refused(tmp_path: Path, keys: tuple[str, ..
     assert refused.value.hint
 
 
-def test_a_missing_record_names_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(HeadRecordUnreadable, match=r"holds no training\.json") as refused:
-        read_training(tmp_path)
-    assert "units and tokens" in refused.value.hint
+def test_a_record_of_version_3_is_read_without_what_it_has_more(tmp_path: Path) -> None:
+    record = training_record()
+    write_training(tmp_path, record)
+    for keys, value in ((("size", "fraction"), "1/8"), (("size", "order"), 2), (("floor",), 0.05)):
+        _edited(tmp_path / TRAINING, *keys, value=value)
+    _edited(tmp_path / TRAINING, "schema", value="alphaprof-training-3")
+    assert read_training(tmp_path) == dataclasses.replace(record, schema="alphaprof-training-3")
 
 
 def test_texts_are_known_by_their_content_and_not_by_who_wrote_them(tmp_path: Path) -> None:

@@ -28,11 +28,8 @@ from alphaprof.stats.formulas import RoundCost
 from alphaprof.theory.trees import Tree
 from tests.commands.test_check import RECIPE as CHECKED
 from tests.commands.test_compare import RECIPE as COMPARED
-from tests.commands.test_curve import TRUTH
-from tests.commands.test_curve import built as built_curve
 from tests.commands.test_report_trees import BUSHY, made
 from tests.commands.test_validate import compared
-from tests.heads import write_curve
 from tests.report.test_report_costs import timed
 from tests.reporting import as_first_screen, as_terminal, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -155,16 +152,10 @@ def of_check(path: Path) -> Answer:
     )
 
 
-def of_curve(path: Path) -> Answer:
-    decision = {"min_speedup": 1.3, "gamma": 3}
-    return built_curve(write_curve(path / "heads", TRUTH, beside={"published": 0.6, "tuned": 0.4}, decision=decision))
-
-
 ANSWERS: dict[str, Callable[[Path], Answer]] = {
     "report": lambda path: ReportAnswer.of(everything(path), NAMES),
     "check": of_check,
     "compare": of_two,
-    "curve": of_curve,
     "latency": lambda path: Latency.of(timed(path / "run")),
     "predict": lambda path: build_prediction(acceptance_of(0.8), 0.0, RoundCost(0.1, 1.0, 0.01, 0.0), (1, 2, 3)),
     "trees": lambda path: build_trees(RunDraft(made(path), "small"), given={"mine.json": Tree.from_paths(BUSHY)}),
@@ -189,7 +180,7 @@ def test_every_word_and_number_is_whole_in_80_and_100_columns(
         assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize("name", ["check", "compare", "curve", "predict", "trees", "validate", "lossy"])
+@pytest.mark.parametrize("name", ["check", "compare", "predict", "trees", "validate", "lossy"])
 def test_markdown_and_page_hold_every_number_of_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

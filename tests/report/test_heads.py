@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.log.manifest import Trial
+from alphaprof.log.manifest import Trained, Trial
 from alphaprof.log.run import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.report.build import Report
@@ -85,6 +85,13 @@ def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Repo
     assert causes["draft vocabulary"].share.value == pytest.approx(outside.mean(), abs=0.01)
     assert "d2t" in causes["draft vocabulary"].remedy
     assert sum(cause.share.value for cause in item.causes) == pytest.approx(item.lost.value)
+
+
+def test_what_a_head_of_your_own_lacks_is_more_text(tmp_path: Path) -> None:
+    report = reported(tmp_path, dataclasses.replace(RECIPE, drafts={}, heads={"head": {"trained": Trained(80, 9600)}}))
+    causes = [cause for item in report.causes for cause in item.causes if cause.name in ("draft", "draft vocabulary")]
+    (remedy,) = {cause.remedy for cause in causes}
+    assert remedy.startswith("train this head on more text than the 80 units (9,600 tokens) so far")
 
 
 def rounds_of(log: pd.DataFrame, gamma: int, granted: set[tuple[int, int]]) -> tuple[int, int, int]:

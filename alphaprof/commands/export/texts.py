@@ -13,13 +13,11 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.log.run import Run
 from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
 from alphaprof.log.storage import LocalStorage
-from alphaprof.log.training import fraction_of
 from alphaprof.log.writer import require_new
 from alphaprof.report.format import count, many
 
 # A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.
 FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the last one is written last
-SIZES = "1/8", "1/4", "1/2", "1"  # of the units of a learning curve: each is the beginning of the next
 
 
 def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:
@@ -39,19 +37,17 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     texts = learnable(every) or every
     parts = split(texts, by=by)
     storage.make()
-    train, starts = _in_order(texts, parts)
-    rows = {part: train if part == TRAIN else parts.of(texts, part) for part in FILES}
+    rows = {part: parts.of(texts, part) for part in FILES}
     for part, name in FILES.items():
         storage.put(name, "".join(map(_trainer_line, rows[part])).encode())
     written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
     model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
     longest = max(len(text.tokens) for text in texts)
-    sizes = ", ".join(f"{name}: {lines}" for name, lines in starts.items())
     notes = (
         "token ids as the target read and wrote them; loss_mask is 1 on the continuation",
         *parts.notes,
-        f"for a nested learning curve, use the first lines of {FILES[TRAIN]} ({sizes})",
-        "trainers validate on near-copies of their training rows, or not at all: compare heads with alphaprof curve",
+        "trainers validate on near-copies of their training rows, or not at all: profile the heads on other prompts and "
+        "compare them",
         *(f"next: {command.format(model=model, train=path, longest=longest)}" for command in TRAINERS),
     )
     return Artefact(written, notes, tuple(_doubts(run, every, texts)))
@@ -61,16 +57,6 @@ def _trainer_line(text: RunText) -> str:
     """Return a document as both trainers read it: ids and a loss mask. `document` is its key in the run's tables."""
     ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
     return json.dumps({"document": text.document, "input_ids": ids, "loss_mask": mask}, separators=(",", ":")) + "\n"
-
-
-def _in_order(texts: Sequence[RunText], parts: Split) -> tuple[list[RunText], dict[str, int]]:
-    """Return the texts to train on, smaller sizes before those that a larger one adds, and how many each size has."""
-    rows, done, starts = list[RunText](), set[str](), dict[str, int]()
-    for name in SIZES:
-        units = set(parts.nested(fraction_of(name), 0))
-        rows += [text for text in texts if text.unit in units - done]
-        done, starts[name] = units, len(rows)
-    return rows, starts
 
 
 def _amount(texts: Sequence[RunText], parts: Split, part: str) -> str:

@@ -19,9 +19,8 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from alphaprof.config.load import load_heads
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, ProfileInvalid, shown
+from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, shown
 from alphaprof.log.manifest import Trained
 from alphaprof.log.notes import note
 from alphaprof.log.training import TRAINING, read_training
@@ -426,18 +425,7 @@ def trained_of(folder: Path) -> Trained | None:
         size = read_training(folder).size
     except HeadRecordUnreadable:
         return None
-    return Trained(size.units, size.tokens, _curve_of(folder.absolute()))
-
-
-def _curve_of(folder: Path) -> str | None:
-    """Return the folder whose curve.yaml names a head in OUT/heads/NAME as a point of the curve."""
-    out = folder.parent.parent
-    try:
-        heads, _ = load_heads(out)
-    except ProfileInvalid:
-        return None
-    listed = [Path(each.head).resolve() for each in heads.heads if each.head]
-    return str(out) if folder.resolve() in listed else None
+    return Trained(size.units, size.tokens)
 
 
 def eagle3_network(

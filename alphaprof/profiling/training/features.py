@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import tempfile
 import time
@@ -52,21 +51,11 @@ class Features:
         hidden = int(target.network.config.get_text_config().hidden_size)
         self._hidden, self.width = hidden, hidden * (1 + len(self._layers))
         ends = np.cumsum([len(text.tokens) - 1 for text in texts])
-        self._place = dict(enumerate(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)))
+        self._place = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
         self.bytes = int(ends[-1]) * self.width * target.dtype.itemsize
         self.on_disk = self.bytes > IN_MEMORY * free_memory()
         self.seconds = self.cpu = 0.0
         self._held = self._store(folder, (int(ends[-1]), self.width))
-
-    def part(self, texts: Sequence[RunText]) -> Features:
-        """Return those of some of the texts, by the numbers of their documents, with their share of bytes and seconds."""
-        place = {text.document: index for index, text in enumerate(self.texts)}
-        chosen = [place[text.document] for text in texts]
-        some = copy.copy(self)
-        some.texts, some._place = list(texts), {new: self._place[old] for new, old in enumerate(chosen)}
-        share = sum(end - start for start, end in some._place.values()) / sum(len(text.tokens) - 1 for text in self.texts)
-        some.seconds, some.cpu = self.seconds * share, self.cpu * share
-        return some
 
     def _store(self, folder: Path, shape: tuple[int, int]) -> torch.Tensor:
         """Return a tensor for all states, which is empty as yet."""

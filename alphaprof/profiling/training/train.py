@@ -1,4 +1,4 @@
-"""train(): texts of a run in, a head out. Read it from top to bottom; and the curve, which is several of them."""
+"""train(): texts of a run in, a head out. Read it from top to bottom."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ from alphaprof.log.split import (
 from alphaprof.log.storage import LocalStorage, storage_of
 from alphaprof.log.training import (
     BEGINS,
-    CURVE,
     LEARNT,
     TESTED,
     TRAINING,
@@ -47,7 +46,6 @@ from alphaprof.log.training import (
     TrainingSeconds,
     TrainingSize,
     TrainingTarget,
-    fraction_of,
     learnt,
     read_training,
     split_words,
@@ -85,8 +83,6 @@ if TYPE_CHECKING:
 CARD = "README.md"
 HEAD = "head"  # the draft in the run that tests it
 PASSES = 10  # over the training texts, unless steps are given
-SIZES = {"1/8": 3, "1/4": 3, "1/2": 3, "1": 1}  # of a curve: heads of each size, each of another order
-LEAST = 8  # independent units to train on, of a curve
 HELD_OUT = ("data", "continuation")  # what the run of the texts decides, whatever the profile says
 USE = """
 ## Use
@@ -128,7 +124,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What the heads of one run are trained with: the profile, the target, and the texts of the run in three parts."""
+    """What a head is trained with: the profile, the target, and the texts of a run in three parts."""
 
     options: ProfileOptions
     asked: TrainingOptions
@@ -139,7 +135,6 @@ class Workshop:
     texts: list[RunText]
     split: Split
     progress: Progress
-    features: dict[tuple[int, ...], dict[str, Features]] = field(default_factory=dict)
 
 
 def train(
@@ -148,84 +143,36 @@ def train(
     """Train a head on the texts of a run into the folder `out`, and test it in a run there. Raises the errors of
     `errors.py`.
     """
-    require_free(out, TRAINING, resume)
-    (record,) = _heads(options, run, {out: ("1", 0)}, asked, progress, resume)
-    results = tested(options, run, {HEAD: out}, record, out / TESTED, progress)
-    LocalStorage(out).put(CARD, card(record, results, HEAD, out).encode())
+    require_free(out, resume)
+    with in_memory():
+        record = _trained(opened(options, run, asked, progress), out, resume)
+    results = tested(options, run, out, record, progress)
+    LocalStorage(out).put(CARD, card(record, results, out).encode())
     return record
 
 
-def train_curve(
-    options: ProfileOptions, run: str, out: Path, asked: TrainingOptions, progress: Progress, resume: bool = False
-) -> list[TrainingRecord]:
-    """Train heads on 1/8, 1/4, 1/2 and all of the training units, the small ones with several orders of these, into folders
-    below `out`, test them in one run, and write curve.yaml, which lists them. Raises the errors of `errors.py`.
-    """
-    require_free(out, CURVE, resume)
-    sizes = {f"{size.replace('/', '-')}-{order}": (size, order) for size, orders in SIZES.items() for order in range(orders)}
-    storage = LocalStorage(out)
-    storage.make()
-    if not storage.has(CURVE):  # else it may name heads beside the curve by now
-        storage.put(CURVE, _train_curve(list(sizes)).encode())
-    folders = {name: out / "heads" / name for name in sizes}
-    trained = {folders[name]: size for name, size in sizes.items()}
-    records = _heads(options, run, trained, asked, progress, resume=True, least=LEAST)
-    names = {f"{HEAD}-{name}": folder for name, folder in folders.items()}
-    results = tested(options, run, names, records[-1], out / TESTED, progress)
-    for (name, folder), record in zip(names.items(), records, strict=True):
-        LocalStorage(folder).put(CARD, card(record, results, name, folder).encode())
-    return records
-
-
-def _heads(
-    options: ProfileOptions,
-    run: str,
-    folders: Mapping[Path, tuple[str, int]],
-    asked: TrainingOptions,
-    progress: Progress,
-    resume: bool,
-    least: int = 1,
-) -> list[TrainingRecord]:
-    """Train a head of a size and an order in each folder, with one target. Raises `DataEmpty` with fewer than `least`
-    independent units to train on.
-    """
-    with in_memory():
-        shop = opened(options, run, asked, progress, least)
-        records = []
-        for number, (folder, (size, order)) in enumerate(folders.items(), 1):
-            if len(folders) > 1:
-                progress.say(f"head {number} of {len(folders)}: {size} of the training units, order {order}")
-            records.append(_trained(shop, folder, size, order, resume))
-        return records
-
-
-def done(records: Sequence[TrainingRecord], out: Path) -> str:
+def done(record: TrainingRecord, out: Path) -> str:
     """Return what was trained, and what to do next, in a line."""
-    if len(records) > 1:
-        return f"{out}: {len(records)} heads. Next: alphaprof curve {out}"
-    (record,) = records
     done = f"{out}: {record.steps} steps; best on stop documents: step {record.best_step}"
     return f"{done}. Next: name it as a draft, kind eagle3 (see {out / CARD})"
 
 
-def require_free(out: Path, kind: str, resume: bool) -> None:
-    """Raise `RunExists` if a folder holds anything but a training to resume; `kind`: the file that every such folder has."""
+def require_free(out: Path, resume: bool) -> None:
+    """Raise `RunExists` if a folder holds anything but a training to resume."""
     LocalStorage(out).require_writable()
     names = [name for name in os.listdir(out) if not name.startswith(".")] if out.is_dir() else []
-    if names and (kind not in names or not resume):
-        what = f"a {kind}" if kind in names else f"files but no {kind}"
+    if names and (TRAINING not in names or not resume):
+        what = f"a {TRAINING}" if TRAINING in names else f"files but no {TRAINING}"
         raise RunExists(f"{out} holds {what}", "choose a new directory for --out; --resume finishes a training")
 
 
-def tested(
-    options: ProfileOptions, source: str, heads: Mapping[str, Path], record: TrainingRecord, out: Path, progress: Progress
-) -> Run:
-    """Profile heads, by the names of their drafts, on the stop and test documents of the run `source` that they were trained
-    from, with the other options of a profile. The run lies in `out`; one that is there is finished. Raises the errors of
-    `errors.py`.
+def tested(options: ProfileOptions, source: str, head: Path, record: TrainingRecord, progress: Progress) -> Run:
+    """Profile the head in a folder on the stop and test documents of the run `source` that it was trained from, with the
+    other options of a profile. The run lies in this folder; one that is there is finished. Raises the errors of `errors.py`.
     """
     texts = Run.open(source).manifest.config
-    drafts = {name: Eagle3Draft(kind="eagle3", model=str(folder.absolute())) for name, folder in heads.items()}
+    drafts = {HEAD: Eagle3Draft(kind="eagle3", model=str(head.absolute()))}
+    out = head / TESTED
     tree = options.model_dump(mode="json") | {name: texts[name] for name in HELD_OUT}
     decision = options.decision.model_copy(update={"draft": "auto"})
     asked = type(options).model_validate(tree).model_copy(update={"drafts": drafts, "decision": decision})
@@ -234,16 +181,9 @@ def tested(
     return profile(asked, out, progress, resume, None if resume else Path(source), units=units)
 
 
-def _train_curve(names: Sequence[str]) -> str:
-    """Return the text of curve.yaml."""
-    heads = "\n".join(f"  - {{draft: {HEAD}-{name}, head: ./heads/{name}}}" for name in names)
-    return f"# Heads of growing size. alphaprof curve reads this file.\nrun: ./{TESTED}\nheads:\n{heads}\n"
-
-
-def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Progress, least: int) -> Workshop:
+def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progress: Progress) -> Workshop:
     """Load the target and the texts, and split these. Raises `RunMismatch` for a run that is not complete or has another
-    target, `DataEmpty` if a part has no text that a head can be trained or tested on, or fewer than `least` groups are to
-    train on.
+    target, `DataEmpty` if a part has no text that a head can be trained or tested on.
     """
     run = Run.open(run_name)
     run.require_complete()
@@ -260,11 +200,11 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     for note in parts.notes:
         progress.say(note)
     groups = {part: len({parts.groups[unit] for unit in parts.units[part]}) for part in PARTS}
-    if groups[TRAIN] < least or not all(groups.values()):
+    if not all(groups.values()):
         needs = "from different times" if asked.split == TIME else "that are not near-copies of each other"
         raise DataEmpty(
             f"{run_name} has too few independent units: {', '.join(f'{count} to {part}' for part, count in groups.items())}",
-            f"profile more prompts: a head needs at least three {needs}, a curve {LEAST} to train on",
+            f"profile more prompts: a head needs at least three {needs}",
         )
     threads = options.execution.threads
     set_threads(run.manifest.environment["torch_threads"] if threads == "auto" else threads)
@@ -282,14 +222,11 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     return Workshop(options, asked, run, run_name, target, tokenizer, own, parts, progress)
 
 
-def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> TrainingRecord:
-    """Return one head: on a share of the training units in one order."""
-    units = set(shop.split.nested(fraction_of(size), order))
-    parts = {part: shop.split.of(shop.texts, part) for part in PARTS}
-    parts[TRAIN] = [text for text in parts[TRAIN] if text.unit in units]
-    network, ids = _beginning(shop, order)
-    schedule, storage = _schedule(shop, order), LocalStorage(out)
-    record = _record(shop, parts, network, ids, schedule, size, order)
+def _trained(shop: Workshop, out: Path, resume: bool) -> TrainingRecord:
+    """Train the head in the folder `out` and return its record."""
+    network, ids = _beginning(shop)
+    schedule, storage = _schedule(shop), LocalStorage(out)
+    record = _record(shop, network, ids, schedule)
     begun = _begun_training(storage, record)
     if begun is not None and begun.status == "complete":
         shop.progress.say(f"{out} is complete already")
@@ -298,8 +235,7 @@ def _trained(shop: Workshop, out: Path, size: str, order: int, resume: bool) -> 
     storage.make()
     storage.remove_temporary()
     storage.put(TRAINING, record.to_json().encode())
-    features = _features(shop, network.layers, out)
-    train_on, stop_on = features[TRAIN].part(parts[TRAIN]), features[STOP]
+    train_on, stop_on = (_features(shop, network.layers, out, part) for part in (TRAIN, STOP))
     law = TargetLaw(shop.target, None if ids is None else torch.from_numpy(ids))
     trainer = Trainer(network, law, train_on, stop_on, schedule, storage, _autocast(shop.target))
     if resume and trainer.resume():
@@ -321,17 +257,15 @@ def _write_head(storage: LocalStorage, network: Eagle3, shop: Workshop) -> None:
     storage.put(CONFIG, config_content(network, shop.target, shop.asked.ttt))
 
 
-def _beginning(shop: Workshop, order: int) -> tuple[Eagle3, Vocabulary | None]:
-    """Return the network to train and the ids that it proposes (None: all). The vocabulary is that of all training units,
-    whatever share of them is used, so that heads of a curve share it.
-    """
+def _beginning(shop: Workshop) -> tuple[Eagle3, Vocabulary | None]:
+    """Return the network to train and the ids that it proposes (None: all)."""
     asked, target = shop.asked, shop.target
     texts = shop.split.of(shop.texts, TRAIN)
     always = {*special_ids(shop.tokenizer), *target.eos}
     if asked.init is None or asked.draft_vocab is not None:
         ids = chosen_vocabulary(texts, asked.draft_vocab, always, target.vocabulary)
     if asked.init is None:
-        return new_head(target, torch.from_numpy(ids), asked.seed + order), ids
+        return new_head(target, torch.from_numpy(ids), asked.seed), ids
     where = str(Path(asked.init).absolute()) if os.path.exists(asked.init) else asked.init  # else on the hub
     given = Eagle3Draft(kind="eagle3", model=where, dtype="float32")
     draft: Any = load_draft("init", given, shop.options, target, shop.tokenizer)
@@ -354,15 +288,13 @@ def _learnt_before(shop: Workshop, init: Path) -> list[str] | None:
     return None if seen is None else sorted(seen)
 
 
-def _settings(shop: Workshop, network: Eagle3, schedule: Schedule, size: str, order: int) -> dict[str, Any]:
+def _settings(shop: Workshop, network: Eagle3, schedule: Schedule) -> dict[str, Any]:
     """Return all settings that fix the result."""
     target = shop.target
     settings = {
         **asdict(shop.asked),
         "steps": schedule.steps,
         "passes": None if shop.asked.steps else PASSES,
-        "size": size,
-        "order": order,
         "layers": list(network.layers),
         "gammas": list(shop.options.gammas),
         "padded_tokens": schedule.padded_tokens,
@@ -398,30 +330,23 @@ def _begun_training(storage: LocalStorage, record: TrainingRecord) -> TrainingRe
         return None
     begun = read_training(storage.path)
     if begun.identity != record.identity:
-        changed = sorted(name for name, value in record.settings.items() if begun.settings.get(name) != value)
+        names = record.settings.keys() | begun.settings.keys()
+        changed = sorted(name for name in names if begun.settings.get(name) != record.settings.get(name))
         what = f"{', '.join(changed)} changed" if changed else "other texts, or another head to begin with"
         hint = "resume with the options and the run of the first call, or choose another --out"
         raise RunMismatch(f"{storage.shown} is another training ({what})", hint)
     return begun
 
 
-def _record(
-    shop: Workshop,
-    parts: dict[str, list[RunText]],
-    network: Eagle3,
-    ids: Vocabulary | None,
-    schedule: Schedule,
-    size: str,
-    order: int,
-) -> TrainingRecord:
+def _record(shop: Workshop, network: Eagle3, ids: Vocabulary | None, schedule: Schedule) -> TrainingRecord:
     """Return the record of a training that begins."""
+    parts = {part: shop.split.of(shop.texts, part) for part in PARTS}
     texts, held_out, target = parts[TRAIN], parts[TEST], shop.target
     missed = sum(outside(ids, text) for text in held_out) / max(1, sum(len(text.ids) - 1 for text in held_out))
     every = np.arange(target.vocabulary) if ids is None else ids
     config = target.network.config.get_text_config()
     sizes = config.hidden_size, config.num_hidden_layers, target.vocabulary
-    units = tuple(sorted({text.unit for text in texts}))
-    settings = _settings(shop, network, schedule, size, order)
+    settings = _settings(shop, network, schedule)
     return TrainingRecord(
         alphaprof=__version__,
         status="running",
@@ -430,16 +355,13 @@ def _record(
         settings=settings,
         identity=_identity(settings, parts, network),
         size=TrainingSize(
-            fraction=size,
-            order=order,
-            units=len(units),
+            units=len(shop.split.units[TRAIN]),
             documents=len(texts),
             tokens=sum(len(text.ids) for text in texts),
             prompt_tokens=sum(len(text.prompt) for text in texts),
         ),
-        units=PartUnits(units, shop.split.units[STOP], shop.split.units[TEST]),
+        units=PartUnits(**shop.split.units),
         vocabulary=DraftVocabulary(len(every), vocabulary_digest(every), 1 - missed),
-        floor=missed,
         progress=(),
         best_step=0,
         steps=0,
@@ -466,29 +388,21 @@ def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[F
     )
 
 
-def _features(shop: Workshop, layers: tuple[int, ...], out: Path) -> dict[str, Features]:
-    """Return the target's states on all texts of the training and the stop part, computed once for all heads that read the
-    same.
-    """
-    if layers in shop.features:
-        return shop.features[layers]
-    made = shop.features[layers] = {}
-    for part in (TRAIN, STOP):
-        texts = shop.split.of(shop.texts, part)
-        made[part] = features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
-        where = f"on disk, in {out}" if features.on_disk else "in memory"
-        shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where}")
-        shop.progress.start("states of the target", len(texts), "documents")
-        features.fill(shop.progress.advance)
-    return made
+def _features(shop: Workshop, layers: tuple[int, ...], out: Path, part: str) -> Features:
+    """Return the target's states on the texts of a part."""
+    texts = shop.split.of(shop.texts, part)
+    features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
+    where = f"on disk, in {out}" if features.on_disk else "in memory"
+    shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where}")
+    shop.progress.start("states of the target", len(texts), "documents")
+    features.fill(shop.progress.advance)
+    return features
 
 
-def _schedule(shop: Workshop, order: int) -> Schedule:
-    """Return the same for each size of a curve: what a small one cannot learn in as many steps, it lacks the texts for."""
+def _schedule(shop: Workshop) -> Schedule:
     asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
     steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
-    padded = shop.options.batch_tokens
-    return Schedule(steps, asked.ttt, asked.batch_tokens, padded, asked.learning_rate, asked.seed + order)
+    return Schedule(steps, asked.ttt, asked.batch_tokens, shop.options.batch_tokens, asked.learning_rate, asked.seed)
 
 
 def _autocast(target: Model) -> torch.dtype | None:
@@ -496,14 +410,14 @@ def _autocast(target: Model) -> torch.dtype | None:
     return torch.bfloat16 if target.device.type == "cuda" and target.dtype != torch.float32 else None
 
 
-def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
-    """Return the text of README.md; `run` tested the head as a draft."""
+def card(record: TrainingRecord, run: Run, folder: Path) -> str:
+    """Return the text of README.md in the folder of a head; `run` tested it, as the draft `HEAD`."""
     size, target = record.size, record.target
     trained = "fine-tuned" if record.settings.get("init") else "trained from the target's last layer"
     facts = {
         "target": f"{target.model} (fingerprint {target.fingerprint[:16]}, width {target.hidden_size})",
-        "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units, "
-        f"{size.fraction} of the training units), plus {size.prompt_tokens:,} prompt tokens",
+        "trained on": f"{size.tokens:,} tokens of {size.documents} documents ({size.units} independent units), "
+        f"plus {size.prompt_tokens:,} prompt tokens",
         "split": split_words(record),
         "steps": f"{record.steps}; the weights are those of step {record.best_step}, the best on the stop part",
         "parameters": f"{record.parameters:,}, {trained}",
@@ -513,7 +427,7 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
     }
     lines = ["# An EAGLE-3 draft head", "", "Written by `alphaprof train`.", ""]
     lines += ["| | |", "|---|---|", *(_row(name, _card_cell(value)) for name, value in facts.items())]
-    lines += ["", "## What was measured", "", *_measured(record, run, draft), ""]
+    lines += ["", "## What was measured", "", *_measured(record, run), ""]
     if learnt(record) is None:
         lines += ["The training data of the initial head is unknown: it may include test texts.", ""]
     served = json.dumps({"method": "eagle3", "model": str(folder), "num_speculative_tokens": record.settings["ttt"]})
@@ -521,10 +435,10 @@ def card(record: TrainingRecord, run: Run, draft: str, folder: Path) -> str:
     return "\n".join(lines) + USE.format(name=json.dumps(str(folder)), command=command)
 
 
-def _measured(record: TrainingRecord, run: Run, draft: str) -> list[str]:
+def _measured(record: TrainingRecord, run: Run) -> list[str]:
     """Return acceptance and tokens a round on the test part; the stop part chose the step, and is left out."""
     table = of_units(run.documents(), record.units.test)
-    totals, rules = decoded_totals(run, draft, table, run.manifest.profile.decision.rule)
+    totals, rules = decoded_totals(run, HEAD, table, run.manifest.profile.decision.rule)
     kinds = np.array(table["continuation"].to_pylist())
     shown = [f"By replay of {len(table)} test documents (`alphaprof report {TESTED}` in this folder says more):", ""]
     gammas = run.gammas

@@ -105,13 +105,13 @@ def errors(intervals: Sequence[Interval], colour: str) -> dict[str, Any]:
     return sides | {"thickness": 1.2, "width": 3, "color": colour}
 
 
-def band(x: Sequence[float], intervals: Sequence[Interval], colour: str, **more: Any) -> list[Scatter]:
+def band(x: Sequence[float], intervals: Sequence[Interval], colour: str) -> list[Scatter]:
     """Return the ground between the ends of intervals; nothing if one of them is infinite."""
     if len(x) < 2 or not all(math.isfinite(item.low) and math.isfinite(item.high) for item in intervals):
         return []
     ends = [*(item.high for item in intervals), *(item.low for item in reversed(intervals))]
     look = {"fill": "toself", "fillcolor": colour, "opacity": 0.15, "line": {"width": 0}, "mode": "lines"}
-    return [Scatter(x=[*x, *reversed(x)], y=ends, hoverinfo="skip", **look, **more)]
+    return [Scatter(x=[*x, *reversed(x)], y=ends, hoverinfo="skip", **look)]
 
 
 def panels(titles: Collection[str], x: str, y: str, **axis: Any) -> Figure:

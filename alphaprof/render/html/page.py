@@ -64,7 +64,7 @@ UNFOLDED = ("verdict", "drafts", "gammas", "notes")  # sections that are open at
 
 
 def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
-    """Return the page of an answer of a format such as alphaprof-curve. Raises `ExtraMissing` without the packages that
+    """Return the page of an answer of a format such as alphaprof-trees. Raises `ExtraMissing` without the packages that
     draw it.
     """
     _require_html()

@@ -10,7 +10,6 @@ on the emitted one. What costs least to mend comes first, so that the last holds
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.log.manifest import DraftFacts, ModelFacts, Trained
+from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.run import Run
 from alphaprof.log.schema import PROPOSED_LIMIT, deeper_names
 from alphaprof.report.format import count, many
@@ -69,8 +68,7 @@ REMEDIES = {
     LOOKUP: "prompt lookup beside this draft",
     RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",
     UNCERTAIN: "no draft helps: the target itself is undecided there",
-    DRAFT: "another draft, or a head trained on this traffic (alphaprof train; alphaprof curve says what it reaches "
-    "now and with more data)",
+    DRAFT: "another draft, or a head trained on this traffic (alphaprof train)",
 }
 WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
     NO_PROPOSAL: "a draft model if the text so far holds nothing to copy",
@@ -228,17 +226,9 @@ def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
     if draft.trained is not None and name in (DRAFT, VOCABULARY):
-        return _more_text(draft.trained)
+        size = f"{many(draft.trained.units, 'unit')} ({count(draft.trained.tokens)} tokens)"
+        return f"train this head on more text than the {size} so far; to measure what more text brings: docs/training.md"
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
-
-
-def _more_text(trained: Trained) -> str:
-    """Return the remedy for what a head of one's own lacks, with the forecast of its learning curve."""
-    forecast = "alphaprof train --curve, then alphaprof curve"
-    if trained.curve is not None:
-        forecast = shlex.join(["alphaprof", "curve", trained.curve])
-    size = f"the {many(trained.units, 'unit')} ({count(trained.tokens)} tokens) so far"
-    return f"train this head on more text than {size}; to forecast the gain: {forecast}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from alphaprof.log.split import unit_of
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.training.initial import (
@@ -24,8 +25,9 @@ from alphaprof.profiling.training.train import card
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.eagle import config, converted, loaded, target, tensors, written
-from tests.heads import run_of_heads, training_record
+from tests.heads import training_record
 from tests.profiling.test_eagle import VARIANTS
+from tests.synthetic import Domain, Recipe, write_run
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 
@@ -124,12 +126,15 @@ def test_the_card_says_what_was_measured_and_nothing_breaks_out_of_it(tmp_path: 
     record = training_record()
     settings = record.settings | {"layers": [1, 3, 5], "init": None}
     record = dataclasses.replace(record, settings=settings, target=dataclasses.replace(record.target, model="a|b`c\n<x>"))
-    run = run_of_heads(tmp_path / "tested", {"head": 0.4})
-    text = card(record, run, "head", Path("heads/it's"))
+    run = write_run(tmp_path / "tested", Recipe(domains={"chat": Domain(documents=12)}, drafts={}, heads={"head": {}}))
+    documents = run.documents()
+    units = tuple(map(unit_of, documents["cluster"].to_pylist(), documents["prompt_hash"].to_pylist()))
+    record = dataclasses.replace(record, units=dataclasses.replace(record.units, stop=units[8:], test=units[:8]))
+    text = card(record, run, Path("heads/it's"))
     assert "a\\|b\\`c \\<x>" in text
-    totals = read_totals(run, "head", TotalsRequest(["strict"], run.gammas)).to_pandas()[:40]  # the test part
+    totals = read_totals(run, "head", TotalsRequest(["strict"], run.gammas)).to_pandas()[:8]  # the test part
     assert f"| {totals['accepted'].sum() / totals['proposals'].sum():.3f} |" in text
     assert f"{totals['tokens'].sum() / totals['rounds_1'].sum():.3f}" in text
     assert "may include" not in text
     begun = dataclasses.replace(record, settings=record.settings | {"init": "h", "learnt": None})
-    assert "may include" in card(begun, run, "head", Path("h"))
+    assert "may include" in card(begun, run, Path("h"))

@@ -145,5 +145,3 @@ def test_states_are_the_same_wherever_they_are_kept(
     for row, index in enumerate([2, 1]):
         size = len(setting.texts[index].tokens) - 1
         assert torch.allclose(batch.states[row, :size], setting.batch.states[index, :size], rtol=1e-4, atol=1e-4)
-    part = features.part([setting.texts[3], setting.texts[0]])
-    assert torch.allclose(part.batch([0]).states[0], setting.features.batch([3]).states[0], rtol=1e-4, atol=1e-4)
