@@ -21,7 +21,13 @@ DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errn
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
 # What is no longer there, by command and option ("" for the command itself), and what to do instead.
-REMOVED: dict[tuple[str, str], str] = {}
+REMOVED: dict[tuple[str, str], str] = {
+    (
+        "predict",
+        "--burstiness",
+    ): "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
+    ("predict", "--verify-slope"): "give --verify of one --gamma, or --target-config and --draft-config to compute it",
+}
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "

@@ -93,10 +93,9 @@ class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
     format: ClassVar[str] = "alphaprof-predict"
-    version: ClassVar[str] = "2.0"
+    version: ClassVar[str] = "3.0"
 
     alpha: float | None  # share of positions where the draft's proposal is kept; None: rates by depth were given
-    burstiness: float  # correlation of acceptance from one position to the next
     engine_rate: EngineRate | None
     rates: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts; empty: not given
     request_share: float  # of a request's time without a draft that is not decoding
@@ -117,7 +116,6 @@ class Prediction:
 
 def build_prediction(
     acceptance: Acceptance,
-    burstiness: float,
     cost: RoundCost | ComputedCost,
     gammas: Iterable[int] = GAMMAS,
     request_share: float = 0.0,
@@ -127,21 +125,20 @@ def build_prediction(
     """
     gammas = tuple(gammas)
     if isinstance(cost, RoundCost):
-        for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
+        for option, value in (("--cost", cost.draft), ("--overhead", cost.overhead)):
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     _require_between("--request-share", request_share, 0, 1)
-    _require_between("--burstiness", burstiness, -1, 1)
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
     rates = acceptance if isinstance(acceptance, tuple) else ()
-    alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance, burstiness)
-    tokens = {gamma: _tokens_of(alpha, rates, gamma, burstiness) for gamma in gammas}
-    predictions = tuple(_of_gamma(tokens[gamma], burstiness, gamma, cost, request_share) for gamma in gammas)
+    alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance)
+    tokens = {gamma: _tokens_of(alpha, rates, gamma) for gamma in gammas}
+    predictions = tuple(_of_gamma(tokens[gamma], gamma, cost, request_share) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    return Prediction(alpha, burstiness, rate, rates, request_share, given, computed, predictions, best.gamma)
+    return Prediction(alpha, rate, rates, request_share, given, computed, predictions, best.gamma)
 
 
 def acceptance_of(
@@ -285,18 +282,16 @@ def _shape_of_config(
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
 
 
-def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int, burstiness: float) -> float:
+def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int) -> float:
     """Return tokens per round at a gamma."""
     if alpha is not None:
-        return float(formulas.tokens_per_round(alpha, gamma, burstiness))
+        return float(formulas.tokens_per_round(alpha, gamma))
     if gamma > len(rates):
         raise OptionInvalid(f"--gamma {gamma} is beyond the {len(rates)} rates given", "give a rate for each depth")
     return 1 + sum(rates[:gamma])
 
 
-def _of_gamma(
-    tokens: float, burstiness: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float
-) -> GammaPrediction:
+def _of_gamma(tokens: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float) -> GammaPrediction:
     length = cost.of_round(gamma)
     factor = cost.factor if isinstance(cost, ComputedCost) else None
     whole = tokens / ((1 - request_share) * length + request_share * tokens) if request_share else None
@@ -306,7 +301,7 @@ def _of_gamma(
         accepted_per_drafted=float(formulas.accepted_per_drafted(tokens, gamma)),
         verify_cost=cost.verification(gamma),
         break_even_length=length,
-        break_even_alpha=formulas.break_even_alpha(gamma, cost, burstiness),
+        break_even_alpha=formulas.break_even_alpha(gamma, cost),
         speedup=tokens / length,
         low=tokens / length / factor if factor else None,
         high=tokens / length * factor if factor else None,
@@ -314,16 +309,12 @@ def _of_gamma(
     )
 
 
-def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
-    try:
-        if isinstance(acceptance, EngineRate):
-            _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
-            _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
-            return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma, burstiness)
-        _require_between("--alpha", acceptance, 0, 1)
-        formulas.check_chain(acceptance, burstiness)
-    except ValueError as error:
-        raise OptionInvalid(str(error), "correct the values; --burstiness 0 means independence") from None
+def _alpha_of(acceptance: float | EngineRate) -> float:
+    if isinstance(acceptance, EngineRate):
+        _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
+        _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
+        return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma)
+    _require_between("--alpha", acceptance, 0, 1)
     return acceptance
 
 
@@ -360,21 +351,16 @@ def _speedup_cell(item: GammaPrediction) -> str:
 
 def _assumed_lines(prediction: Prediction) -> Iterator[str]:
     """Yield what was given, or computed from shapes."""
-    burst, rate, cost, computed = prediction.burstiness, prediction.engine_rate, prediction.cost, prediction.computed
+    rate, cost, computed = prediction.engine_rate, prediction.cost, prediction.computed
     if prediction.alpha is None:
         yield f"acceptance by depth {', '.join(map(fmt.share, prediction.rates))}"
     else:
-        kind = (
-            "independent from position to position" if burst == 0 else f"with burstiness (lag-1 autocorrelation) {burst:g}"
-        )
-        yield f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"
+        yield f"alpha {fmt.share(prediction.alpha)}, acceptance independent from position to position"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
-        assumes = "assuming independence: bursts would raise it" if burst == 0 else "assuming this burstiness"
-        yield f"this alpha is computed from {says}, {assumes}"
+        yield f"this alpha is computed from {says}, assuming independence: bursts would raise it"
     if cost is not None:
-        slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""
-        steps = f"draft step {cost.draft:g}, verification {cost.verify:g}{slope}, overhead of a round {cost.overhead:g}"
+        steps = f"draft step {cost.draft:g}, verification {cost.verify:g}, overhead of a round {cost.overhead:g}"
         yield f"in plain decode steps: {steps}"
     if computed is not None:
         devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator
