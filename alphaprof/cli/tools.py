@@ -121,12 +121,14 @@ RequestShare = Annotated[float, how(help="Share of a request's time (no draft) o
 @command(
     group,
     "alphaprof predict --alpha 0.75 --cost 0.04",
+    "alphaprof predict --alpha 0.51 --coverage 0.7 --cost 0",
     "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",
     "alphaprof predict --rates 0.8,0.6,0.5 --cost 0.04",
 )
 def predict(
     cost: Annotated[float | None, Option(help="Cost of a draft step, in decode steps of the target (c).")] = None,
-    alpha: Annotated[float | None, Option(help="Share of positions at which the draft's proposal is kept.")] = None,
+    alpha: Annotated[float | None, Option(help="Share of positions with a proposal at which it is kept.")] = None,
+    coverage: Annotated[float, Option(help="Beside --alpha: share of positions with a proposal (prompt lookup).")] = 1.0,
     rate: EngineRate = None,
     length: AcceptanceLength = None,
     rates: DepthRates = None,
@@ -156,7 +158,7 @@ def predict(
     given = None if cost is None else RoundCost(cost, verify, overhead)
     asked = CostsAsked("roofline", accelerator=accelerator, tp=tp, engine=engine, weight_bytes=weight_bytes)
     costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
-    show(build_prediction(acceptance, costs, gammas, request_share), form, out)
+    show(build_prediction(acceptance, costs, gammas, request_share, coverage), form, out)
 
 
 @command(group, "alphaprof schema", "alphaprof schema --of report")

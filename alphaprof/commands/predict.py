@@ -77,7 +77,7 @@ class GammaPrediction:
     """
 
     gamma: int
-    tokens_per_round: float  # tokens emitted per round, the target's own included
+    tokens_per_round: float  # tokens emitted per round, the target's own included; rounds without a proposal count
     accepted_per_drafted: float  # accepted / drafted tokens: what engines call acceptance rate
     verify_cost: float  # v = T(gamma + 1) / T(1)
     break_even_length: float
@@ -95,7 +95,8 @@ class Prediction:
     format: ClassVar[str] = "alphaprof-predict"
     version: ClassVar[str] = "3.0"
 
-    alpha: float | None  # share of positions where the draft's proposal is kept; None: rates by depth were given
+    alpha: float | None  # share of positions with a proposal where it is kept; None: rates by depth were given
+    coverage: float  # share of positions with a proposal
     engine_rate: EngineRate | None
     rates: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts; empty: not given
     request_share: float  # of a request's time without a draft that is not decoding
@@ -108,7 +109,9 @@ class Prediction:
         """Yield the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
         yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
         yield _gamma_table(self)
-        yield Small("alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.")
+        yield Small("alpha: share of positions with a proposal where it is kept; does not depend on gamma.")
+        if self.coverage < 1:
+            yield Small("coverage: share of positions with a proposal; without one a round is a decode step of one token.")
         yield Small("accepted/drafted: the acceptance rate of engines; depends on gamma and is not alpha.")
         yield Small("tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).")
         yield Small("break-even: tokens/round at a speedup of 1 (the cost of a round in decode steps), and its alpha.")
@@ -119,9 +122,10 @@ def build_prediction(
     cost: RoundCost | ComputedCost,
     gammas: Iterable[int] = GAMMAS,
     request_share: float = 0.0,
+    coverage: float = 1.0,
 ) -> Prediction:
-    """Predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. Raises `OptionInvalid` for
-    impossible values.
+    """Predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `coverage`: the share of
+    positions with a proposal, beside an alpha. Raises `OptionInvalid` for impossible values.
     """
     gammas = tuple(gammas)
     if isinstance(cost, RoundCost):
@@ -129,16 +133,19 @@ def build_prediction(
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     _require_between("--request-share", request_share, 0, 1)
+    _require_between("--coverage", coverage, 0, 1)
+    if coverage != 1 and isinstance(acceptance, EngineRate | tuple):
+        problem = "--coverage is given without --alpha, and an engine's length and rates may or may not count all rounds"
+        raise OptionInvalid(problem, "give --alpha and --coverage as a report of the draft shows them")
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
     rates = acceptance if isinstance(acceptance, tuple) else ()
     alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance)
-    tokens = {gamma: _tokens_of(alpha, rates, gamma) for gamma in gammas}
-    predictions = tuple(_of_gamma(tokens[gamma], gamma, cost, request_share) for gamma in gammas)
+    predictions = tuple(_of_gamma(_tokens_of(alpha, rates, gamma), gamma, cost, request_share, coverage) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    return Prediction(alpha, rate, rates, request_share, given, computed, predictions, best.gamma)
+    return Prediction(alpha, coverage, rate, rates, request_share, given, computed, predictions, best.gamma)
 
 
 def acceptance_of(
@@ -291,17 +298,20 @@ def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int) -> float
     return 1 + sum(rates[:gamma])
 
 
-def _of_gamma(tokens: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float) -> GammaPrediction:
-    length = cost.of_round(gamma)
+def _of_gamma(
+    proposed: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float, coverage: float
+) -> GammaPrediction:
+    """Return what follows from the tokens of a round with a proposal."""
+    tokens, length = (float(formulas.over_all_rounds(each, coverage)) for each in (proposed, cost.of_round(gamma)))
     factor = cost.factor if isinstance(cost, ComputedCost) else None
     whole = tokens / ((1 - request_share) * length + request_share * tokens) if request_share else None
     return GammaPrediction(
         gamma=gamma,
         tokens_per_round=tokens,
-        accepted_per_drafted=float(formulas.accepted_per_drafted(tokens, gamma)),
+        accepted_per_drafted=float(formulas.accepted_per_drafted(proposed, gamma)),
         verify_cost=cost.verification(gamma),
         break_even_length=length,
-        break_even_alpha=formulas.break_even_alpha(gamma, cost),
+        break_even_alpha=formulas.break_even_alpha(gamma, cost),  # at any coverage: it adds plain decode steps
         speedup=tokens / length,
         low=tokens / length / factor if factor else None,
         high=tokens / length * factor if factor else None,
@@ -356,6 +366,9 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         yield f"acceptance by depth {', '.join(map(fmt.share, prediction.rates))}"
     else:
         yield f"alpha {fmt.share(prediction.alpha)}, acceptance independent from position to position"
+        if prediction.coverage < 1:
+            kept = fmt.share(prediction.alpha * prediction.coverage)
+            yield f"coverage {fmt.share(prediction.coverage)}: kept at {kept} of all positions; rounds begin at any alike"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
         yield f"this alpha is computed from {says}, assuming independence: bursts would raise it"

@@ -1,7 +1,7 @@
 """Tokens per round, break-even and speedup from a few numbers: no model, no log, no interval.
 
 Every drafted token is taken to be kept with the same probability `alpha`, whatever happened before. `cost` means units of
-one plain decode step of the target.
+one plain decode step of the target. A draft that proposes at some positions only, such as prompt lookup, has a `coverage`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,18 @@ def tokens_per_round(alpha: ArrayLike, gamma: int) -> Array:
     for _ in range(gamma):
         tokens = 1 + share * tokens
     return tokens
+
+
+def over_all_rounds(with_proposal: ArrayLike, coverage: ArrayLike) -> Array:
+    """Return the mean over all rounds of what a round with a proposal emits, in tokens, or costs, in decode steps. Inputs of
+    any shape.
+
+    `coverage`: the share of rounds that begin where the draft proposes anything, in [0, 1]. Every other round is one decode
+    step that emits one token, so the mean is coverage x + (1 - coverage) = 1 + coverage (x - 1). The share of positions with
+    a proposal stands for that of rounds if positions have one independently of each other and of what was accepted: a
+    position that begins a round is then as good as any. A proposal is taken to reach gamma tokens.
+    """
+    return 1 + np.asarray(coverage, dtype=np.float64) * (np.asarray(with_proposal, dtype=np.float64) - 1)
 
 
 def accepted_per_drafted(tokens: ArrayLike, gamma: int) -> Array:

@@ -73,7 +73,7 @@ def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
     found = json.loads(printed(console_script, *CLAIM, "--format", "json"))
     assert found == as_json(build_prediction(0.75, RoundCost(0.04)))
     assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "3.0", 7)
-    assert (found["alpha"], found["engine_rate"]) == (0.75, None)
+    assert (found["alpha"], found["coverage"], found["engine_rate"]) == (0.75, 1.0, None)
     assert found["cost"] == {"draft": 0.04, "verify": 1.0, "overhead": 0.0}
     item = found["gammas"][3]
     tokens = float(formulas.tokens_per_round(0.75, 4))
@@ -90,6 +90,21 @@ def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
         "request_speedup": None,
     }
     assert (found["computed"], found["rates"], found["request_share"]) == (None, [], 0.0)
+
+
+def test_a_draft_that_proposes_at_some_positions_only_is_given_its_coverage(console_script: Runner) -> None:
+    """By hand: rounds of one draft, .7 of them with a proposal, emit .7 * 1.51 + .3 tokens and cost .7 * 1.1 + .3 steps."""
+    lookup = ("--alpha", "0.51", "--coverage", "0.7", "--cost", "0", "--verify", "1.1", "--gamma", "1")
+    (item,) = json.loads(printed(console_script, *lookup, "--format", "json"))["gammas"]
+    assert item["tokens_per_round"] == pytest.approx(1.357)
+    assert item["break_even_length"] == pytest.approx(1.07)
+    assert item["speedup"] == pytest.approx(1.357 / 1.07)
+    assert item["accepted_per_drafted"] == pytest.approx(0.51)  # tokens that were drafted, as engines count
+    assert item["break_even_alpha"] == pytest.approx(0.1)
+    text = " ".join(printed(console_script, *lookup).split())
+    assert "alpha 0.510" in text
+    assert "coverage 0.700: kept at 0.357 of all positions" in text
+    assert "coverage" not in printed(console_script, *CLAIM)
 
 
 def test_the_rate_of_an_engine_becomes_an_alpha(console_script: Runner) -> None:
@@ -115,6 +130,8 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
         ["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"],
         "a round's cost must be either given or computed",
     ),
+    (["--alpha", "0.5", "--coverage", "1.5"], "--coverage is 1.5; it must be between 0 and 1"),
+    (["--rates", "0.5", "--coverage", "0.5"], "--coverage is given without --alpha"),
     (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1"),
     (["--alpha", "0.5", "--gamma", "65"], "--gamma is 65; it must be between 1 and 64"),
     (["--alpha", "0.5", "--overhead", "-1"], "--overhead is -1; it must be 0 or above"),
@@ -230,6 +247,7 @@ def of_acceptance() -> Iterator[str]:
     yield f"At alpha 0.8 and gamma 4 an engine shows {rate:.3f}; put into the formula for alpha, that promises"
     yield f"{tokens_per_round(rate, 4):.2f} tokens per round instead of {tokens_per_round(0.8, 4):.2f}"
     yield f"0.53 --at-gamma 4` is alpha {alpha_of_rate(0.53, 4):.3f}"
+    yield f"alpha 0.51 at a coverage of 0.7 is {0.51 * 0.7:.2f} of all positions"
     yield f"alpha 0.75 and gamma 7, where a round emits {tokens_per_round(0.75, 7):.2f} tokens"
     assert tokens_per_round(0.65, 5) < 3.1
     yield f"alpha 0.65 and gamma 5, where it emits {tokens_per_round(0.65, 5):.2f} and"

@@ -65,6 +65,22 @@ def test_the_formula_is_what_replay_counts_on_simulated_texts(alpha: float) -> N
         assert tokens_per_round(alpha, gamma) == pytest.approx(counted.tokens.sum() / counted.rounds.sum(), rel=0.01)
 
 
+@each(("alpha", "coverage"), [(0.51, 0.7), (0.2, 0.3), (0.8, 0.05), (0.5, 1.0)])
+def test_coverage_is_what_replay_counts_where_only_some_positions_have_a_proposal(alpha: float, coverage: float) -> None:
+    """Tokens per round and the time of all rounds, of texts where positions have a proposal independently of each other."""
+    rng, cost = np.random.default_rng(4), RoundCost(0.02, 1.1, 0.05)
+    agrees, proposed = rng.random((500, 2000)) < alpha, np.where(rng.random((500, 2000)) < coverage, 100, 0)
+    for gamma in (1, 4, 8):
+        counted = replay(trace_of(agrees, proposed), gamma)
+        tokens, rounds, drafting = counted.tokens.sum(), counted.rounds.sum(), counted.drafted[:, 0].sum()
+        emitted, spent = (
+            formulas.over_all_rounds(each, coverage) for each in (tokens_per_round(alpha, gamma), cost.of_round(gamma))
+        )
+        time = drafting * cost.of_round(gamma) + rounds - drafting  # a decode step where nothing is proposed
+        assert emitted == pytest.approx(tokens / rounds, rel=0.01)
+        assert emitted / spent == pytest.approx(tokens / time, rel=0.01)
+
+
 @given(shares, gammas)
 def test_the_alpha_of_a_rate_is_the_alpha_that_made_it(alpha: float, gamma: int) -> None:
     rate = float(formulas.accepted_per_drafted(tokens_per_round(alpha, gamma), gamma))
