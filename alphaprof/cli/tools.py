@@ -112,7 +112,10 @@ AcceptanceLength = Annotated[
 DepthRates = Annotated[
     str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
 ]
-Gamma = Annotated[int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or the number of rates.")]
+Gamma = Annotated[
+    int | None,
+    Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or up to that of a given rate or length."),
+]
 TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
 DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
 RequestShare = Annotated[float, how(help="Share of a request's time (no draft) outside decoding: prefill, client.")]

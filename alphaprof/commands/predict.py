@@ -120,14 +120,16 @@ class Prediction:
 def build_prediction(
     acceptance: Acceptance,
     cost: RoundCost | ComputedCost,
-    gammas: Iterable[int] = GAMMAS,
+    gammas: Iterable[int] | None = None,
     request_share: float = 0.0,
     coverage: float = 1.0,
 ) -> Prediction:
-    """Predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `coverage`: the share of
-    positions with a proposal, beside an alpha. Raises `OptionInvalid` for impossible values.
+    """Return predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `gammas`: by default
+    those of `gammas_of`; `coverage`: the share of positions with a proposal, beside an alpha. Raises `OptionInvalid` for
+    impossible values, and for a gamma above that of a rate or of the last depth.
     """
-    gammas = tuple(gammas)
+    longest = longest_of(acceptance)
+    gammas = gammas_of(acceptance) if gammas is None else tuple(gammas)
     if isinstance(cost, RoundCost):
         for option, value in (("--cost", cost.draft), ("--overhead", cost.overhead)):
             _require_between(option, value, 0, math.inf)
@@ -139,9 +141,17 @@ def build_prediction(
         raise OptionInvalid(problem, "give --alpha and --coverage as a report of the draft shows them")
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
+        if longest is not None and gamma > longest:
+            known = f"the {longest} rates given" if isinstance(acceptance, tuple) else f"--at-gamma {longest}"
+            hint = "give acceptance at that gamma: heads accept less at each further depth"
+            raise OptionInvalid(f"--gamma {gamma} is beyond {known}", hint)
     rates = acceptance if isinstance(acceptance, tuple) else ()
     alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance)
-    predictions = tuple(_of_gamma(_tokens_of(alpha, rates, gamma), gamma, cost, request_share, coverage) for gamma in gammas)
+    emitted = {
+        gamma: 1 + sum(rates[:gamma]) if alpha is None else float(formulas.tokens_per_round(alpha, gamma))
+        for gamma in gammas
+    }
+    predictions = tuple(_of_gamma(emitted[gamma], gamma, cost, request_share, coverage) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
@@ -170,11 +180,22 @@ def acceptance_of(
     raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
 
 
-def gammas_of(acceptance: Acceptance, gamma: int | None) -> tuple[int, ...]:
-    """Return the gammas to predict for: the given one, else those that rates were given for, else 1 to 8."""
+def gammas_of(acceptance: Acceptance, gamma: int | None = None) -> tuple[int, ...]:
+    """Return the gammas to predict for: the given one, else up to that of a rate or of the last depth, else 1 to 8."""
     if gamma is not None:
         return (gamma,)
-    return tuple(range(1, len(acceptance) + 1)) if isinstance(acceptance, tuple) else GAMMAS
+    longest = longest_of(acceptance)
+    return GAMMAS if longest is None else tuple(range(1, longest + 1))
+
+
+def longest_of(acceptance: Acceptance) -> int | None:
+    """Return the largest gamma whose acceptance is given; None: one alpha stands for all depths. Raises `OptionInvalid` for
+    an impossible one.
+    """
+    if isinstance(acceptance, EngineRate):
+        _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
+        return acceptance.gamma
+    return len(acceptance) if isinstance(acceptance, tuple) else None
 
 
 def cost_asked(
@@ -289,15 +310,6 @@ def _shape_of_config(
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
 
 
-def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int) -> float:
-    """Return tokens per round at a gamma."""
-    if alpha is not None:
-        return float(formulas.tokens_per_round(alpha, gamma))
-    if gamma > len(rates):
-        raise OptionInvalid(f"--gamma {gamma} is beyond the {len(rates)} rates given", "give a rate for each depth")
-    return 1 + sum(rates[:gamma])
-
-
 def _of_gamma(
     proposed: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float, coverage: float
 ) -> GammaPrediction:
@@ -321,7 +333,6 @@ def _of_gamma(
 
 def _alpha_of(acceptance: float | EngineRate) -> float:
     if isinstance(acceptance, EngineRate):
-        _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
         _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
         return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma)
     _require_between("--alpha", acceptance, 0, 1)
@@ -347,6 +358,10 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         here = "" if prediction.alpha is None else f" (here {fmt.share(prediction.alpha)})"
         least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)}{here}"
     yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"
+    rate, rates = prediction.engine_rate, prediction.rates
+    if rate is not None or rates:
+        longest = rate.gamma if rate is not None else len(rates)
+        yield f"no gamma above {longest}: acceptance is given up to there, and heads accept less at each further depth"
     if prediction.computed is None:
         yield "Computed from formulas, not measured on text: there is no interval. next: run alphaprof profile"
     else:
@@ -368,7 +383,8 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         yield f"alpha {fmt.share(prediction.alpha)}, acceptance independent from position to position"
         if prediction.coverage < 1:
             kept = fmt.share(prediction.alpha * prediction.coverage)
-            yield f"coverage {fmt.share(prediction.coverage)}: kept at {kept} of all positions; rounds begin at any alike"
+            yield f"coverage {fmt.share(prediction.coverage)}: kept at {kept} of all positions"
+            yield "probably too high: rounds begin after misses, where prompt lookup finds less than elsewhere"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
         yield f"this alpha is computed from {says}, assuming independence: bursts would raise it"

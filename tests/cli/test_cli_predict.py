@@ -112,9 +112,28 @@ def test_the_rate_of_an_engine_becomes_an_alpha(console_script: Runner) -> None:
     text = printed(console_script, *rate)
     assert "alpha 0.762" in text
     assert rows(text)[4][1] == "0.530"
+    assert list(rows(text)) == [1, 2, 3, 4]
     found = json.loads(printed(console_script, *rate, "--format", "json"))
     assert found["engine_rate"] == {"accepted_per_drafted": 0.53, "gamma": 4}
     assert found["alpha"] == formulas.alpha_of_rate(0.53, 4)
+
+
+@each(
+    "acceptance",
+    [
+        ("--acceptance-length", 2.9, "--at-gamma", 3),
+        ("--accepted-per-drafted", 0.63, "--at-gamma", 3),
+        ("--rates", "0.8,0.6,0.5"),
+    ],
+)
+def test_no_gamma_above_that_of_the_given_acceptance_is_computed(
+    acceptance: tuple[object, ...], console_script: Runner
+) -> None:
+    text = printed(console_script, *acceptance, "--cost", 0.04)
+    assert list(rows(text)) == [1, 2, 3]
+    assert "best gamma 3" in text
+    assert "no gamma above 3: acceptance is given up to there" in text
+    assert "no gamma above" not in printed(console_script, *CLAIM)
 
 
 REFUSED: tuple[tuple[list[str], str], ...] = (
@@ -125,6 +144,9 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["--rates", "0.5,0.6"], "--rates rise with depth"),
     (["--rates", "0.5,x"], "--rates is '0.5,x'"),
     (["--rates", "0.8,0.7", "--gamma", "3"], "--gamma 3 is beyond the 2 rates given"),
+    (["--acceptance-length", "2.9", "--at-gamma", "3", "--gamma", "5"], "--gamma 5 is beyond --at-gamma 3"),
+    (["--acceptance-length", "2.9", "--at-gamma", "65"], "--at-gamma is 65; it must be between 1 and 64"),
+    (["--acceptance-length", "1", "--at-gamma", "-1"], "--at-gamma is -1; it must be between 1 and 64"),
     (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
     (
         ["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"],
