@@ -30,6 +30,7 @@ Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
+MIDDLE = "middle of what the log allows"  # of a value with a `Speedup.doubt`
 MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
 SURER = "more timing rounds on an idle machine, or your engine's own times"
@@ -207,7 +208,7 @@ def _fastest(
     candidates: Pools, times: Mapping[str, StepTimes], mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]
 ) -> Pair | None:
     """Return the option that makes some documents of each domain fastest, all together; None if no speedup is known."""
-    values = {option: mix.value(decoded(candidates, option, times, mix, rows)) for option in options}
+    values = {option: mix.slowest(decoded(candidates, option, times, mix, rows)) for option in options}
     known = {option: value for option, value in values.items() if value is not None}
     return max(known, key=lambda option: known[option], default=None)
 
@@ -326,7 +327,8 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
         for wanted in (EVEN, LIKELY)
     )
     needed, likely = needed and needed * (1 + held_out), likely and likely * (1 + held_out)
-    on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
+    value = f"speedup {speedup.value:.2f}x{f' ({MIDDLE})' if speedup.doubt else ''}"
+    on = f"{value} on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g}%"
     lower, upper = beside(low, min_speedup), beside(high, min_speedup)
     if not speedup.tells:

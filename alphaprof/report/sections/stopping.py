@@ -1,8 +1,10 @@
 """Stopping a draft that is unsure (p_min of llama.cpp, assistant_confidence_threshold of Hugging Face).
 
 A round drafts until γ, or until the draft's top probability falls below p_min. What it gets accepted is a fact of the log.
-What it drafted is one if it stopped or all was accepted; after a wrong draft it lies between that one and γ, which widens
-the interval of a speedup (`costs.speedup.Speedup.doubt`).
+What it drafted is one if it stopped or all was accepted; after a wrong draft it lies between that one and γ, since the log
+does not hold what the draft proposes on its own path. So a speedup has two ends (`RoundCounts.ends`). Its interval encloses
+both (`costs.speedup.Speedup.doubt`), its value is the middle, and p_min is chosen by the slower one: the middle is too fast
+where the draft is as sure after a wrong token as elsewhere, and most so at a low p_min, which the log says least about.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ class StopResult:
     p_min: float  # 0: it never stops
     gamma: int
     tokens_per_round: float  # over all rounds
-    speedup: float | None  # None: there are no step times
+    slowest: float | None  # speedup if rounds drafted the most that the log allows; None: there are no step times
+    fastest: float | None  # the same if they drafted the least
 
 
 @dataclass(frozen=True)
 class StopSurface:
-    """What stopping early brings one draft. One half of the documents and timing rounds chose the best γ and p_min, and the
-    best γ without it; `gain` compares these two on the other half, paired.
+    """What stopping early brings one draft. One half of the documents and timing rounds chose the best γ and p_min, by the
+    slowest speedup that the log allows, and the best γ without it; `gain` compares these two on the other half, paired.
     """
 
     draft: str
@@ -45,7 +48,7 @@ class StopSurface:
     p_min: float | None  # of the best; None: not known
     gamma: int | None
     plain_gamma: int | None  # the best without stopping
-    gain: Interval | None  # how many times as fast stopping is; None: not known
+    gain: Interval | None  # how many times as fast stopping is: the middle of what the log allows; None: not known
 
 
 def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, ...]:
@@ -98,9 +101,10 @@ def _halves(tried: Mapping[float, Tried], question: Question) -> tuple[Mapping[s
 def _chosen(
     tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int], rows: Mapping[str, Mask]
 ) -> dict[tuple[float, str, int], float]:
-    """Return speedups by p_min, draft and γ on the documents that choose."""
+    """Return the slowest speedups that the log allows, by p_min, draft and γ, on the documents that choose."""
     return {
-        (p_min, draft, gamma): at.mix.value(decoded(at.candidates, (draft, gamma), at.timing.choosing, at.mix, rows)) or 0.0
+        (p_min, draft, gamma): at.mix.slowest(decoded(at.candidates, (draft, gamma), at.timing.choosing, at.mix, rows))
+        or 0.0
         for p_min, at in tried.items()
         for draft in drafts
         for gamma in gammas
@@ -109,7 +113,7 @@ def _chosen(
 
 def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> StopSurface:
     gammas, question, timing = inputs.run.gammas, inputs.question, tried[0.0].timing
-    results = [StopResult(p_min, gamma, *at.at(draft, gamma)) for p_min, at in tried.items() for gamma in gammas]
+    results = [_result(at, p_min, draft, gamma) for p_min, at in tried.items() for gamma in gammas]
     nothing = StopSurface(draft, tuple(results), None, None, None, None)
     parts = _halves(tried, question)
     if draft not in timing.times or parts is None:
@@ -124,6 +128,14 @@ def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> 
     gain = mix.gain(*ways)
     known = speedup_interval(gain, question.confidence) if gain is not None and gain.tells else None
     return replace(nothing, p_min=best[0], gamma=best[2], plain_gamma=plain[2], gain=known)
+
+
+def _result(at: Tried, p_min: float, draft: str, gamma: int) -> StopResult:
+    tokens, _ = at.at(draft, gamma)
+    if draft not in at.timing.times:
+        return StopResult(p_min, gamma, tokens, None, None)
+    rounds = decoded(at.candidates, (draft, gamma), at.timing.times, at.mix, None)
+    return StopResult(p_min, gamma, tokens, at.mix.slowest(rounds), at.mix.fastest(rounds))
 
 
 def stop_notes(surfaces: Sequence[StopSurface]) -> Iterator[dict[str, str]]:
