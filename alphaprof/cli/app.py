@@ -27,6 +27,11 @@ REMOVED: dict[tuple[str, str], str] = {
     ("train", "--curve"): NO_CURVE,
     ("profile", "--until-decided"): "use --limit N as a pilot: its report says how many documents a verdict needs; then "
     "profile that many other documents (another shuffle_seed) into a new --out",
+    (
+        "predict",
+        "--burstiness",
+    ): "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
+    ("predict", "--verify-slope"): "give --verify of one --gamma, or --target-config and --draft-config to compute it",
 }
 
 app = Typer(

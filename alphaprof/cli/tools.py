@@ -112,29 +112,32 @@ AcceptanceLength = Annotated[
 DepthRates = Annotated[
     str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
 ]
-Gamma = Annotated[int | None, Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or the number of rates.")]
+Gamma = Annotated[
+    int | None,
+    Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or up to that of a given rate or length."),
+]
 TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
 DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
-Burstiness = Annotated[float, how(help="Lag-1 autocorrelation of acceptance; 0: positions are independent.")]
 RequestShare = Annotated[float, how(help="Share of a request's time (no draft) outside decoding: prefill, client.")]
 
 
 @command(
     group,
     "alphaprof predict --alpha 0.75 --cost 0.04",
+    "alphaprof predict --alpha 0.51 --coverage 0.7 --cost 0",
     "alphaprof predict --accepted-per-drafted 0.6 --at-gamma 3 --cost 0.04",
     "alphaprof predict --rates 0.8,0.6,0.5 --cost 0.04",
 )
 def predict(
     cost: Annotated[float | None, Option(help="Cost of a draft step, in decode steps of the target (c).")] = None,
-    alpha: Annotated[float | None, Option(help="Share of positions at which the draft's proposal is kept.")] = None,
+    alpha: Annotated[float | None, Option(help="Share of positions with a proposal at which it is kept.")] = None,
+    coverage: Annotated[float, Option(help="Beside --alpha: share of positions with a proposal (prompt lookup).")] = 1.0,
     rate: EngineRate = None,
     length: AcceptanceLength = None,
     rates: DepthRates = None,
     at_gamma: Annotated[int | None, Option(help="Gamma of the given rate or length; default: --gamma.")] = None,
     gamma: Gamma = None,
     verify: Annotated[float, how(help="Verification of a round, in decode steps (v).")] = 1.0,
-    verify_slope: Annotated[float, how(help="Added to --verify for every drafted token.")] = 0.0,
     overhead: Annotated[float, how(help="All other costs of a round, in decode steps.")] = 0.0,
     target_config: TargetConfig = None,
     draft_config: DraftConfig = None,
@@ -145,7 +148,6 @@ def predict(
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
     context: Annotated[int, how(help="Cached tokens per sequence.")] = 1024,
     request_share: RequestShare = 0.0,
-    burstiness: Burstiness = 0.0,
     form: Format = "terminal",
     out: OutFile = None,
 ) -> None:
@@ -156,10 +158,10 @@ def predict(
 
     acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
     gammas = gammas_of(acceptance, gamma)
-    given = None if cost is None else RoundCost(cost, verify, verify_slope, overhead)
+    given = None if cost is None else RoundCost(cost, verify, overhead)
     asked = CostsAsked("roofline", accelerator=accelerator, tp=tp, engine=engine, weight_bytes=weight_bytes)
     costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
-    show(build_prediction(acceptance, burstiness, costs, gammas, request_share), form, out)
+    show(build_prediction(acceptance, costs, gammas, request_share, coverage), form, out)
 
 
 @command(group, "alphaprof schema", "alphaprof schema --of report")

@@ -77,7 +77,7 @@ class GammaPrediction:
     """
 
     gamma: int
-    tokens_per_round: float  # tokens emitted per round, the target's own included
+    tokens_per_round: float  # tokens emitted per round, the target's own included; rounds without a proposal count
     accepted_per_drafted: float  # accepted / drafted tokens: what engines call acceptance rate
     verify_cost: float  # v = T(gamma + 1) / T(1)
     break_even_length: float
@@ -93,10 +93,10 @@ class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
     format: ClassVar[str] = "alphaprof-predict"
-    version: ClassVar[str] = "2.0"
+    version: ClassVar[str] = "3.0"
 
-    alpha: float | None  # share of positions where the draft's proposal is kept; None: rates by depth were given
-    burstiness: float  # correlation of acceptance from one position to the next
+    alpha: float | None  # share of positions with a proposal where it is kept; None: rates by depth were given
+    coverage: float  # share of positions with a proposal
     engine_rate: EngineRate | None
     rates: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts; empty: not given
     request_share: float  # of a request's time without a draft that is not decoding
@@ -109,7 +109,9 @@ class Prediction:
         """Yield the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
         yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
         yield _gamma_table(self)
-        yield Small("alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.")
+        yield Small("alpha: share of positions with a proposal where it is kept; does not depend on gamma.")
+        if self.coverage < 1:
+            yield Small("coverage: share of positions with a proposal; without one a round is a decode step of one token.")
         yield Small("accepted/drafted: the acceptance rate of engines; depends on gamma and is not alpha.")
         yield Small("tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).")
         yield Small("break-even: tokens/round at a speedup of 1 (the cost of a round in decode steps), and its alpha.")
@@ -117,31 +119,43 @@ class Prediction:
 
 def build_prediction(
     acceptance: Acceptance,
-    burstiness: float,
     cost: RoundCost | ComputedCost,
-    gammas: Iterable[int] = GAMMAS,
+    gammas: Iterable[int] | None = None,
     request_share: float = 0.0,
+    coverage: float = 1.0,
 ) -> Prediction:
-    """Predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. Raises `OptionInvalid` for
-    impossible values.
+    """Return predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `gammas`: by default
+    those of `gammas_of`; `coverage`: the share of positions with a proposal, beside an alpha. Raises `OptionInvalid` for
+    impossible values, and for a gamma above that of a rate or of the last depth.
     """
-    gammas = tuple(gammas)
+    longest = longest_of(acceptance)
+    gammas = gammas_of(acceptance) if gammas is None else tuple(gammas)
     if isinstance(cost, RoundCost):
-        for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
+        for option, value in (("--cost", cost.draft), ("--overhead", cost.overhead)):
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     _require_between("--request-share", request_share, 0, 1)
-    _require_between("--burstiness", burstiness, -1, 1)
+    _require_between("--coverage", coverage, 0, 1)
+    if coverage != 1 and isinstance(acceptance, EngineRate | tuple):
+        problem = "--coverage is given without --alpha, and an engine's length and rates may or may not count all rounds"
+        raise OptionInvalid(problem, "give --alpha and --coverage as a report of the draft shows them")
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
+        if longest is not None and gamma > longest:
+            known = f"the {longest} rates given" if isinstance(acceptance, tuple) else f"--at-gamma {longest}"
+            hint = "give acceptance at that gamma: heads accept less at each further depth"
+            raise OptionInvalid(f"--gamma {gamma} is beyond {known}", hint)
     rates = acceptance if isinstance(acceptance, tuple) else ()
-    alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance, burstiness)
-    tokens = {gamma: _tokens_of(alpha, rates, gamma, burstiness) for gamma in gammas}
-    predictions = tuple(_of_gamma(tokens[gamma], burstiness, gamma, cost, request_share) for gamma in gammas)
+    alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance)
+    emitted = {
+        gamma: 1 + sum(rates[:gamma]) if alpha is None else float(formulas.tokens_per_round(alpha, gamma))
+        for gamma in gammas
+    }
+    predictions = tuple(_of_gamma(emitted[gamma], gamma, cost, request_share, coverage) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    return Prediction(alpha, burstiness, rate, rates, request_share, given, computed, predictions, best.gamma)
+    return Prediction(alpha, coverage, rate, rates, request_share, given, computed, predictions, best.gamma)
 
 
 def acceptance_of(
@@ -166,11 +180,22 @@ def acceptance_of(
     raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
 
 
-def gammas_of(acceptance: Acceptance, gamma: int | None) -> tuple[int, ...]:
-    """Return the gammas to predict for: the given one, else those that rates were given for, else 1 to 8."""
+def gammas_of(acceptance: Acceptance, gamma: int | None = None) -> tuple[int, ...]:
+    """Return the gammas to predict for: the given one, else up to that of a rate or of the last depth, else 1 to 8."""
     if gamma is not None:
         return (gamma,)
-    return tuple(range(1, len(acceptance) + 1)) if isinstance(acceptance, tuple) else GAMMAS
+    longest = longest_of(acceptance)
+    return GAMMAS if longest is None else tuple(range(1, longest + 1))
+
+
+def longest_of(acceptance: Acceptance) -> int | None:
+    """Return the largest gamma whose acceptance is given; None: one alpha stands for all depths. Raises `OptionInvalid` for
+    an impossible one.
+    """
+    if isinstance(acceptance, EngineRate):
+        _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
+        return acceptance.gamma
+    return len(acceptance) if isinstance(acceptance, tuple) else None
 
 
 def cost_asked(
@@ -285,28 +310,20 @@ def _shape_of_config(
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
 
 
-def _tokens_of(alpha: float | None, rates: Sequence[float], gamma: int, burstiness: float) -> float:
-    """Return tokens per round at a gamma."""
-    if alpha is not None:
-        return float(formulas.tokens_per_round(alpha, gamma, burstiness))
-    if gamma > len(rates):
-        raise OptionInvalid(f"--gamma {gamma} is beyond the {len(rates)} rates given", "give a rate for each depth")
-    return 1 + sum(rates[:gamma])
-
-
 def _of_gamma(
-    tokens: float, burstiness: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float
+    proposed: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float, coverage: float
 ) -> GammaPrediction:
-    length = cost.of_round(gamma)
+    """Return what follows from the tokens of a round with a proposal."""
+    tokens, length = (float(formulas.over_all_rounds(each, coverage)) for each in (proposed, cost.of_round(gamma)))
     factor = cost.factor if isinstance(cost, ComputedCost) else None
     whole = tokens / ((1 - request_share) * length + request_share * tokens) if request_share else None
     return GammaPrediction(
         gamma=gamma,
         tokens_per_round=tokens,
-        accepted_per_drafted=float(formulas.accepted_per_drafted(tokens, gamma)),
+        accepted_per_drafted=float(formulas.accepted_per_drafted(proposed, gamma)),
         verify_cost=cost.verification(gamma),
         break_even_length=length,
-        break_even_alpha=formulas.break_even_alpha(gamma, cost, burstiness),
+        break_even_alpha=formulas.break_even_alpha(gamma, cost),  # at any coverage: it adds plain decode steps
         speedup=tokens / length,
         low=tokens / length / factor if factor else None,
         high=tokens / length * factor if factor else None,
@@ -314,16 +331,11 @@ def _of_gamma(
     )
 
 
-def _alpha_of(acceptance: float | EngineRate, burstiness: float) -> float:
-    try:
-        if isinstance(acceptance, EngineRate):
-            _require_between("--at-gamma", acceptance.gamma, 1, LONGEST)
-            _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
-            return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma, burstiness)
-        _require_between("--alpha", acceptance, 0, 1)
-        formulas.check_chain(acceptance, burstiness)
-    except ValueError as error:
-        raise OptionInvalid(str(error), "correct the values; --burstiness 0 means independence") from None
+def _alpha_of(acceptance: float | EngineRate) -> float:
+    if isinstance(acceptance, EngineRate):
+        _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
+        return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma)
+    _require_between("--alpha", acceptance, 0, 1)
     return acceptance
 
 
@@ -346,6 +358,10 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         here = "" if prediction.alpha is None else f" (here {fmt.share(prediction.alpha)})"
         least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)}{here}"
     yield f"a round emits {emitted} tokens and costs {cost} decode steps; {least}"
+    rate, rates = prediction.engine_rate, prediction.rates
+    if rate is not None or rates:
+        longest = rate.gamma if rate is not None else len(rates)
+        yield f"no gamma above {longest}: acceptance is given up to there, and heads accept less at each further depth"
     if prediction.computed is None:
         yield "Computed from formulas, not measured on text: there is no interval. next: run alphaprof profile"
     else:
@@ -360,21 +376,20 @@ def _speedup_cell(item: GammaPrediction) -> str:
 
 def _assumed_lines(prediction: Prediction) -> Iterator[str]:
     """Yield what was given, or computed from shapes."""
-    burst, rate, cost, computed = prediction.burstiness, prediction.engine_rate, prediction.cost, prediction.computed
+    rate, cost, computed = prediction.engine_rate, prediction.cost, prediction.computed
     if prediction.alpha is None:
         yield f"acceptance by depth {', '.join(map(fmt.share, prediction.rates))}"
     else:
-        kind = (
-            "independent from position to position" if burst == 0 else f"with burstiness (lag-1 autocorrelation) {burst:g}"
-        )
-        yield f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"
+        yield f"alpha {fmt.share(prediction.alpha)}, acceptance independent from position to position"
+        if prediction.coverage < 1:
+            kept = fmt.share(prediction.alpha * prediction.coverage)
+            yield f"coverage {fmt.share(prediction.coverage)}: kept at {kept} of all positions"
+            yield "probably too high: rounds begin after misses, where prompt lookup finds less than elsewhere"
     if rate is not None:
         says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
-        assumes = "assuming independence: bursts would raise it" if burst == 0 else "assuming this burstiness"
-        yield f"this alpha is computed from {says}, {assumes}"
+        yield f"this alpha is computed from {says}, assuming independence: bursts would raise it"
     if cost is not None:
-        slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""
-        steps = f"draft step {cost.draft:g}, verification {cost.verify:g}{slope}, overhead of a round {cost.overhead:g}"
+        steps = f"draft step {cost.draft:g}, verification {cost.verify:g}, overhead of a round {cost.overhead:g}"
         yield f"in plain decode steps: {steps}"
     if computed is not None:
         devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator

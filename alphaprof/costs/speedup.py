@@ -285,10 +285,13 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
 
 
 def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
-    """Return how far the decode time of all documents may be off for what rounds drafted, in units of a decode step."""
+    """Return how far the decode time of all documents may be off for what rounds drafted, in units of a decode step: half of
+    the way between `RoundCounts.ends`.
+    """
     if counts.doubt is None:
         return 0.0
-    return float(counts.doubt.sum(0) @ np.diff(round_costs(times, counts.doubt.shape[1])))
+    least, most = (float(time_spent(end, times).sum()) for end in counts.ends)
+    return abs(most - least) / 2
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
@@ -545,6 +548,16 @@ class Mix:
         if any(base == 0 for (_, base), weight in zip(sums, self.weights, strict=True) if weight > 0):
             return None
         return 1 / sum(weight * spent / base for (spent, base), weight in zip(sums, self.weights, strict=True) if weight > 0)
+
+    def slowest(self, domains: Sequence[Decoded]) -> float | None:
+        """Return `value` if rounds drafted the most that the log allows (`RoundCounts.ends`). p_min and γ are chosen by it,
+        since the middle favors the p_min at which the log tells least.
+        """
+        return self.value([(counts.ends[1], times) for counts, times in domains])
+
+    def fastest(self, domains: Sequence[Decoded]) -> float | None:
+        """Return `value` if rounds drafted the least that the log allows."""
+        return self.value([(counts.ends[0], times) for counts, times in domains])
 
     def gain(self, first: Sequence[Domain], second: Sequence[Domain]) -> Speedup | None:
         """Return how many times as fast the `second` way to decode the documents is as the `first`; None if there are no

@@ -132,7 +132,7 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "p_min": NoteKind(
         "{draft} is faster at gamma {gamma} with p_min {p_min} than at gamma {plain} without "
-        "p_min, by {gain} [{low}, {high}]",
+        "p_min, by {gain} [{low}, {high}], the middle of what the log allows",
         "set decision.p_min: auto to judge with it (llama.cpp and Hugging Face support p_min); see report --show gammas",
     ),
     "no_log": NoteKind(

@@ -20,7 +20,7 @@ from alphaprof.report.build import Report
 from alphaprof.report.model import DomainAnswer, DraftAnswer, Note
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
-from alphaprof.report.verdict import beside
+from alphaprof.report.verdict import MIDDLE, beside
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown
@@ -106,6 +106,8 @@ def _about(report: Report) -> Iterator[str]:
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}{here}, {needed}"
     yield from on_for(report)
+    if stop:
+        yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
     if report.verdict != "UNDECIDED":
         return
     mine = _mine(report)

@@ -28,6 +28,7 @@ from alphaprof.report.sections.hybrids import HybridCurve, HybridResult
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
 from alphaprof.report.sections.stopping import StopResult, StopSurface
 from alphaprof.report.sections.vocabulary import VocabularyCoverage
+from alphaprof.report.verdict import MIDDLE
 from alphaprof.stats.estimate import Interval
 
 ALL = "all"
@@ -228,30 +229,45 @@ def _hybrid_table(curve: HybridCurve) -> Table:
         own, alone = fmt.interval(curve.own_speedup, "x"), fmt.interval(curve.part_speedup, "x")
         below = [f"  {own}, {ahead} {curve.part} alone, {alone}"]
     what = "tokens per round / speedup by gamma and by tokens that prompt lookup must find (min_match)"
-    cells = [(str(item.min_match), item, "") for item in curve.results]
+    cells = [
+        (str(item.min_match), item, "" if item.speedup is None else fmt.number(item.speedup), "") for item in curve.results
+    ]
     return _what_if_table(f"draft {curve.draft}, whole traffic: {what}", cells, "min_match", below, curve.draft)
 
 
 def _stop_table(surface: StopSurface) -> Table:
-    """Return tokens per round and speedup by γ and p_min."""
+    """Return tokens per round and the ends of the speedup by γ and p_min."""
     below = []
+    if surface.gamma is not None:
+        below = ["  from - to: if rounds drafted the most, and the least, that the log allows after a wrong token"]
     if surface.gain is not None:
         gain = fmt.interval(surface.gain, "x")
-        below = [f"  *: the best p_min; {gain} as fast as gamma {surface.plain_gamma} without p_min, on held-out documents"]
+        below += [
+            "  *: the best p_min by the lower of both",
+            f"  {gain} as fast as gamma {surface.plain_gamma} without p_min, on held-out documents ({MIDDLE})",
+        ]
     what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
     title = f"draft {surface.draft}, whole traffic: {what} by gamma, if drafts stop below top probability p_min"
     best = (surface.p_min, surface.gamma)
-    cells = [(f"{item.p_min:g}", item, "*" if (item.p_min, item.gamma) == best else "") for item in surface.results]
+    cells = [
+        (f"{item.p_min:g}", item, _ends(item), "*" if (item.p_min, item.gamma) == best else "") for item in surface.results
+    ]
     return _what_if_table(title, cells, "p_min", below, surface.draft)
 
 
+def _ends(item: StopResult) -> str:
+    """Return the ends of a speedup, one number where they are the same; empty without step times."""
+    low, high = fmt.number(item.slowest), fmt.number(item.fastest)
+    return "" if item.slowest is None else low if low == high else f"{low} - {high}"
+
+
 def _what_if_table(
-    title: str, cells: Sequence[tuple[str, HybridResult | StopResult, str]], named: str, below: list[str], draft: str
+    title: str, cells: Sequence[tuple[str, HybridResult | StopResult, str, str]], named: str, below: list[str], draft: str
 ) -> Table:
-    """Return tokens per round and speedup, by the names of rows and γ; each with a mark behind it."""
+    """Return tokens per round and speedup, by the names of rows and γ. `cells`: name, result, its speedup, and a mark."""
     rows: dict[str, dict[str, str]] = {}
-    for name, item, mark in cells:
-        faster = "" if item.speedup is None else f" / {fmt.number(item.speedup)}"
+    for name, item, speedup, mark in cells:
+        faster = f" / {speedup}" if speedup else ""
         rows.setdefault(name, {})[str(item.gamma)] = f"{fmt.number(item.tokens_per_round)}{faster}{mark}"
     return table_by_columns(title, list(rows.items()), named=named, below=below, draft=draft)
 

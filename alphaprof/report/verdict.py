@@ -29,6 +29,7 @@ Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
+MIDDLE = "middle of what the log allows"  # of a value with a `Speedup.doubt`
 MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
 SURER = "more timing rounds on an idle machine, or your engine's own times"
@@ -137,10 +138,15 @@ class Halves:
         return [list(parts) for parts in zip(*sides, strict=True)]
 
     def chosen(self, options: Sequence[Pair]) -> Choice | None:
-        """Return what each half makes fastest, and both together; None if no speedup is known."""
+        """Return what each half makes fastest, and both together; None if no speedup is known. Rounds of which the log does
+        not tell all that they drafted count at the slower end.
+        """
         sums = {  # time with the draft and without, of each part of each domain
             option: [
-                [tuple(float(side.sum()) for side in spent_and_base(*part)) for part in parts_of(domain)]
+                [
+                    tuple(float(side.sum()) for side in spent_and_base(counts.ends[1], times))
+                    for counts, times in parts_of(domain)
+                ]
                 for domain in self.decoded((option, option))
             ]
             for option in options
@@ -322,7 +328,8 @@ def decide(tested: Tested, min_speedup: float, confidence: float, documents: int
         for wanted in (EVEN, LIKELY)
     )
     level, lower, upper = f"{100 * confidence:g}%", beside(low, min_speedup), beside(high, min_speedup)
-    on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent documents"
+    middle = f" ({MIDDLE})" if speedup.doubt else ""
+    on = f"speedup {speedup.value:.2f}x{middle} on {speedup.documents} independent documents"
     if not speedup.tells:
         reason = _too_few(speedup.documents) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
     elif verdict == "GO":

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.special import rel_entr, xlog1py
@@ -114,7 +114,11 @@ ACCEPTED: dict[str, Callable[..., Accepted]] = {
 
 
 def certify(rule: BoundRule, target: Target, divergence: Divergence = "kl") -> Thresholds:
-    """D* of a rule of `ACCEPTED`; for `tree`, of the target's top token being among the draft's `width` most probable."""
+    """Return D* of a rule of `ACCEPTED`; for `tree`, of the target's top token being among the draft's `width` most
+    probable. Raises `ValueError` for a rule or a divergence whose threshold is not known.
+    """
+    if rule.name not in ACCEPTED:
+        raise ValueError(f"no threshold is known for rule {rule.name}, only for {', '.join(ACCEPTED)}")
     return thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), draft_width(rule), divergence)
 
 
@@ -128,7 +132,7 @@ def thresholds(target: Target, accepted: Accepted, width: int = 1, divergence: D
 
     Elsewhere the missing tokens of T are given the most that they can have (p_(K), the ceiling, an equal share of what the
     logged ones leave: D* is convex and symmetric in them) and missing accepted tokens are let go. Both make rejection
-    cheaper, so that the value is a lower bound.
+    cheaper, so that the value is a lower bound. Raises `ValueError` for an unknown divergence.
     """
     top, counts = target.top, accepted.count
     impossible = (counts > 0) & (counts + width > target.vocabulary)
@@ -155,8 +159,10 @@ def pooled(high: Array, low: Array, divergence: Divergence) -> Array:
     """Return the least divergence [n] at which no token of `high` is ahead of a token of `low`.
 
     `high` [h, n]: accepted tokens, largest first, padded with 0; `low` [w, n]: T, smallest first. What they leave of 1
-    belongs to tokens that are no more probable than any of T.
+    belongs to tokens that are no more probable than any of T. Raises `ValueError` for an unknown divergence.
     """
+    if divergence not in get_args(Divergence):
+        raise ValueError(f"no threshold is known for divergence {divergence}, only for {', '.join(get_args(Divergence))}")
     high, low = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     level, used = _pool(high, low)
     if divergence == "tv":

@@ -23,7 +23,7 @@ the draft stops after its own EOS, and prompt lookup before one; a matched EOS c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -87,8 +87,9 @@ class RoundCounts:
     drafted at least d tokens), `accepted` [documents, gamma] (rounds whose first d drafts were all accepted), `control`
     (control variate of expected rounds, else 0) and `cluster` [documents].
 
-    With a p_min, `drafted` is the middle of the values that the log allows, `doubt` [documents, gamma] its largest error,
-    and `unused` [documents] the number of draft steps whose token is discarded; without one both are None. `steps` and
+    With a p_min, `drafted` is the middle of the values that the log allows, `doubt` [documents, gamma] its largest error
+    (`ends`), and `unused` [documents] the number of draft steps whose token is discarded, one in each round that drafted
+    fewer than gamma; without one both are None. `steps` and
     `started` [documents] are a hybrid's draft steps and the rounds that run any; None for other drafts, which run one step
     for each token.
     """
@@ -110,8 +111,21 @@ class RoundCounts:
         drafted, doubt, unused = replayed.drafted, None, None
         if stop is not None:
             drafted, doubt = (drafted + replayed.tested) / 2, (drafted - replayed.tested) / 2
-            unused = replayed.rounds - replayed.drafted[:, -1] if stop != "hf" else None
+            unused = replayed.rounds - drafted[:, -1] if stop != "hf" else None
         return cls(replayed.tokens, replayed.rounds, drafted, replayed.accepted, replayed.control, cluster, doubt, unused)
+
+    @property
+    def ends(self) -> tuple[RoundCounts, RoundCounts]:
+        """The same if rounds whose draft was wrong drafted the least that the log allows after it, and the most: they
+        stopped at once, or at gamma. Every time in between is possible.
+        """
+        if self.doubt is None:
+            return self, self
+        return self._off_by(-self.doubt), self._off_by(self.doubt)
+
+    def _off_by(self, drafted: Array) -> RoundCounts:
+        unused = None if self.unused is None else self.unused - drafted[:, -1]
+        return replace(self, drafted=self.drafted + drafted, doubt=None, unused=unused)
 
     @property
     def exactly(self) -> Array:

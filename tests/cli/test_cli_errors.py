@@ -364,3 +364,19 @@ def test_every_error_is_printed_in_two_lines_with_its_exit_code(
         app.main()
     assert caught.value.code == getattr(kind, "exit_code", None) in (2, 3, 4, 5, 6, 10, 11, 12, 13)
     assert capsys.readouterr() == ("", "error: it failed\nhint: try  again\n")
+
+
+REMOVED = {
+    "predict --alpha 0.5 --cost 0.1 --burstiness 0.3": "a report replays the rounds of real text",
+    "predict --alpha 0.5 --cost 0.1 --verify-slope=0.1": "give --verify of one --gamma",
+}
+
+
+@each(("command", "instead"), REMOVED.items())
+def test_an_option_that_was_removed_says_what_to_do_instead(
+    command: str, instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, *command.split()) == 2
+    problem, hint = capsys.readouterr().err.splitlines()
+    assert problem.endswith("was removed")
+    assert instead in hint

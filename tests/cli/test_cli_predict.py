@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tests.costs.test_roofline import H100, LLAMA
 from tests.loops import each
 
 CLAIM = ("--alpha", "0.75", "--cost", "0.04")
-DEAR = RoundCost(0.1, 1.05, 0.02, 0.03)
+DEAR = RoundCost(0.1, 1.05, 0.03)
 
 
 def printed(console_script: Runner, *arguments: object) -> str:
@@ -61,29 +62,28 @@ def test_a_table_has_a_row_for_each_gamma_and_names_the_best(console_script: Run
     assert "best gamma 1: 0.86x, decoding is not faster" in text
 
 
-def test_every_cost_and_burstiness_reach_the_formula(console_script: Runner) -> None:
-    options = ("--verify", 1.05, "--verify-slope", 0.02, "--overhead", 0.03, "--burstiness", 0.3)
-    found = rows(printed(console_script, "--alpha", 0.8, "--cost", 0.1, *options))[4]
-    assert found[0] == f"{formulas.tokens_per_round(0.8, 4, 0.3):.2f}"
-    assert found[2] == "1.56"  # 4 * 0.1 + 1.05 + 4 * 0.02 + 0.03
-    assert found[-1] == f"{formulas.speedup(0.8, 4, DEAR, 0.3):.2f}x"
+def test_every_cost_reaches_the_formula(console_script: Runner) -> None:
+    found = rows(printed(console_script, "--alpha", 0.8, "--cost", 0.1, "--verify", 1.05, "--overhead", 0.03))[4]
+    assert found[0] == f"{formulas.tokens_per_round(0.8, 4):.2f}"
+    assert found[2] == "1.48"  # 4 * 0.1 + 1.05 + 0.03
+    assert found[-1] == f"{formulas.speedup(0.8, 4, DEAR):.2f}x"
 
 
 def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
-    found = json.loads(printed(console_script, *CLAIM, "--burstiness", 0.3, "--format", "json"))
-    assert found == as_json(build_prediction(0.75, 0.3, RoundCost(0.04)))
-    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "2.0", 8)
-    assert (found["alpha"], found["burstiness"], found["engine_rate"]) == (0.75, 0.3, None)
-    assert found["cost"] == {"draft": 0.04, "verify": 1.0, "verify_slope": 0.0, "overhead": 0.0}
+    found = json.loads(printed(console_script, *CLAIM, "--format", "json"))
+    assert found == as_json(build_prediction(0.75, RoundCost(0.04)))
+    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "3.0", 7)
+    assert (found["alpha"], found["coverage"], found["engine_rate"]) == (0.75, 1.0, None)
+    assert found["cost"] == {"draft": 0.04, "verify": 1.0, "overhead": 0.0}
     item = found["gammas"][3]
-    tokens = float(formulas.tokens_per_round(0.75, 4, 0.3))
+    tokens = float(formulas.tokens_per_round(0.75, 4))
     assert item == {
         "gamma": 4,
         "tokens_per_round": tokens,
         "accepted_per_drafted": (tokens - 1) / 4,
         "verify_cost": 1.0,
         "break_even_length": 1.16,
-        "break_even_alpha": formulas.break_even_alpha(4, RoundCost(0.04), 0.3),
+        "break_even_alpha": formulas.break_even_alpha(4, RoundCost(0.04)),
         "speedup": tokens / 1.16,
         "low": None,
         "high": None,
@@ -92,20 +92,48 @@ def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
     assert (found["computed"], found["rates"], found["request_share"]) == (None, [], 0.0)
 
 
-def test_the_cost_of_verification_is_that_of_its_gamma() -> None:
-    costs = [item["verify_cost"] for item in as_json(build_prediction(0.5, 0, DEAR, (1, 4)))["gammas"]]
-    assert costs == pytest.approx([1.07, 1.13])
+def test_a_draft_that_proposes_at_some_positions_only_is_given_its_coverage(console_script: Runner) -> None:
+    """By hand: rounds of one draft, .7 of them with a proposal, emit .7 * 1.51 + .3 tokens and cost .7 * 1.1 + .3 steps."""
+    lookup = ("--alpha", "0.51", "--coverage", "0.7", "--cost", "0", "--verify", "1.1", "--gamma", "1")
+    (item,) = json.loads(printed(console_script, *lookup, "--format", "json"))["gammas"]
+    assert item["tokens_per_round"] == pytest.approx(1.357)
+    assert item["break_even_length"] == pytest.approx(1.07)
+    assert item["speedup"] == pytest.approx(1.357 / 1.07)
+    assert item["accepted_per_drafted"] == pytest.approx(0.51)  # tokens that were drafted, as engines count
+    assert item["break_even_alpha"] == pytest.approx(0.1)
+    text = " ".join(printed(console_script, *lookup).split())
+    assert "alpha 0.510" in text
+    assert "coverage 0.700: kept at 0.357 of all positions" in text
+    assert "coverage" not in printed(console_script, *CLAIM)
 
 
 def test_the_rate_of_an_engine_becomes_an_alpha(console_script: Runner) -> None:
     rate = ("--accepted-per-drafted", 0.53, "--at-gamma", 4, "--cost", 0.1)
-    for burstiness, alpha in ((0, "0.762"), (0.3, "0.792")):
-        text = printed(console_script, *rate, "--burstiness", burstiness)
-        assert f"alpha {alpha}" in text
-        assert rows(text)[4][1] == "0.530"
+    text = printed(console_script, *rate)
+    assert "alpha 0.762" in text
+    assert rows(text)[4][1] == "0.530"
+    assert list(rows(text)) == [1, 2, 3, 4]
     found = json.loads(printed(console_script, *rate, "--format", "json"))
     assert found["engine_rate"] == {"accepted_per_drafted": 0.53, "gamma": 4}
     assert found["alpha"] == formulas.alpha_of_rate(0.53, 4)
+
+
+@each(
+    "acceptance",
+    [
+        ("--acceptance-length", 2.9, "--at-gamma", 3),
+        ("--accepted-per-drafted", 0.63, "--at-gamma", 3),
+        ("--rates", "0.8,0.6,0.5"),
+    ],
+)
+def test_no_gamma_above_that_of_the_given_acceptance_is_computed(
+    acceptance: tuple[object, ...], console_script: Runner
+) -> None:
+    text = printed(console_script, *acceptance, "--cost", 0.04)
+    assert list(rows(text)) == [1, 2, 3]
+    assert "best gamma 3" in text
+    assert "no gamma above 3: acceptance is given up to there" in text
+    assert "no gamma above" not in printed(console_script, *CLAIM)
 
 
 REFUSED: tuple[tuple[list[str], str], ...] = (
@@ -116,17 +144,17 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["--rates", "0.5,0.6"], "--rates rise with depth"),
     (["--rates", "0.5,x"], "--rates is '0.5,x'"),
     (["--rates", "0.8,0.7", "--gamma", "3"], "--gamma 3 is beyond the 2 rates given"),
+    (["--acceptance-length", "2.9", "--at-gamma", "3", "--gamma", "5"], "--gamma 5 is beyond --at-gamma 3"),
+    (["--acceptance-length", "2.9", "--at-gamma", "65"], "--at-gamma is 65; it must be between 1 and 64"),
+    (["--acceptance-length", "1", "--at-gamma", "-1"], "--at-gamma is -1; it must be between 1 and 64"),
     (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
     (
         ["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"],
         "a round's cost must be either given or computed",
     ),
+    (["--alpha", "0.5", "--coverage", "1.5"], "--coverage is 1.5; it must be between 0 and 1"),
+    (["--rates", "0.5", "--coverage", "0.5"], "--coverage is given without --alpha"),
     (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1"),
-    (["--alpha", "0.8", "--burstiness", "-0.5"], "at alpha 0.8 burstiness must be between -0.25"),
-    (
-        ["--accepted-per-drafted", "0.9", "--at-gamma", "4", "--burstiness", "-0.5"],
-        "no text of burstiness -0.5 has 0.9 accepted per drafted token at gamma 4",
-    ),
     (["--alpha", "0.5", "--gamma", "65"], "--gamma is 65; it must be between 1 and 64"),
     (["--alpha", "0.5", "--overhead", "-1"], "--overhead is -1; it must be 0 or above"),
 )
@@ -217,35 +245,31 @@ def test_a_prediction_needs_neither_torch_nor_the_readers_of_runs(tmp_path: Path
 
 TEXT = (Path(__file__).parents[2] / "docs" / "research" / "predict.md").read_text()
 SIGNS = {"\N{GREEK SMALL LETTER ALPHA}": "alpha", "\N{GREEK SMALL LETTER GAMMA}": "gamma", "\N{MINUS SIGN}": "-"}
-RHO = {"\N{GREEK SMALL LETTER RHO}": "rho"}
-PAGE = " ".join(TEXT.split()).translate(str.maketrans(SIGNS | RHO))  # line breaks do not matter, nor does the spelling
+PAGE = " ".join(TEXT.split()).translate(str.maketrans(SIGNS))  # line breaks do not matter, nor does the spelling
 GENERIC, CUSTOM = 0.35, 0.75  # the two drafts of the claims
-LONG = range(1, 65)
 
 
 def x(value: Any) -> str:
     return f"{float(value):.2f}x"
 
 
-def best(alpha: float, cost: RoundCost, burstiness: float = 0.0) -> tuple[int, float]:
+def best(alpha: float, cost: formulas.CostOfRound, longest: int = 64) -> tuple[int, float]:
     """The best gamma and its speedup."""
-    return max(((gamma, float(speedup(alpha, gamma, cost, burstiness))) for gamma in LONG), key=lambda item: item[1])
+    found = ((gamma, float(speedup(alpha, gamma, cost))) for gamma in range(1, longest + 1))
+    return max(found, key=lambda item: item[1])
 
 
-def dearest(gamma: int, burstiness: float = 0.0) -> float:
+def dearest(gamma: int) -> float:
     """The cost of a draft at which the custom one gives 2.8x; below 0 where none is cheap enough."""
-    return (float(tokens_per_round(CUSTOM, gamma, burstiness)) / 2.8 - 1) / gamma
+    return (float(tokens_per_round(CUSTOM, gamma)) / 2.8 - 1) / gamma
 
 
 def of_acceptance() -> Iterator[str]:
     rate = float(formulas.accepted_per_drafted(tokens_per_round(0.8, 4), 4))
     yield f"At alpha 0.8 and gamma 4 an engine shows {rate:.3f}; put into the formula for alpha, that promises"
     yield f"{tokens_per_round(rate, 4):.2f} tokens per round instead of {tokens_per_round(0.8, 4):.2f}"
-    alone, bursty = (f"{alpha_of_rate(0.53, 4, burstiness):.3f}" for burstiness in (0, 0.3))
-    yield f"0.53 --at-gamma 4` is alpha {alone} if acceptance is independent, and {bursty} at a burstiness of 0.3"
-    emitted = [f"{tokens_per_round(0.8, 4, burstiness):.2f}" for burstiness in (0, 0.6, -0.2)]
-    yield "alpha 0.8 and gamma 4 give {} tokens with rho = 0, {} with rho = 0.6 and {} with rho = -0.2".format(*emitted)
-    yield f"at alpha 0.8 it is at least {formulas.least_burstiness(0.8):.2f}"
+    yield f"0.53 --at-gamma 4` is alpha {alpha_of_rate(0.53, 4):.3f}"
+    yield f"alpha 0.51 at a coverage of 0.7 is {0.51 * 0.7:.2f} of all positions"
     yield f"alpha 0.75 and gamma 7, where a round emits {tokens_per_round(0.75, 7):.2f} tokens"
     assert tokens_per_round(0.65, 5) < 3.1
     yield f"alpha 0.65 and gamma 5, where it emits {tokens_per_round(0.65, 5):.2f} and"
@@ -260,7 +284,7 @@ def of_the_claims() -> Iterator[str]:
     yield "gamma = 6 needs c = 0.0396 for {}, which makes the other {}".format(*six)
     yield f"a round of 3 drafts emits {tokens_per_round(CUSTOM, 3):.2f} tokens, so gamma ≤ 3 cannot give 2.8x"
     assert all(dearest(gamma) < 0 for gamma in (1, 2, 3))
-    assert max(LONG, key=dearest) == 7
+    assert max(range(1, 65), key=dearest) == 7
     gammas = (4, 5, 6, 7, 8, 10, 12)
     yield f"| gamma | {' | '.join(map(str, gammas))} |"
     yield f"| tokens/round at alpha 0.75 | {' | '.join(f'{tokens_per_round(CUSTOM, gamma):.2f}' for gamma in gammas)} |"
@@ -272,30 +296,29 @@ def of_the_claims() -> Iterator[str]:
     yield f"a draft of c = 0.125 (gamma = 1), and with such a cost alpha 0.75 gives at most {x(same[1])} (gamma = {same[0]})"
 
 
-def of_bursts() -> Iterator[str]:
-    cost = RoundCost(0.04)
-    for burstiness in (0, 0.3, 0.6):
-        cells = [
-            f"{tokens_per_round(alpha, 7, burstiness):.2f}, {x(speedup(alpha, 7, cost, burstiness))}"
-            for alpha in (GENERIC, CUSTOM)
-        ]
-        needed = formulas.alpha_for(2.8 * cost.of_round(7), 7, burstiness)
-        cheapest = max(dearest(gamma, burstiness) for gamma in LONG)
-        yield f"| {burstiness} | {' | '.join(cells)} | {needed:.3f} | {cheapest:.3f} |"
-    yield f"it takes alpha {needed:.3f}, or c = {cheapest:.3f} and longer rounds"
-    assert max(LONG, key=lambda gamma: dearest(gamma, 0.6)) > 7
+@dataclass(frozen=True)
+class Batched:
+    """A cheap draft beside the verification of a batch, by the roofline of the page."""
+
+    batch: int
+
+    def verification(self, gamma: int) -> float:
+        """The target over gamma + 1 tokens of each sequence, in decode steps."""
+        fitted = Efficiency(memory=0.8, compute=0.8 / 1.2203)  # fitted to published ratios: docs/research/log.md
+        shape = ModelShape.from_config(LLAMA)
+        decode, verify = (step_ms(shape, H100, fitted, tokens, self.batch, 1024) for tokens in (1, gamma + 1))
+        return verify / decode
+
+    def of_round(self, gamma: int) -> float:
+        """With the draft's steps."""
+        return gamma * 0.04 + self.verification(gamma)
 
 
 def of_batches() -> Iterator[str]:
-    shape = ModelShape.from_config(LLAMA)
-    fitted = Efficiency(memory=0.8, compute=0.8 / 1.2203)  # fitted to published ratios: docs/research/log.md
     for batch in (1, 8, 32, 64, 256):
-        decode, verify = (step_ms(shape, H100, fitted, tokens, batch, 1024) for tokens in (1, 8))
-        cost = RoundCost(0.04, verify_slope=(verify / decode - 1) / 7)
-        gamma, most = best(CUSTOM, cost)
-        fixed = f"{cost.verification(7):.2f} | {x(speedup(CUSTOM, 7, cost))}"
-        yield f"| {batch} | {cost.verify_slope:.4f} | {fixed} | {gamma}, {x(most)} |"
-    yield f"Efficiency(memory={fitted.memory}, compute={fitted.compute:.2f})"
+        gamma, most = best(CUSTOM, cost := Batched(batch), longest=8)
+        yield f"| {batch} | {cost.verification(7):.2f} | {x(speedup(CUSTOM, 7, cost))} | {gamma}, {x(most)} |"
+    yield "Efficiency(memory=0.8, compute=0.66)"
 
 
 def of_engines() -> Iterator[str]:
@@ -306,7 +329,7 @@ def of_engines() -> Iterator[str]:
         target, head = (CONFIGS / f"{kind}{name.lower()}.json" for kind in ("", "head-"))
         setting = CostsAsked("roofline", accelerator="h200", tp=4 if split else 1, engine="sglang-h200")
         cost = computed_cost(target, head, setting, batch, 1024, 8)
-        found = [build_prediction(alpha, 0.0, cost) for alpha in (GENERIC, CUSTOM)]
+        found = [build_prediction(alpha, cost) for alpha in (GENERIC, CUSTOM)]
         cells = [of_best((each.best_gamma, each.gammas[each.best_gamma - 1].speedup)) for each in found]
         yield f"| {name}{split}, batch {batch} | {' | '.join(cells)} |"
     yield "intervals \N{MULTIPLICATION SIGN}/÷ 1.25"
@@ -318,7 +341,7 @@ def of_best(found: tuple[int, float]) -> str:
     return f"{found[0]}, {x(found[1])}"
 
 
-PARTS = (of_acceptance, of_the_claims, of_bursts, of_batches, of_engines)
+PARTS = (of_acceptance, of_the_claims, of_batches, of_engines)
 
 
 @each("part", PARTS)

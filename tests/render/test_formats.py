@@ -155,7 +155,7 @@ def test_trees_are_valid(runs: Callable[[str], Run], name: str) -> None:
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.75, 1.0, EngineRate(0.5, 4)])
 def test_predictions_are_valid(acceptance: float | EngineRate) -> None:
-    assert_valid(build_prediction(acceptance, 0.0, RoundCost(0.3)))
+    assert_valid(build_prediction(acceptance, RoundCost(0.3)))
 
 
 def test_what_runs_models_writes_valid_json(runs: Callable[[str], Run], tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
     "check": of_check,
     "compare": of_two,
     "latency": lambda path: Latency.of(timed(path / "run")),
-    "predict": lambda path: build_prediction(acceptance_of(0.8), 0.0, RoundCost(0.1, 1.0, 0.01, 0.0), (1, 2, 3)),
+    "predict": lambda path: build_prediction(acceptance_of(0.8), RoundCost(0.1, 1.03, 0.0), (1, 2, 3)),
     "trees": lambda path: build_trees(RunDraft(made(path), "small"), given={"mine.json": Tree.from_paths(BUSHY)}),
     "validate": lambda path: compared(path, 1.02),
     "lossy": lambda path: compared(path, rule="additive_0p1"),

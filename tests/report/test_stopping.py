@@ -11,13 +11,14 @@ import pytest
 
 from alphaprof.commands.export.engines import export
 from alphaprof.config.load import changed_question
-from alphaprof.costs.speedup import StepTime, StepTimes, speedup
+from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run import Run, RunDraft
 from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.stopping import P_MINS
-from alphaprof.totals.replay import RoundCounts, Rounds
+from alphaprof.report.verdict import MIDDLE
+from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 from tests.reporting import as_terminal, codes
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -53,9 +54,9 @@ def report(run: Run) -> Report:
     return build_report(run)
 
 
-def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, int, int, int]:
-    """Rounds, tokens, the least and the most that they drafted, and draft steps thrown away: by a plain loop."""
-    rounds = tokens = least = most = unused = 0
+def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+    """Rounds, tokens, the most and the least that they drafted, and draft steps thrown away then: by a plain loop."""
+    rounds = tokens = least = most = unused = shorter = 0
     for shard in run.shards:
         table = run.positions("small", shard.index).to_pandas()
         for _, text in table.groupby("document", sort=False):
@@ -69,12 +70,12 @@ def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, int, int, i
                 ended = at + drafted >= len(text)
                 stopped = drafted < gamma and not ended and unsure[at + drafted]
                 accepted, rounds = drafted, rounds + 1
-                least += accepted + (not stopped and not ended and drafted < gamma)
-                most += accepted if stopped else gamma
-                unused += stopped
+                shortest = accepted + (not stopped and not ended and drafted < gamma)
+                least, most = least + shortest, most + (accepted if stopped else gamma)
+                unused, shorter = unused + stopped, shorter + (shortest < gamma)
                 emitted = min(accepted + 1, len(text) - at)
                 tokens, at = tokens + emitted, at + emitted
-    return rounds, tokens, least, most, unused
+    return rounds, tokens, (most, least), (unused, shorter)
 
 
 @pytest.mark.parametrize("p_min", [0.0, 0.4, 0.6])
@@ -83,17 +84,18 @@ def test_the_surface_is_that_of_a_plain_loop(run: Run, report: Report, gamma: in
     (surface,) = report.stopping
     assert {item.p_min for item in surface.results} == {0.0, *P_MINS}
     item = next(item for item in surface.results if (item.p_min, item.gamma) == (p_min, gamma))
-    rounds, tokens, least, most, unused = recounted(run, gamma, p_min)
+    rounds, tokens, *ends = recounted(run, gamma, p_min)
     assert item.tokens_per_round == pytest.approx(tokens / rounds)
     steps = report.times
     assert steps is not None
     step, verify = steps.draft_ms["small"] / steps.target_ms[1], [ms / steps.target_ms[1] for ms in steps.target_ms.values()]
     extra = (verify[-1] - verify[0]) / (len(verify) - 1)  # verification is a straight line of these step times
-    drafted = most if p_min == 0 else (least + most) / 2
     slow = report.times.draft_after_full_ms.get("small", steps.draft_ms["small"]) - steps.draft_ms["small"]
     assert slow == pytest.approx(0, abs=1e-9)
-    spent = rounds + drafted * (step + extra) + (unused * step if p_min else 0)
-    assert item.speedup == pytest.approx(tokens / spent, rel=2e-3)
+    if p_min == 0:  # every round drafts gamma tokens
+        ends = [(ends[0][0],) * 2, (0, 0)]
+    for found, drafted, unused in zip((item.slowest, item.fastest), *ends, strict=True):
+        assert found == pytest.approx(tokens / (rounds + drafted * (step + extra) + unused * step), rel=2e-3)
 
 
 def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: Report, tmp_path: Path) -> None:
@@ -108,6 +110,60 @@ def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: Re
     assert "p_min" not in codes(other)
 
 
+def test_auto_stops_no_draft_whose_probabilities_say_nothing(tmp_path: Path) -> None:
+    """The middle of what the log allows favors p_min 0.2, by which nothing is gained: it shows 1.72x in place of 1.61x."""
+
+    def seldom_unsure(frame: pd.DataFrame) -> None:
+        frame["draft_top_prob"] = np.random.default_rng(len(frame)).beta(3, 1.5, len(frame)).astype(np.float32)
+
+    recipe = dataclasses.replace(RECIPE, lookups=(), draft_ms=1.0)
+    run = rewritten(write_run(tmp_path / "run", recipe), "small", seldom_unsure)
+    chosen = build_report(run, config=changed_question(run.manifest.config, ["decision.p_min=auto"]))
+    assert chosen.conditions.p_min == 0
+    assert MIDDLE not in as_terminal(chosen)
+
+
+def on_its_own_path(trace: Trace, sure: np.ndarray, beyond: np.random.Generator, gamma: int, p_min: float) -> float:
+    """Speedup of one text by a plain loop, in which the draft is as sure after a wrong token as elsewhere."""
+    spent, at, stop = 0.0, 1, int(trace.stop[0])
+    while at < stop:
+        drafted = steps = 0
+        while drafted < gamma:
+            known = drafted <= trace.run[at] and at + drafted < stop
+            steps += 1
+            if (sure[at + drafted] if known else beyond.choice(sure)) < p_min:
+                break
+            drafted += 1
+        spent += steps * TIMES.c() + 1 + TIMES.v(drafted) - TIMES.v(0)
+        at += min(min(int(trace.run[at]), drafted) + 1, stop - at)
+    return (stop - 1) / spent
+
+
+TIMES = StepTimes({n: StepTime(10 + 0.3 * n, 0.0) for n in range(1, 10)}, StepTime(1.5, 0.0))
+
+
+@pytest.mark.parametrize(("right", "wrong"), [((3, 1.5), (3, 1.5)), ((6, 2), (2, 2))], ids=["clueless", "knowing"])
+def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float, float], wrong: tuple[float, float]) -> None:
+    """And the middle is too fast at a low p_min, where the log says least."""
+    rng, size, off = np.random.default_rng(5), 12_000, {}
+    agrees = rng.random(size) < 0.6
+    sure = np.where(agrees, rng.beta(*right, size), rng.beta(*wrong, size))
+    start, stop = np.array([0]), np.array([size])
+    logged = Trace(run_lengths(agrees, start, stop), np.full(size, 99), start, stop, stop, np.zeros(size, dtype=bool))
+    mix = Mix(("text",), None)
+    for p_min in (0.2, 0.5, 0.9):
+        rounds = replay(dataclasses.replace(logged, unsure=sure < p_min), 8)
+        way = [(RoundCounts.of(rounds, np.array([0]), "engine"), TIMES)]
+        slowest, middle, fastest = mix.slowest(way), mix.value(way), mix.fastest(way)
+        true = on_its_own_path(logged, sure, rng, 8, p_min)
+        assert slowest is not None
+        assert middle is not None
+        assert fastest is not None
+        assert slowest <= true <= fastest
+        off[p_min] = middle / true - 1
+    assert off[0.2] > 0.05
+
+
 def test_auto_judges_with_the_p_min_that_half_of_the_documents_choose(run: RunWriter, report: Report) -> None:
     asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
     chosen = build_report(run, config=asked)
@@ -117,6 +173,8 @@ def test_auto_judges_with_the_p_min_that_half_of_the_documents_choose(run: RunWr
     assert chosen.tokens_per_round is not None
     assert chosen.tokens_per_round.value == pytest.approx(same.tokens_per_round)
     assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
+    assert f"with p_min every speedup is the {MIDDLE}" in as_terminal(chosen)
+    assert f"x ({MIDDLE}) on" in chosen.traffic.reason
     assert "p_min" not in codes(chosen)
     one = build_report(run, config=changed_question(asked, ["decision.gamma=8"]))
     fixed = build_report(run, config=changed_question(asked, ["decision.gamma=8", "decision.p_min=0.4"]))

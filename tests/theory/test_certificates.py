@@ -478,3 +478,12 @@ def test_runs_are_certified_where_every_threshold_exceeds_the_divergence() -> No
         (0.0, [4 + 3 + 2 + 1, 3 + 2 + 1]),
     ):
         assert certain_runs(found, np.array([4, 3]), epsilon, 3)[1].tolist() == runs
+
+
+@each("rule", ["strict", "multiplicative:0"])  # the second rejects nothing, so that nothing is pooled
+def test_what_has_no_threshold_is_refused_with_what_has(rule: str) -> None:
+    target, unknown = Target(np.array([[0.6, 0.3, 0.1]]), 3), "rkl"
+    with pytest.raises(ValueError, match="no threshold is known for divergence rkl, only for kl, tv"):
+        certify(parse_rule(rule), target, unknown)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no threshold is known for rule lossless, only for strict, additive"):
+        certify(parse_rule("lossless"), target)

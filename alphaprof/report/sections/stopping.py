@@ -1,8 +1,10 @@
 """Stopping a draft that is unsure (p_min of llama.cpp, assistant_confidence_threshold of Hugging Face).
 
 A round drafts until γ, or until the draft's top probability falls below p_min. What it gets accepted is a fact of the log.
-What it drafted is one if it stopped or all was accepted; after a wrong draft it lies between that one and γ, which widens
-the interval of a speedup (`costs.speedup.Speedup.doubt`).
+What it drafted is one if it stopped or all was accepted; after a wrong draft it lies between that one and γ, since the log
+does not hold what the draft proposes on its own path. So a speedup has two ends (`RoundCounts.ends`). Its interval encloses
+both (`costs.speedup.Speedup.doubt`), its value is the middle, and p_min is chosen by the slower one: the middle is too fast
+where the draft is as sure after a wrong token as elsewhere, and most so at a low p_min, which the log says least about.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from alphaprof.costs.speedup import StepTimes
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.notes import note
 from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs
-from alphaprof.report.speeds import speedup_interval
+from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import Tried
-from alphaprof.report.verdict import AUTO, Mask, decoded, halves
+from alphaprof.report.verdict import AUTO, Choice, Halves, Pair, decoded
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import stops
 
@@ -31,13 +34,14 @@ class StopResult:
     p_min: float  # 0: it never stops
     gamma: int
     tokens_per_round: float  # over all rounds
-    speedup: float | None  # None: there are no step times
+    slowest: float | None  # speedup if rounds drafted the most that the log allows; None: there are no step times
+    fastest: float | None  # the same if they drafted the least
 
 
 @dataclass(frozen=True)
 class StopSurface:
-    """What stopping early brings one draft. One half of the documents and timing rounds chose the best γ and p_min, and the
-    best γ without it; `gain` compares these two on the other half, paired.
+    """What stopping early brings one draft. Each half of the documents and timing rounds chooses the best γ and p_min, by the
+    slowest speedup that the log allows, and the best γ without it; `gain` compares these two on the other half, paired.
     """
 
     draft: str
@@ -45,7 +49,7 @@ class StopSurface:
     p_min: float | None  # of the best; None: not known
     gamma: int | None
     plain_gamma: int | None  # the best without stopping
-    gain: Interval | None  # how many times as fast stopping is; None: not known
+    gain: Interval | None  # how many times as fast stopping is: the middle of what the log allows; None: not known
 
 
 def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, ...]:
@@ -59,8 +63,8 @@ def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, .
 
 
 def answered_p_min(inputs: ReportInputs) -> ReportInputs:
-    """Return the same with a number if `decision.p_min` is auto: what the half of the documents that chooses draft and γ
-    chooses with them. Raises `OptionInvalid` if a draft's log does not say when it stops.
+    """Return the same with a number if `decision.p_min` is auto: what each half of the documents chooses with draft and γ, or
+    0 if they do not choose the same. Raises `OptionInvalid` if a draft's log does not say when it stops.
     """
     question, facts = inputs.question, inputs.run.manifest.drafts
     judged = list(facts) if question.draft == AUTO else [question.draft]
@@ -72,9 +76,10 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
     tried = _by_p_min(inputs, judged)
     if not tried or not tried[0.0].timing.times:
         return replace(inputs, question=replace(question, p_min=0.0))
-    values = _chosen(tried, list(tried[0.0].candidates), question.gammas(inputs.run.gammas), _halves(tried)[0])
-    best = max(values, key=lambda option: values[option])[0]
-    return replace(inputs, question=replace(question, p_min=best, chose_p_min=True))
+    choice = _chosen(tried, list(tried[0.0].candidates), question.gammas(inputs.run.gammas))
+    agreed = choice is not None and len({p_min for p_min, _ in map(_apart, choice.halves)}) == 1
+    best = _apart(choice.pair)[0] if choice is not None and agreed else 0.0
+    return replace(inputs, question=replace(question, p_min=best, chose_p_min=best > 0))
 
 
 def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]:
@@ -88,41 +93,59 @@ def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]
     return tried
 
 
-def _halves(tried: Mapping[float, Tried]) -> tuple[Mapping[str, Mask], Mapping[str, Mask]]:
-    """Return the documents of each domain that choose, and those that test."""
-    mix, pools = tried[0.0].mix, next(iter(tried[0.0].candidates.values()))
-    return halves({domain: pools[domain] for domain in mix.domains})
+def _named(p_min: float, draft: str) -> str:
+    return f"{p_min:g} {draft}"
 
 
-def _chosen(
-    tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int], rows: Mapping[str, Mask]
-) -> dict[tuple[float, str, int], float]:
-    """Return speedups by p_min, draft and γ on the documents that choose."""
-    return {
-        (p_min, draft, gamma): at.mix.value(decoded(at.candidates, (draft, gamma), at.timing.choosing, at.mix, rows)) or 0.0
-        for p_min, at in tried.items()
-        for draft in drafts
-        for gamma in gammas
-    }
+def _apart(pair: Pair) -> tuple[float, Pair]:
+    """Return the p_min of a pair whose draft is `_named`, and the pair."""
+    p_min, _, draft = pair[0].partition(" ")
+    return float(p_min), (draft, pair[1])
+
+
+def _together(tried: Mapping[float, Tried], drafts: Sequence[str]) -> Halves:
+    """Return the halves of the documents, with each draft at each p_min as a draft of its own."""
+    whole = next(iter(tried.values()))
+
+    def renamed(times: Mapping[str, StepTimes]) -> dict[str, StepTimes]:
+        return {_named(p_min, draft): times[draft] for p_min in tried for draft in drafts if draft in times}
+
+    first, second = (renamed(each) for each in whole.timing.halves or (whole.timing.times, whole.timing.times))
+    timing = replace(whole.timing, times=renamed(whole.timing.times), halves=(first, second))
+    pools = {_named(p_min, draft): at.candidates[draft] for p_min, at in tried.items() for draft in drafts}
+    return Halves.of(pools, timing, whole.mix)
+
+
+def _chosen(tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int]) -> Choice | None:
+    """Return the draft, γ and p_min that each half of the documents makes fastest, drafts as `_named`."""
+    return _together(tried, drafts).chosen(
+        [(_named(p_min, draft), gamma) for p_min in tried for draft in drafts for gamma in gammas]
+    )
 
 
 def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> StopSurface:
-    gammas, question, timing = inputs.run.gammas, inputs.question, tried[0.0].timing
-    results = [StopResult(p_min, gamma, *at.at(draft, gamma)) for p_min, at in tried.items() for gamma in gammas]
+    gammas, question = inputs.run.gammas, inputs.question
+    results = [_result(at, p_min, draft, gamma) for p_min, at in tried.items() for gamma in gammas]
     nothing = StopSurface(draft, tuple(results), None, None, None, None)
-    if draft not in timing.times:
+    if draft not in tried[0.0].timing.times:
         return nothing
-    choosing, testing = _halves(tried)
-    chosen = _chosen(tried, [draft], gammas, choosing)
-    plain, best = (
-        max((option for option in chosen if (option[0] > 0) == stopping), key=lambda option: chosen[option])
-        for stopping in (False, True)
-    )
-    mix = tried[0.0].mix
-    ways = (decoded(tried[p].candidates, (draft, gamma), timing.testing, mix, testing) for p, _, gamma in (plain, best))
-    gain = mix.gain(*ways)
-    known = speedup_interval(gain, question.confidence) if gain is not None and gain.tells else None
-    return replace(nothing, p_min=best[0], gamma=best[2], plain_gamma=plain[2], gain=known)
+    plain = _chosen({0.0: tried[0.0]}, [draft], gammas)
+    best = _chosen({p_min: at for p_min, at in tried.items() if p_min}, [draft], gammas)
+    if plain is None or best is None:
+        return nothing
+    halves = _together(tried, [draft])
+    gain = halves.mix.gain(*(halves.decoded((each.halves[1], each.halves[0])) for each in (plain, best)))
+    known = deciding_interval(gain, question.confidence) if gain is not None and gain.tells else None
+    p_min, (_, gamma) = _apart(best.pair)
+    return replace(nothing, p_min=p_min, gamma=gamma, plain_gamma=plain.pair[1], gain=known)
+
+
+def _result(at: Tried, p_min: float, draft: str, gamma: int) -> StopResult:
+    tokens, _ = at.at(draft, gamma)
+    if draft not in at.timing.times:
+        return StopResult(p_min, gamma, tokens, None, None)
+    rounds = decoded(at.candidates, (draft, gamma), at.timing.times, at.mix)
+    return StopResult(p_min, gamma, tokens, at.mix.slowest(rounds), at.mix.fastest(rounds))
 
 
 def stop_notes(surfaces: Sequence[StopSurface]) -> Iterator[dict[str, str]]:
