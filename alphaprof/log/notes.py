@@ -100,8 +100,8 @@ NOTES: Mapping[str, NoteKind] = {
         "remove decision.rule, or measure the kind of text that the rule applies to (alphaprof rules)",
     ),
     "cut_by_length": NoteKind(
-        "{share} of the texts were cut at max_new_tokens: the rest of them was not measured",
-        "raise max_new_tokens if answers in your traffic are longer",
+        "{share} of the texts were cut at max_new_tokens: {direction}",
+        "{remedy}",
     ),
     "skipped": NoteKind("{count} documents left out: {reason}", "{remedy}"),
     "truncated": NoteKind("{count} {reason}", "{remedy}"),

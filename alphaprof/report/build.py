@@ -97,6 +97,7 @@ def build_report(
     at_best = _at_best(pools, results)
     facts, certificates = _run_facts(inputs.run, documents, part), build_certificates(part, question.confidence)
     surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, traffic.gamma)
+    drift = next((axis.drift for axis in axes if axis.draft == traffic.draft), None)
     more = [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
     return Report(
         verdict=traffic.verdict,
@@ -122,7 +123,7 @@ def build_report(
         documents=extremes(at_best, inputs.timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, traffic, certificates, inputs.cost, profile.costs.source, more),
+        notes=report_warnings(run, facts, results, traffic, certificates, inputs.cost, profile.costs.source, more, drift),
     )
 
 
@@ -190,6 +191,7 @@ def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
         asked = {name: profile[name] for name in ("costs", "decision")}
         profile = {"imported": dataclasses.asdict(manifest.imported)} | asked
     written = table.filter(pc.is_in(table["continuation"].cast(pa.string()), pa.array(["greedy", "sampled"])))
+    lengths, limits = table["continuation_tokens"], table["max_new_tokens"]
     kinds = {(group.continuation, group.on_policy, str(group.sampling)): group for group in documents.groups}
     return RunFacts(
         path=str(run.path),
@@ -206,6 +208,8 @@ def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
         ),
         created=manifest.created,
         cut=float(pc.equal(written["finish"].cast(pa.string()), "length").to_numpy().mean()) if len(written) else None,
+        mean_length=float(pc.mean(lengths).as_py()) if len(table) else None,
+        longest=max(pc.max(limits).as_py() or 0, pc.max(lengths).as_py()) if len(table) else None,
         mean_context=mean_context(table),
         skipped=manifest.skipped,
         truncated=manifest.truncated,

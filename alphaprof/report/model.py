@@ -189,6 +189,8 @@ class RunFacts:
     texts: tuple[str, ...]  # kinds of text that were measured, with their sampling settings
     created: str
     cut: float | None  # share of the texts that the target wrote which ended at max_new_tokens
+    mean_length: float | None  # tokens of a text, on average
+    longest: int | None  # tokens that a text could have: the largest max_new_tokens, or the longest text if none is known
     mean_context: float | None  # tokens in the cache while these documents decode, on average over positions
     skipped: dict[str, int]
     truncated: dict[str, int]

@@ -8,18 +8,20 @@ from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
 from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.log.notes import concerns_of, note
 from alphaprof.log.run import Run
-from alphaprof.report.format import percent, short, text_kind
+from alphaprof.report.format import count, percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.sections.certificates import Certificate, Certificates
 from alphaprof.report.verdict import SLOW_BASELINE
 from alphaprof.rules import parse_rule
+from alphaprof.stats.estimate import Interval, unseen
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
 IMPOSSIBLE_WORTH_SAYING = 0.005
 CUT_WORTH_SAYING = 0.2
-FEW_EFFECTIVE = 8  # documents of one length: with fewer, a long tail of lengths decides the answer
+MOSTLY_CUT = 0.5  # share of cut texts from which on the domains' shares of tokens are those of the limit
+UNSEEN_SHARE = 0.25  # of the tokens: what unseen documents of the full length could be, from which on they decide
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 Found = Iterator[dict[str, str]]
 
@@ -33,14 +35,17 @@ def report_warnings(
     cost: Cost | None,
     source: str,
     more: Sequence[dict[str, str]] = (),
+    drift: Interval | None = None,
 ) -> tuple[Note, ...]:
-    """Return the notes of a report. `source`: where step times were to come from; `more`: notes that sections found."""
+    """Return the notes of a report. `source`: where step times were to come from; `more`: notes that sections found;
+    `drift`: see `ContextAxis`, of the draft of the verdict.
+    """
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
         *_file_notes(facts, run),
         *_document_notes(facts, run.manifest),
-        *_length_notes(traffic),
+        *_length_notes(facts, traffic, drift),
         *_numeric_notes(results, facts.dtype),
         *_contradiction_notes(results, certificates.certificates if certificates else ()),
         *_head_notes(results, run.manifest),
@@ -65,26 +70,37 @@ def _file_notes(facts: RunFacts, run: Run) -> Found:
 def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
     """Return what is to know about the documents that were measured."""
     for code, left_out in (("skipped", manifest.skipped), ("truncated", manifest.truncated)):
-        for reason, count in left_out.items():
-            yield note(code, count=count, reason=reason, remedy=left_out_remedy(reason))
+        for reason, number in left_out.items():
+            yield note(code, count=number, reason=reason, remedy=left_out_remedy(reason))
     if halved := sum(shard.halved_batches for shard in manifest.shards):
         yield note("halved_batches", count=halved)
+
+
+def _length_notes(facts: RunFacts, traffic: Traffic, drift: Interval | None) -> Found:
+    """Return what the lengths of the texts leave open: texts that were cut, and lengths of which the sample has too few."""
     if facts.cut is not None and facts.cut > CUT_WORTH_SAYING:
-        yield note("cut_by_length", share=percent(facts.cut))
-
-
-def _length_notes(traffic: Traffic) -> Found:
-    """Lengths whose tail decides the answer: no sample knows of what it has not seen."""
-    effective, correlation = traffic.effective_documents, traffic.length_correlation
-    if effective is None or (effective >= FEW_EFFECTIVE and correlation is None):
-        return
-    lengths = f"the longest documents dominate ({effective:.0f} of equal length would say as much)"
-    direction = "off either way"
+        direction = "whether longer texts would be faster or slower is not known"
+        if drift is not None and not drift.low <= 0 <= drift.high:
+            ends = ("decays", "high") if drift.value > 0 else ("grows", "low")
+            direction = f"acceptance {ends[0]} within texts, so that the speedup is probably too {ends[1]} for longer ones"
+        remedy = "raise max_new_tokens if answers in your traffic are longer"
+        if facts.cut > MOSTLY_CUT and traffic.weights_observed and len(traffic.weights) > 1:
+            direction += "; shares of the domains are those of cut texts"
+            remedy += ", and set decision.weights to your traffic's shares of output tokens"
+        yield note("cut_by_length", share=percent(facts.cut), direction=direction, remedy=remedy)
+    lengths, direction, correlation = "", "off either way", traffic.length_correlation
+    if traffic.documents and facts.mean_length and facts.longest:
+        rest = unseen(traffic.documents) * facts.longest
+        if (share := rest / (rest + facts.mean_length)) > UNSEEN_SHARE:
+            lengths = f"a few documents of {count(facts.longest)} tokens that {traffic.documents} miss could be "
+            lengths += f"{percent(share)} of all tokens"
     if correlation is not None:
         slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")
-        lengths = f"long documents are {slower} with the draft (rank correlation {correlation:+.2f})"
+        also = f"long documents are {slower} with the draft (rank correlation {correlation:+.2f})"
+        lengths = f"{lengths}; {also}" if lengths else also
         direction = f"too {high} if longer ones are missing here"
-    yield note("long_tail", lengths=lengths, direction=direction)
+    if lengths:
+        yield note("long_tail", lengths=lengths, direction=direction)
 
 
 def _numeric_notes(results: Sequence[Result], dtype: str) -> Found:

@@ -40,8 +40,8 @@ class StopResult:
 
 @dataclass(frozen=True)
 class StopSurface:
-    """What stopping early brings one draft. Each half of the documents and timing rounds chooses the best γ and p_min, by the
-    slowest speedup that the log allows, and the best γ without it; `gain` compares these two on the other half, paired.
+    """What stopping early brings one draft. Each half of the documents and timing rounds chooses the best γ and p_min, by
+    the slowest speedup that the log allows, and the best γ without it; `gain` compares the two on the other half, paired.
     """
 
     draft: str
@@ -63,8 +63,8 @@ def stop_surfaces(inputs: ReportInputs, whole_log: bool) -> tuple[StopSurface, .
 
 
 def answered_p_min(inputs: ReportInputs) -> ReportInputs:
-    """Return the same with a number if `decision.p_min` is auto: what each half of the documents chooses with draft and γ, or
-    0 if they do not choose the same. Raises `OptionInvalid` if a draft's log does not say when it stops.
+    """Return the same with a number if `decision.p_min` is auto: what each half of the documents chooses with draft and γ,
+    or 0 if they do not choose the same. Raises `OptionInvalid` if a draft's log does not say when it stops.
     """
     question, facts = inputs.question, inputs.run.manifest.drafts
     judged = list(facts) if question.draft == AUTO else [question.draft]
