@@ -20,7 +20,7 @@ from alphaprof.render.blocks import Block, Figure, Row, Table, table_by_columns,
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import AtConcurrency, GammaResult, Result
-from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
+from alphaprof.report.sections.attribution import CAUSES, Attribution
 from alphaprof.report.sections.certificates import Certificate, LosslessBounds
 from alphaprof.report.sections.context import ContextAxis, ContextRange
 from alphaprof.report.sections.difficulty import SHORTEST, Decile, DocumentResult
@@ -378,40 +378,22 @@ def _phase_table(report: Report, draft: str) -> Iterator[Table]:
 
 
 def causes(report: Report) -> Iterator[Block]:
-    """Yield what each draft loses: a row a domain, a column a cause, and the remedy that could bring most."""
+    """Yield what each draft loses: a row a domain, a column a cause, and the remedy of each domain's largest cause."""
     for title, results in judged(report):
         key = (results[0].draft, results[0].rule)
         items = [item for item in report.causes if (item.draft, item.rule) == key]
         names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
-        columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
-        columns |= {
-            "most to gain": lambda item: item.best or fmt.NOTHING,
-            "now": lambda item: reached(item.tokens_per_round, item.speedup),
-            "with it": lambda item: (
-                reached(best.tokens_per_round, best.speedup) if (best := _best_cause(item)) else fmt.NOTHING
-            ),
-            "nothing\nlost": lambda item: reached(None, item.perfect_speedup),
-        }
+        columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.share_with_interval(item.lost)}
+        if any(item.ceiling is not None for item in items):
+            columns["alpha\nat most"] = lambda item: fmt.share(item.ceiling)
         columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
-        remedies = {best.name: best.remedy for item in items if (best := _best_cause(item))}
-        below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
-        what = "loss by cause, and what removing the cause could gain"
-        yield from table_of(f"{title}: {what}", items, columns, left=("most to gain",), below=below)
-
-
-def reached(tokens: float | None, faster: float | None) -> str:
-    """Return a speedup, or if that is not known tokens per round, marked t."""
-    if faster is not None:
-        return fmt.number(faster, unit="x")
-    return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
-
-
-def _best_cause(item: Attribution) -> Cause | None:
-    return next((cause for cause in item.causes if cause.name == item.best), None)
+        largest = [max(item.causes, key=lambda cause: cause.share.value) for item in items if item.causes]
+        below = list(dict.fromkeys(f"  {cause.name}: {cause.remedy}" for cause in largest))
+        yield from table_of(f"{title}: share of positions lost, by cause", items, columns, below=below)
 
 
 def _share_of(item: Attribution, name: str) -> str:
-    return next((fmt.percent(cause.share.value) for cause in item.causes if cause.name == name), "")
+    return next((fmt.share_with_interval(cause.share) for cause in item.causes if cause.name == name), "")
 
 
 def load(report: Report) -> Iterator[Block]:

@@ -117,7 +117,7 @@ def build_report(
         stopping=surfaces,
         hybrids=hybrid_curves(inputs, parts.drafts),
         context=axes,
-        causes=attribution(part, judged, inputs.request(), inputs.timing, question.confidence),
+        causes=attribution(part, judged, flavour, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(at_best, inputs.timing.times, documents),

@@ -120,7 +120,11 @@ def counts(
         if defined.any() and has_rounds(rule, draft):
             trace, chances = _traced(rule, columns, shape, (kept, accept), models, request)
             own = some_documents(trace, defined)
-            data |= _round_columns(rounds_of(own, chances, request, rule.rule.blocks), defined)
+            if chances is None:
+                by_gamma = replays(own, request.gammas, request.flavour)
+            else:
+                by_gamma = expected_replays(own, chances, request.gammas, request.flavour, rule.rule.blocks)
+            data |= _round_columns(by_gamma, defined)
             if draft.hybrid is not None:
                 data |= _step_columns(own, ~columns[BY_LOOKUP], request, defined)
     return by_rule
@@ -136,10 +140,11 @@ def _traced(
 ) -> tuple[Trace, tuple[Array, Array] | None]:
     """Return the trace, and a_t and beta_t if rounds are expectations; None if the log determines the rounds."""
     draft = models[1]
-    chances = tested_chances(rule, columns, chances)
+    if rule.rule.blocks:  # verified together, which takes ratios in place of a_t
+        chances = np.where(columns["proposed"] > 0, ratio(columns), 0.0), chances[1]
     if depth_columns(rule, draft):
-        chances = chances_by_depth(rule, draft, columns, chances)
-    trace = trace_of(columns, shape, chances[0], models, request.p_min)
+        chances = _chances_by_depth(rule, draft, columns, chances)
+    trace = _trace_of(columns, shape, chances[0], models, request.p_min)
     return trace, chances if by_chance(rule, draft) else None
 
 
@@ -193,7 +198,7 @@ def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
     return deeper_names("draft_rank_of_token", draft.depths) if rule.rule.by_token else []
 
 
-def chances_by_depth(
+def _chances_by_depth(
     rule: BoundRule, draft: DraftFacts, columns: dict[str, Array], chances: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     """a_t and beta_t [positions, depths] of a head, from those of depth 1 and `depth_columns`, or agrees_2 and so on where
@@ -218,7 +223,7 @@ def stops(draft: DraftFacts) -> bool:
     return draft.has_distribution and not draft.by_depth
 
 
-def trace_of(
+def _trace_of(
     columns: dict[str, Array], shape: Shape, kept: Array, models: tuple[ModelFacts, DraftFacts], p_min: float
 ) -> Trace:
     """Return what replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get
@@ -261,24 +266,6 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
     variates are needed where a_t happened to be 0 or 1 throughout as well.
     """
     return rule.rule.drawn and draft.has_distribution
-
-
-def tested_chances(rule: BoundRule, columns: dict[str, Array], chances: tuple[Array, Array]) -> tuple[Array, Array]:
-    """a_t and beta_t [positions] that rounds of a rule are worked out from: of blocks, ratios in place of a_t."""
-    if not rule.rule.blocks:
-        return chances
-    return np.where(columns["proposed"] > 0, ratio(columns), 0.0), chances[1]
-
-
-def rounds_of(
-    trace: Trace, chances: tuple[Array, Array] | None, request: TotalsRequest, blocks: bool = False
-) -> dict[int, Rounds]:
-    """Return rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts.
-    `blocks`: see `expected_replays`.
-    """
-    if chances is None:
-        return replays(trace, request.gammas, request.flavour)
-    return expected_replays(trace, chances, request.gammas, request.flavour, blocks)
 
 
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:

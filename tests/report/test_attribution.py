@@ -1,4 +1,4 @@
-"""Why drafts are rejected: worked out by hand, counted again row by row, and rounds simulated without each cause."""
+"""Why drafts are rejected: worked out by hand, and counted again row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from alphaprof.report.sections.attribution import CAUSES, Attribution
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.loops import each
-from tests.reporting import expected_rounds_of, log_of, only, reported
+from tests.reporting import as_terminal, log_of, only, reported
 from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, replaced, rewritten, write_run
 
 NOISE = 0.125
@@ -90,7 +90,7 @@ LOST |= {7: "draft"}
 
 
 def by_hand(path: Path, **decision: Any) -> RunWriter:
-    """Twelve tokens: the first right, seven lost to one cause each, four right; gamma 2."""
+    """Twelve tokens: the first right, seven lost to one cause each, four right."""
     recipe = Recipe(
         domains={"d": Domain(documents=1, shortest=12, longest=12)},
         gammas=(1, 2),
@@ -131,21 +131,6 @@ def test_each_cause_has_a_case_that_goes_to_it(tmp_path: Path) -> None:
     assert [cause.name for cause in item.causes] == [name for name in CAUSES if name in LOST.values()]
 
 
-def test_what_mending_a_cause_brings_is_counted_by_hand(tmp_path: Path) -> None:
-    """Verification of 1, 2, 3 tokens takes 10, 10.5, 11 ms and a draft step 1 ms: rounds of two drafts cost 1.3."""
-    item = of(build_report(by_hand(tmp_path)), "d")
-    found = {cause.name: cause for cause in item.causes}
-    # Rounds begin at 1 to 8 and at 11, the first of them without a proposal; eleven tokens follow the first.
-    assert (item.gamma, item.tokens_per_round) == (2, pytest.approx(11 / 9))
-    assert item.speedup == pytest.approx(11 / (1 + 8 * 1.3))
-    assert found["draft"].tokens_per_round == pytest.approx(11 / 8)  # 7 takes 8 and 9 with it, and 10 takes 11
-    assert found["draft"].speedup == pytest.approx(11 / (1 + 7 * 1.3))
-    assert found["no proposal"].tokens_per_round == pytest.approx(11 / 8)  # 1 takes 2 with it, and now costs a round
-    assert found["no proposal"].speedup == pytest.approx(11 / (8 * 1.3))
-    assert item.perfect_speedup == pytest.approx(11 / (4 * 1.3))
-    assert item.best == "special tokens"  # as good as the next ones, and first
-
-
 @pytest.mark.parametrize("context", [8, 12, 100])
 def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_path: Path) -> None:
     """Eight tokens of prompt: to propose at position t a draft has to read t more, less the token itself."""
@@ -164,7 +149,7 @@ def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_pat
     assert found.get("no proposal", 0) == pytest.approx((3 - beyond) / 12)
 
 
-# Properties: sums, and the report's own numbers where nothing is changed.
+# Properties: sums.
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRequest) -> None:
     report = build_report(request.getfixturevalue(kind))
@@ -175,11 +160,6 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage, abs=1e-12)
         assert sum(shares(item).values()) == pytest.approx(item.lost.value, abs=1e-12)
         assert all(cause.share.low <= cause.share.value <= cause.share.high for cause in item.causes)
-        best = next(one for one in result.gammas if one.gamma == result.best_gamma)
-        assert (item.gamma, item.tokens_per_round) == (result.best_gamma, best.tokens_per_round.value)
-        assert item.speedup == best.speedup.value
-        assert item.perfect_speedup is not None
-        assert all(item.speedup <= (cause.speedup or 0) * 1.0001 for cause in item.causes if cause.name != "no proposal")
 
 
 # Independently: every row of the log by itself.
@@ -261,80 +241,6 @@ def test_every_row_counted_again_gives_the_same_shares(
     assert ("target uncertain" in seen) == (rule != "lossless")
 
 
-# Rounds without a cause, by plain simulation.
-def simulated(rows: pd.DataFrame, gamma: int, granted: str, looked_up: bool) -> int:
-    """Rounds of a text when the losses of one cause are accepted, and proposed where nothing was."""
-    hit = ((rows["cause"] == granted) & (rows["mass"] > 0)).tolist()
-    ready = [NO_LIMIT if hit[t] and not n else n for t, n in enumerate(rows["proposed"])]
-    run = rows["accepted_run"].fillna(0).astype(int).tolist() if looked_up else []
-    kept = [bool(found) for found in rows["kept"] == 1]
-
-    def accepted(at: int) -> int:
-        if at >= len(hit):
-            return 0
-        if not looked_up:
-            return 1 + accepted(at + 1) if kept[at] or hit[at] else 0
-        end = at + run[at]
-        return run[at] + (1 + accepted(end + 1) if end < len(hit) and run[at] < ready[at] and hit[end] else 0)
-
-    rounds, place = 0, 1
-    while place < len(hit):
-        rounds += 1
-        place += min(accepted(place), gamma, ready[place]) + 1
-    return rounds
-
-
-@pytest.mark.parametrize(("kind", "draft", "rule"), [("greedy", "small", "strict"), ("greedy", "ngram", "strict"),
-                                                     ("sampled", "small", "one_hot")])  # fmt: skip
-def test_rounds_without_a_cause_are_those_of_a_simulation(
-    kind: str, draft: str, rule: str, request: pytest.FixtureRequest
-) -> None:
-    run = request.getfixturevalue(kind)
-    report, every = build_report(run), rows_with_causes(run, draft, rule)
-    for domain, rows in every.groupby("domain", observed=True):
-        item = of(report, str(domain), draft, rule)
-        assert item.gamma is not None
-        texts = [text for _, text in rows.groupby("document")]
-        tokens = sum(len(text) - 1 for text in texts)
-        for cause in item.causes:
-            rounds = sum(simulated(text, item.gamma, cause.name, draft == "ngram") for text in texts)
-            assert cause.tokens_per_round == pytest.approx(tokens / rounds), cause.name
-
-
-def test_expected_rounds_without_a_cause_are_those_of_the_definition(sampled: Run) -> None:
-    """With few documents there is no control variate, and tokens per round are plain ratios."""
-    report, every = build_report(sampled), rows_with_causes(sampled, "small", "lossless")
-    for domain, rows in every.groupby("domain", observed=True):
-        item = of(report, str(domain), "small", "lossless")
-        assert item.gamma is not None
-        for cause in item.causes:
-            tokens = rounds = 0.0
-            for _, text in rows.groupby("document"):
-                hit = text["cause"] == cause.name
-                kept = text["kept"].mask(hit, 1.0).tolist()
-                proposed = text["proposed"].mask(hit & (text["proposed"] == 0), NO_LIMIT).tolist()
-                tokens, rounds = tokens + len(text) - 1, rounds + expected_rounds_of(kept, proposed, item.gamma)
-            assert cause.tokens_per_round == pytest.approx(tokens / rounds), cause.name
-
-
-def test_with_many_documents_expected_rounds_stay_the_reports_own(tmp_path: Path) -> None:
-    domain = Domain(documents=14, alpha=0.6, temperature=1.0, continuation="sampled", shortest=10, longest=20)
-    report = reported(tmp_path, Recipe(domains={"d": domain}, rules=("lossless",), decision={"rule": "lossless"}))
-    (item,) = report.causes
-    best = next(one for one in report.results[0].gammas if one.gamma == item.gamma)
-    assert item.tokens_per_round == best.tokens_per_round.value
-    assert [cause.name for cause in item.causes if (cause.tokens_per_round or 0) < item.tokens_per_round] == []
-    assert item.gamma is not None
-    rows = rows_with_causes(Run.open(tmp_path / "run"), "small", "lossless")
-    for cause in item.causes:  # the control variate moves an expectation by little: it does not take granted drafts for luck
-        rounds = 0.0
-        for _, text in rows.groupby("document"):
-            kept = text["kept"].mask(text["cause"] == cause.name, 1.0).tolist()
-            rounds += expected_rounds_of(kept, text["proposed"].tolist(), item.gamma)
-        plain = (len(rows) - rows["document"].nunique()) / rounds
-        assert cause.tokens_per_round == pytest.approx(plain, rel=0.03), cause.name
-
-
 # Prompt lookup at all places at once.
 @each("longest", [1, 2, 3, 5])
 @each("ids", [2, 4, 30])
@@ -350,7 +256,7 @@ def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest:
     assert first_proposals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
 
 
-# What is not known, and what has no rounds.
+# Texts without rounds.
 
 
 @pytest.mark.parametrize(
@@ -370,8 +276,6 @@ def test_without_rounds_causes_still_add_up(domain: Domain, decision: dict[str, 
         item, result = of(report, "d", draft, wanted), only(report, "d", draft, wanted)
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage)
         assert sum(shares(item).values()) == pytest.approx(item.lost.value)
-        assert (item.gamma, item.tokens_per_round, item.speedup, item.perfect_speedup, item.best) == (None,) * 5
-        assert {(cause.tokens_per_round, cause.speedup) for cause in item.causes} == {(None, None)}
 
 
 def test_by_lot_what_was_right_is_lost_to_the_target_and_ties_are_no_noise(tmp_path: Path) -> None:
@@ -391,3 +295,16 @@ def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> Non
         assert item.ceiling == pytest.approx(part["target_top_prob"].mean())
         assert of(report, str(domain), rule="lossless").ceiling is None
         assert 1 - item.lost.value <= item.ceiling
+
+
+def test_the_section_shows_shares_and_the_remedy_of_each_domains_largest_cause(greedy: Run) -> None:
+    report = build_report(greedy)
+    text, items = as_terminal(report, 250, "causes"), [of(report, domain) for domain in ("code", "chat")]
+    (heading,) = [line for line in text.splitlines() if line.startswith("draft small, rule strict")]
+    assert heading == "draft small, rule strict: share of positions lost, by cause"
+    for item in items:
+        for share in (item.lost, *(cause.share for cause in item.causes)):
+            assert f"{share.value:.3f} [{share.low:.2f}, {share.high:.2f}]" in text
+    largest = {max(item.causes, key=lambda cause: cause.share.value).name for item in items}
+    for cause in (cause for item in items for cause in item.causes):
+        assert (f"  {cause.name}: {cause.remedy}" in text) == (cause.name in largest)

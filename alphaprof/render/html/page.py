@@ -50,8 +50,6 @@ TERMS = {
     "slower": "slower",
     "rule": "rule",
     "lost": "causes",
-    "most to gain": "causes",
-    "with it": "causes",
     "pays up to": "concurrency",
     "margin": "margin",
     "entropy": "margin",

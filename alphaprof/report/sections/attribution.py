@@ -1,47 +1,32 @@
-"""Why drafts are rejected, and what it would bring to mend each cause.
+"""Why drafts are rejected: the share of positions that a draft loses to each cause, and what would mend it.
 
-Each position that is lost has one cause, and rounds are replayed without the losses of a cause. A position without a
-proposal loses all; any other loses 1 - a_t, the probability that its token was not an accepted draft (1 - beta_t if the
-rule's own decoding would not emit the text, and for lossy rules). The whole of it goes to the first of CAUSES that applies
-to the token that the draft should have proposed: the emitted one, or the target's top token if acceptance does not depend
-on the emitted one. What costs least to mend comes first, so that the last holds what nothing but a better draft mends.
+Each position that is lost has one cause. A position without a proposal loses all; any other loses 1 - a_t, the
+probability that its token was not an accepted draft (1 - beta_t if the rule's own decoding would not emit the text, and
+for lossy rules). The whole of it goes to the first of CAUSES that applies to the token that the draft should have
+proposed: the emitted one, or the target's top token if acceptance does not depend on the emitted one. What costs least to
+mend comes first, so that the last holds what nothing but a better draft mends.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.run import Run
-from alphaprof.log.schema import PROPOSED_LIMIT, deeper_names
 from alphaprof.report.format import count, many
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.theory.certificates import strict_thresholds
-from alphaprof.totals.count import (
-    SHAPED,
-    Shape,
-    TotalsRequest,
-    by_chance,
-    chances_by_depth,
-    columns_of,
-    proposed_in,
-    rounds_of,
-    some_documents,
-    tested_chances,
-    trace_of,
-)
+from alphaprof.totals.count import SHAPED, Shape, TotalsRequest, columns_of, proposed_in
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, columns_at
 from alphaprof.totals.lookup import first_proposals, joined_texts
-from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_lengths, runs_by_depth
+from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
 WIDTH = 4  # of the tree that a cause speaks of
@@ -66,7 +51,7 @@ REMEDIES = {
     "train a head on it (alphaprof train)",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
     LOOKUP: "prompt lookup beside this draft",
-    RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",
+    RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than a chain's",
     UNCERTAIN: "no draft helps: the target itself is undecided there",
     DRAFT: "another draft, or a head trained on this traffic (alphaprof train)",
 }
@@ -80,14 +65,10 @@ BY_CHANCE = "no draft helps: the target samples a token other than its top token
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of what is lost, and what it would bring to lose nothing to it, all else as it was: at the same gamma and
-    cost of a round, so that it is the most that the remedy can bring.
-    """
+    """One cause of what is lost."""
 
     name: str  # see the table of causes in docs/report.md
-    share: Interval  # of the positions
-    tokens_per_round: float | None  # with it recovered; None: rounds are not defined
-    speedup: float | None  # with it recovered; None: rounds are not defined, or there are no step times
+    share: Interval  # of all positions
     remedy: str  # what would remove it, or why nothing would
 
 
@@ -105,12 +86,7 @@ class Attribution:
     positions: int
     lost: Interval  # share of all positions whose token is not an accepted draft: 1 - alpha times coverage
     ceiling: float | None  # the largest alpha of any draft that proposes one token; None: a perfect draft loses nothing
-    gamma: int | None  # of the rounds that are replayed: the result's best one
-    tokens_per_round: float | None  # as things are
-    speedup: float | None  # as things are
     causes: tuple[Cause, ...]  # those that something is lost to, in the order in which they are looked for
-    perfect_speedup: float | None  # with nothing lost at all, at this gamma and cost of a round
-    best: str | None  # name of the cause whose remedy could bring most; None: none brings anything, or nothing is known
 
 
 @dataclass(frozen=True)
@@ -123,7 +99,7 @@ class ResultOnText:
 
 
 def attribution(
-    part: LogPart, judged: Sequence[ResultOnText], request: TotalsRequest, timing: Timing, confidence: float
+    part: LogPart, judged: Sequence[ResultOnText], flavour: Flavour, confidence: float
 ) -> tuple[Attribution, ...]:
     """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text if it is theirs.
     Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
@@ -136,37 +112,22 @@ def attribution(
             continue  # a hybrid loses what its parts lose
         if item.result.verdict is not None or (item.result.on_policy and item.rule.rule.chained):
             groups.setdefault((item.result.draft, item.rule.id), []).append(item)
+    rules = [(draft, items[0].rule) for (draft, _), items in groups.items()]
     drafts = part.run.manifest.drafts
     return tuple(
-        _attribution(item, lost, drafts[draft], timing.times.get(draft) if item.rule.rule.timed else None, confidence)
-        for ((draft, _), items), lost in zip(groups.items(), _all_losses(part, groups.values(), request), strict=True)
+        _attribution(item, lost, drafts[item.result.draft], confidence)
+        for items, lost in zip(groups.values(), _all_losses(part.run, rules, flavour), strict=True)
         for item in items
     )
 
 
-def _attribution(
-    item: ResultOnText, losses: Losses, draft: DraftFacts, times: StepTimes | None, confidence: float
-) -> Attribution:
+def _attribution(item: ResultOnText, losses: Losses, draft: DraftFacts, confidence: float) -> Attribution:
     result, cluster, rows = item.result, item.text.cluster, item.text.rows
-    gamma = result.best_gamma if result.gammas else None
-    split, positions = _scaled_losses(losses.split[rows], losses.lost[rows], item.rule), losses.positions[rows]
-
-    def speeds(rounds: Rounds) -> tuple[float | None, float | None]:
-        return _speeds(_counts(rounds, rows, cluster, gamma, losses.stop), times) if gamma else (None, None)
-
-    causes = []
-    *by_cause, unchanged, perfect = losses.rounds
-    for name, lost, recovered in zip(CAUSES, split.T, by_cause, strict=True):
+    positions, causes = losses.positions[rows], []
+    for name, lost in zip(CAUSES, _scaled_losses(losses.split[rows], losses.lost[rows], item.rule).T, strict=True):
         share = pooled_share(cluster, lost, positions, confidence)
         if share is not None and share.value > 0:
-            causes.append(Cause(name, share, *speeds(recovered), _remedy_of(name, draft, item)))
-    tokens, faster = speeds(unchanged)
-    gains = {
-        cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (faster or tokens or 0.0)
-        for cause in causes
-        if cause.name not in (TIE, UNCERTAIN) and (cause.name != SPECIAL or draft.has_steps)  # the others have no remedy
-    }
-    best = max(gains, key=lambda name: gains[name], default=None)
+            causes.append(Cause(name, share, _remedy_of(name, draft, item)))
     return Attribution(
         domain=result.domain,
         draft=result.draft,
@@ -178,12 +139,7 @@ def _attribution(
         positions=int(positions.sum()),
         lost=pooled_share(cluster, losses.lost[rows], positions, confidence) or Interval(1.0, 0.0, 1.0),
         ceiling=float(losses.top[rows].sum() / positions.sum()) if item.rule.rule.at_most_top else None,
-        gamma=gamma,
-        tokens_per_round=tokens,
-        speedup=faster,
         causes=tuple(causes),
-        perfect_speedup=speeds(perfect)[1],
-        best=best if best is not None and gains[best] > 0 else None,
     )
 
 
@@ -203,25 +159,6 @@ def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
     return result
 
 
-def _counts(rounds: Rounds, rows: Array, cluster: Array, gamma: int, stop: Flavour | None) -> RoundCounts:
-    """Return the rounds of some documents at their gamma."""
-    chosen = (values[rows] for values in vars(rounds).values())
-    narrow = Rounds(*(values if values.ndim == 1 else values[:, :gamma] for values in chosen))
-    return RoundCounts.of(narrow, cluster, stop)
-
-
-def _speeds(counts: RoundCounts, times: StepTimes | None) -> tuple[float | None, float | None]:
-    """Return tokens per round and speedup of some documents, the points that results have; None without tokens."""
-
-    def point(steps: StepTimes) -> float:
-        spent, base = spent_and_base(counts, steps)
-        return float(1 / (spent[base > 0].sum() / base[base > 0].sum()))
-
-    if counts.tokens.sum() == 0:
-        return None, None
-    return point(free_draft(counts.drafted.shape[1])), (point(times) if times is not None else None)
-
-
 def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
@@ -237,37 +174,24 @@ class Losses:
 
     `lost` [documents]: positions less what the rule accepts, as alpha counts it; `split` [documents, causes]: what
     happened to the emitted tokens, by cause: the same on average over texts; `top` [documents]: the target's largest
-    probabilities. `rounds` [documents] at each document's gamma: with the losses of each cause recovered, as things are, and
-    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted if it is 0. `stop`: as of
-    `RoundCounts.of`.
+    probabilities.
     """
 
     positions: Array
     lost: Array
     split: Array
     top: Array
-    rounds: tuple[Rounds, ...]
-    stop: Flavour | None
 
 
-def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], request: TotalsRequest) -> list[Losses]:
-    """Return what is lost under each of some drafts and rules, in one pass over the log; [jobs]. The texts of a domain are
-    replayed at its best gamma.
-    """
-    gammas = [np.zeros(len(part.documents.numbers), dtype=np.int64) for _ in jobs]
-    for items, gamma in zip(jobs, gammas, strict=True):
-        for item in items:
-            gamma[item.text.rows] = (item.result.best_gamma or 0) if item.result.gammas else 0
+def _all_losses(run: Run, jobs: Sequence[tuple[str, BoundRule]], flavour: Flavour) -> list[Losses]:
+    """Return what each of some drafts loses under a rule, [jobs], in one pass over the log."""
     parts: list[list[Losses]] = [[] for _ in jobs]
-    at = 0
-    for shard in part.run.shards:
-        texts = ShardTexts.of(part.run, shard.index)
-        rows = slice(at, at + len(texts.shape.document))
-        for (item, *_), gamma, shards in zip(jobs, gammas, parts, strict=True):
-            sizes = gamma[rows], int(gamma.max(initial=1))
-            shards.append(_losses(part.run, item.result.draft, item.rule, texts, sizes, request))
-        at = rows.stop
-    return [_joined(shards) for shards in parts]
+    for shard in run.shards:
+        texts = ShardTexts.of(run, shard.index)
+        for (draft, rule), shards in zip(jobs, parts, strict=True):
+            shards.append(_losses(run, draft, rule, texts, flavour))
+    columns = (zip(*(vars(shard).values() for shard in shards), strict=True) for shards in parts)
+    return [Losses(*map(np.concatenate, each)) for each in columns]
 
 
 @dataclass(frozen=True)
@@ -293,50 +217,27 @@ class ShardTexts:
         return cls(index, shape, reach, first_proposals(tokens, start)[continued])
 
 
-def _losses(
-    run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tuple[Array, int], request: TotalsRequest
-) -> Losses:
-    """Return the losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
-    shape, target, facts = texts.shape, run.manifest.target, run.manifest.drafts[draft]
-    request = dataclasses.replace(request, rules=[rule.id])
-    names = dict.fromkeys([*columns_of(request, facts), *deeper_names("agrees", facts.depths)])
-    names |= {"in_draft_vocabulary": None} if facts.reduced_vocabulary else {}
-    columns = columns_at(run, draft, texts.index, list(names))  # nulls become -1, NaN or False
-    columns["proposed"] = proposed_in(request.flavour, columns)
-    columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
+def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, flavour: Flavour) -> Losses:
+    """Return the losses of one shard."""
+    shape, facts = texts.shape, run.manifest.drafts[draft]
+    names = columns_of(TotalsRequest([rule.id], (), flavour), facts)
+    names += ["in_draft_vocabulary"] if facts.reduced_vocabulary else []
+    columns = columns_at(run, draft, texts.index, names)  # nulls become -1, NaN or False
+    columns["proposed"] = proposed_in(flavour, columns)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     ready = columns["proposed"] > 0
     beta = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
     own = shape.each(np.isin(shape.policy, rule.rule.policies)) & (not rule.rule.lossy)
     emitted = rule.emitted(columns)
-    kept, accept = beta if emitted is None else np.where(ready, emitted, 0.0), beta
+    kept = beta if emitted is None else np.where(ready, emitted, 0.0)
     mass = np.maximum(0.0, 1.0 - np.where(own, kept, beta))
-    cause = _causes(rule, columns, texts, own, target, facts)
-    of_cause = [cause == number for number in range(len(CAUSES))]
-    kept, accept = tested_chances(rule, columns, (kept, accept))
-    if facts.by_depth:
-        kept, accept = chances_by_depth(rule, facts, columns, (kept, accept))
-    trace = trace_of(columns, shape, kept, (target, facts), request.p_min)
-    replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, request, rule.rule.blocks)
-    unchanged = replay.rounds(np.zeros(len(mass), dtype=bool))
-    perfect = dataclasses.replace(replay, accept=None).rounds(np.ones(len(mass), dtype=bool))
-    changed = [mine & (mass > 0) for mine in of_cause]
+    cause = _causes(rule, columns, texts, own, run.manifest.target, facts)
     return Losses(
         positions=(shape.stop - shape.start).astype(np.float64),
         lost=shape.sums(1.0 - beta),
-        split=np.stack([shape.sums(np.where(mine, mass, 0.0)) for mine in of_cause], axis=1),
+        split=np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1),
         top=shape.sums(columns["target_top_prob"]),
-        rounds=(*(replay.rounds(each) if each.any() else unchanged for each in changed), unchanged, perfect),
-        stop=request.stop(facts),
     )
-
-
-def _joined(parts: Sequence[Losses]) -> Losses:
-    """Return the losses of several shards as one; there is a shard at least."""
-    sums = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "lost", "split", "top")}
-    together = zip(*(part.rounds for part in parts), strict=True)
-    columns = (zip(*(vars(rounds).values() for rounds in several), strict=True) for several in together)
-    return Losses(**sums, rounds=tuple(Rounds(*map(np.concatenate, each)) for each in columns), stop=parts[0].stop)
 
 
 def _causes(
@@ -378,69 +279,3 @@ def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Ar
     drawn = own & shape.each(shape.policy == SAMPLED)
     # Not wrong and yet lost: the rule draws what it keeps, for any proposal.
     return np.asarray(np.where(drawn, columns["token"] != columns["target_top"], close | ~wrong))
-
-
-@dataclass(frozen=True)
-class LossReplay:
-    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions], of a head
-    [positions, depths], and `gamma` [documents], 0 if no rounds are wanted; depths are counted up to `widest`. `accept`:
-    None if rounds are facts. `blocks`: see `expected_replays`.
-    """
-
-    trace: Trace
-    shape: Shape
-    kept: Array
-    accept: Array | None
-    gamma: Array
-    widest: int
-    request: TotalsRequest
-    blocks: bool
-
-    def rounds(self, changed: Array) -> Rounds:
-        """Replay the rounds with the drafts of changed positions accepted.
-
-        Expectations keep a control variate: a_t - beta_t of the text at all positions, the changed ones too, since those are
-        chosen by the token that came, and over a choice like that its mean is not 0.
-        """
-        rounds = Rounds.none(len(self.gamma), self.widest)
-        kept = np.where(changed if self.kept.ndim == 1 else changed[:, None], 1.0, self.kept)
-        chances = None if self.accept is None else (kept, self.accept + (kept - self.kept))
-        for gamma in np.unique(self.gamma[self.gamma > 0]).tolist():
-            chosen = self.gamma == gamma
-            trace = some_documents(self._granted(changed, gamma), chosen)
-            counted = rounds_of(trace, chances, dataclasses.replace(self.request, gammas=(gamma,)), self.blocks)[gamma]
-            for name, values in vars(counted).items():
-                place = (chosen,) if values.ndim == 1 else (chosen, slice(gamma))
-                getattr(rounds, name)[place] = values
-        return rounds
-
-    def _granted(self, changed: Array, gamma: int) -> Trace:
-        """Return the trace with the drafts of changed positions accepted, and proposed if there were none."""
-        trace, shape = self.trace, self.shape
-        place = np.arange(len(changed))
-        stop = shape.each(trace.stop)
-        after = place + trace.proposed  # a draft that fell silent there
-        beyond = np.minimum(after, len(changed) - 1)
-        open_ended = (after < stop) & changed[beyond] & (trace.proposed[beyond] == 0)
-        if trace.looked_up:  # its proposals end for other reasons
-            open_ended &= trace.proposed == 0
-        proposed = np.where(open_ended & (trace.proposed < PROPOSED_LIMIT), PROPOSED_LIMIT, trace.proposed)
-        if self.kept.ndim > 1:
-            run = runs_by_depth((self.kept == 1) | changed[:, None], proposed, shape.start, shape.stop)
-            return dataclasses.replace(trace, run=run, proposed=proposed)
-        if not trace.looked_up:
-            run = run_lengths(changed | (self.kept == 1), shape.start, shape.stop)
-            return dataclasses.replace(trace, run=run, proposed=proposed)
-        # A round that fails at a changed position goes on as one that starts after it would.
-        last = len(changed) - 1
-        run, begin, going = trace.run.copy(), place, np.ones(len(changed), dtype=bool)
-        for _ in range(gamma):
-            end = begin + trace.run[begin]
-            going = going & (trace.run[begin] < proposed[begin]) & (end < stop) & changed[np.minimum(end, last)]
-            if not going.any():
-                break
-            begin = np.where(going, np.minimum(end + 1, last), begin)
-            inside = end + 1 < stop
-            run = np.where(going, run + 1 + np.where(inside, trace.run[begin], 0), run)
-            going &= inside
-        return dataclasses.replace(trace, run=run, proposed=proposed)
