@@ -35,6 +35,7 @@ from alphaprof.stats.paired import FAR
 from alphaprof.totals.replay import RoundCounts
 
 FEWEST = 5  # independent documents without which only step times can decide
+MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
 LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
@@ -136,12 +137,14 @@ class StepTimes:
 class Timing:
     """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none. `halves`: the
     times of every second timing round, of which the one chooses what is auto and the other tests it (None: as all are).
+    `surer`: how to get more precise ones, as the beginning of a sentence.
     """
 
     times: Mapping[str, StepTimes]
     basis: str
     missing: Mapping[str, str]
     halves: tuple[Mapping[str, StepTimes], Mapping[str, StepTimes]] | None = None
+    surer: str = MORE_ROUNDS
 
     @property
     def choosing(self) -> Mapping[str, StepTimes]:

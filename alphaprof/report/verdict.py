@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
+from alphaprof.costs.speedup import FEWEST, MORE_ROUNDS, Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.log.manifest import DecisionAsked, DraftFacts, Manifest
 from alphaprof.rules import default_rule, parse_rule
@@ -32,7 +32,6 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
-SURER = "more timing rounds on an idle machine, or your engine's own times"
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def judge(
     times = timing.times if only else timing.testing
     if order is None:
         speedup = pooled_speedup(candidates, best, times, mix, testing) if best else None
-        decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
+        decision = decide(speedup, question.min_speedup, question.confidence, only is None, timing.surer)
     elif best is not None:
         decision = _decide_in_random_order(
             candidates, best, times[best[0]], mix, question, order, 0 if only else order.choosing
@@ -176,14 +175,16 @@ def judge(
     else:
         decision = no_decision("this run fixed draft and gamma before its first document, so no document can choose")
     if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
-        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}: {SURER}"
-        decision = replace(decision, verdict="UNDECIDED", reason=needed)
+        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}"
+        decision = replace(decision, verdict="UNDECIDED", reason=needed, remedy=timing.surer)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     few = decision.verdict == "UNDECIDED" and (decision.speedup is None or not decision.speedup.tells)
     reason = decision.reason if few else f"{timing.basis}: {decision.reason}"
     if question.stand_in:
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
+    elif decision.remedy:
+        reason = f"{decision.remedy}; {reason}"  # first: a screen cuts what is long
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
@@ -290,7 +291,8 @@ class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on.
 
     `documents_needed`, `documents_likely`: of how many independent documents a new run would settle it with a chance of 50
-    and of 80%; None if it is settled, or no number has that chance.
+    and of 80%; None if it is settled, or no number has that chance. `remedy`: what would settle it, in words; empty if it is
+    settled, or the reason says so.
     """
 
     verdict: VerdictName
@@ -300,6 +302,7 @@ class Decision:
     high: float
     documents_needed: int | None
     documents_likely: int | None = None
+    remedy: str = ""
 
     @property
     def tested(self) -> Interval | None:
@@ -307,18 +310,21 @@ class Decision:
         return Interval(self.speedup.value, self.low, self.high) if self.speedup else None
 
 
-def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
+def decide(
+    speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool, surer: str = MORE_ROUNDS
+) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
     If there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
-    `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
+    `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma. `surer`: see
+    `Timing`.
     """
     if speedup is None:
         return Decision("UNDECIDED", _too_few(speedup, held_out), speedup, 0.0, math.inf, None)
     if math.isinf(speedup.timing_error):
         tests = "half of the timing rounds chose draft or gamma, and " if held_out else ""
-        reason = f"{tests}step times of fewer than {LEAST_ROUNDS} rounds have no bounds: {SURER}"
-        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None)
+        reason = f"{tests}step times of fewer than {LEAST_ROUNDS} rounds have no bounds"
+        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None, remedy=surer)
     low, high = speedup.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
     needed, likely = (
@@ -328,7 +334,7 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
     needed, likely = needed and needed * (1 + held_out), likely and likely * (1 + held_out)
     on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g}%"
-    lower, upper = beside(low, min_speedup), beside(high, min_speedup)
+    lower, upper, remedy = beside(low, min_speedup), beside(high, min_speedup), ""
     if not speedup.tells:
         reason = _too_few(speedup, held_out) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
     elif verdict == "GO":
@@ -336,8 +342,9 @@ def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_
     elif verdict == "NO-GO":
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
     else:
-        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(needed, likely, speedup)}"
-    return Decision(verdict, reason, speedup, low, high, needed, likely)
+        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}"
+        remedy = _remedy(needed, likely, speedup, surer)
+    return Decision(verdict, reason, speedup, low, high, needed, likely, remedy)
 
 
 def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
@@ -366,16 +373,16 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
 
-def _remedy(needed: int | None, likely: int | None, speedup: Speedup) -> str:
+def _remedy(needed: int | None, likely: int | None, speedup: Speedup, surer: str) -> str:
     if needed is not None:
         sure = f"{likely} with 80%" if likely is not None else "no size gives 80%"
         return f"a new run of {needed} independent documents would settle it with a 50% chance, {sure}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:
-        return f"it takes more documents and more precise step times ({SURER})"
+        return f"profile more documents, and {surer}"
     if timing > 0:
-        return f"more documents alone would not settle it: step times must be more precise ({SURER})"
-    return "it is too close to the threshold for more documents to settle it"
+        return f"{surer} (more documents alone would not settle it)"
+    return "choose another min_speedup: this one is too close for more documents to settle it"
 
 
 def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wanted: float) -> int | None:
