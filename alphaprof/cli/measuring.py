@@ -249,6 +249,7 @@ def _dry_run(options: ProfileOptions, out: str | None, form: str) -> NoReturn:
 
         answer = dry_run(options, out, progress)
     show(answer, form)
+    answer.require_runnable()
     raise Exit
 
 
