@@ -46,16 +46,19 @@ APART = (
 )
 
 
-@command(group, "alphaprof init Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --data traffic.jsonl")
+@command(group, "alphaprof init Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --data chat.jsonl --data code.jsonl")
 def init(
     target: Annotated[str, Argument(metavar="TARGET", help="Hub id, local directory or .gguf file.")],
-    data: Annotated[Path, Option(metavar="FILE", help="Prompts: .jsonl, .csv or .parquet, one per row.")],
+    data: Annotated[
+        list[Path],
+        Option(metavar="FILE", help="Prompts: .jsonl, .csv or .parquet, one per row (repeatable: one domain per file)."),
+    ],
     draft: Annotated[
         list[str] | None, Option(metavar="MODEL", help="A draft model or head (repeatable). Prompt lookup is always added.")
     ] = None,
     out: Annotated[Path, Option(metavar="PROFILE", help="The file to write.")] = Path("profile.yaml"),
 ) -> None:
-    """Write a commented, ready-to-run profile from a target, drafts and a file of prompts."""
+    """Write a commented, ready-to-run profile from a target, drafts and files of prompts."""
     from alphaprof.config.starter import write_profile
 
     write_profile(target, draft or [], data, out)
@@ -233,6 +236,7 @@ def _dry_run(options: ProfileOptions, out: str | None, form: str) -> NoReturn:
 
         answer = dry_run(options, out, progress)
     show(answer, form)
+    answer.require_runnable()
     raise Exit
 
 

@@ -18,6 +18,7 @@ import torch
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import DiskFull
 from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.log.notes import check_of
 from alphaprof.log.storage import LocalStorage, storage_of
@@ -34,6 +35,7 @@ FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
 ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
 COLUMNS = ("subject", "result", "finding and remedy")
+FATAL = {"disk": DiskFull}  # checks whose problem ends the run, and by which error
 Level = Literal["ok", "note", "problem"]
 
 
@@ -43,7 +45,7 @@ class Finding:
 
     name: str  # of the check (docs/preflight.md)
     subject: str  # model, source or domain that it is about; run: all of it
-    level: Level  # problem: the run's numbers would not be those of your traffic
+    level: Level  # problem: the run would fail, or its numbers would not be those of your traffic
     cause: str  # what was found
     remedy: str | None = None  # what to do about it; None: nothing
 
@@ -79,7 +81,17 @@ class DryRun:
         """Return the answer that some checks lead to."""
         problems, notes = (sum(check.level == level for check in checks) for level in ("problem", "note"))
         found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
-        return cls(checks, estimate, f"{found}; the run can start. Nothing was written.")
+        fatal = ", ".join(check.name for check in _fatal(checks))
+        return cls(
+            checks, estimate, f"{found}; the run {f'would fail: {fatal}' if fatal else 'can start'}. Nothing was written."
+        )
+
+    def require_runnable(self) -> None:
+        """Raise the error that would end the run, if a check found one."""
+        for check in _fatal(self.checks):
+            raise FATAL[check.name](
+                f"the run would fail: {check.name}: {check.cause}", check.remedy or "see the check above"
+            )
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows from the checks, and every check with its cause and remedy."""
@@ -94,9 +106,13 @@ class DryRun:
         yield Table("checks", COLUMNS, rows, "check", left=COLUMNS, wrapped=COLUMNS[-1:])
 
 
+def _fatal(checks: Sequence[Finding]) -> list[Finding]:
+    return [check for check in checks if check.level == "problem" and check.name in FATAL]
+
+
 def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> DryRun:
     """Profile the first documents with few new tokens, and look at more of them. `out`: the planned run's storage, if known.
-    Raises the errors of `errors.py` that would stop the run.
+    Raises the errors of `errors.py` that would stop the run; what would stop it later, `DryRun.require_runnable` raises.
     """
     if out is not None:
         require_new(storage_of(out))
@@ -249,7 +265,7 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         )
         cause = f"at most about {data_size(estimate.disk)}" + ("" if free is None else f"; {data_size(free)} are free")
         full = free is not None and free < estimate.disk
-        remedy = "free some disk space, or choose another --out: a run fails on a full disk" if full else None
+        remedy = "free some disk space, or choose another --out" if full else None
         yield Finding("disk", "run", "problem" if full else "ok", cause, remedy)
     if plan.target.device.type == "cuda":
         peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(plan.target.device).total_memory

@@ -1,7 +1,8 @@
-"""What `alphaprof init` writes: a profile file that runs, from a target, drafts and a file of prompts."""
+"""What `alphaprof init` writes: a profile file that runs, from a target, drafts and files of prompts."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -32,17 +33,21 @@ decision: {min_speedup: 1.10, confidence: 0.95}     # GO if the speedup's lower 
 """
 
 
-def write_profile(target: str, drafts: Sequence[str], data: Path, out: Path) -> None:
-    """Write `out`. Raises `OptionInvalid` if it exists, and `DataUnreadable` for data without a first row."""
+def write_profile(target: str, drafts: Sequence[str], data: Sequence[Path], out: Path) -> None:
+    """Write `out`, with a source for each file of `data`. Raises `OptionInvalid` if `out` exists or a file is given twice,
+    and `DataUnreadable` for data without a first row.
+    """
     if out.exists():
         raise OptionInvalid(f"{out} exists already", "choose another --out, or delete it")
+    if twice := [file for place, file in enumerate(data) if file in data[:place]]:
+        raise OptionInvalid(f"--data names {twice[0]} twice", "name each file once")
     lines = [
         f"target: {{model: {_flow(_from(target, out))}}}   # hub id, local directory or .gguf file",
         "drafts:",
         *_draft_lines(drafts, out),
         "  ngram: {kind: prompt_lookup}   # no model: copies what followed the last tokens earlier in the text",
         "data:",
-        f"  - {_source(data, out)}",
+        *(f"  - {_source(file, domain, out)}" for domain, file in _domains(data).items()),
     ]
     blocks = sorted({_block(draft) - 1 for draft in drafts if _kind(draft) == "dflash"} - set(range(1, 9)))
     if blocks:
@@ -75,7 +80,16 @@ def _block(draft: str) -> int:
     return int(config.get("block_size") or (config.get("dflash_config") or {}).get("block_size") or BLOCK)
 
 
-def _source(data: Path, out: Path) -> str:
+def _domains(data: Sequence[Path]) -> dict[str, Path]:
+    """Return the data files by domain: each file's name without its suffix, numbered if another file has that name too."""
+    domains: dict[str, Path] = {}
+    for file in data:
+        numbered = (f"{file.stem}{number}" for number in itertools.count(2))
+        domains[next(name for name in itertools.chain([file.stem], numbered) if name not in domains)] = file
+    return domains
+
+
+def _source(data: Path, domain: str, out: Path) -> str:
     """Return the entry of a data file, with the column of its prompts."""
     row = _first_row(data)
     if isinstance(row.get("messages"), list):
@@ -89,7 +103,7 @@ def _source(data: Path, out: Path) -> str:
         columns = {"prompt": f"{{{column}}}", "chat": True}
     if found := [name for name in CLUSTERS if name in row]:
         columns["cluster"] = found[0]
-    return _flow({"domain": data.stem, "path": _from(str(data), out)} | columns)
+    return _flow({"domain": domain, "path": _from(str(data), out)} | columns)
 
 
 def _first_row(data: Path) -> dict[str, Any]:

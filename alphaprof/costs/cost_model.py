@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, ModelShape, draft_memory, step_ms
-from alphaprof.costs.speedup import StepTimes, Timing
+from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
 from alphaprof.log.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, ModelFacts
@@ -23,6 +23,12 @@ from alphaprof.stats.estimate import Array
 MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"
 TIMED = (MEASURED, VLLM)  # with the run
 MEASURED_HERE = "by step times measured here with transformers"
+SURER = {  # by source: how to get more precise step times
+    MEASURED: MORE_ROUNDS,
+    VLLM: "time more rounds on an idle machine",
+    TABLE: "use a table of more timing rounds (its columns rounds, or a smaller relative_error)",
+    ROOFLINE: "use step times measured in your engine",
+}
 Z90 = 1.6448536269514722  # standard errors that hold 90% of a normal distribution on both sides
 FITTED_WITH = (  # what the overheads of engines were fitted with, at its default
     *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "overhead_ms"),
@@ -231,7 +237,7 @@ class CostModel:
             }
             for place, half in enumerate(self.table.halves)
         )
-        return Timing(times, self.basis, missing, (first, second))
+        return Timing(times, self.basis, missing, (first, second), SURER[self.options.source])
 
     @property
     def basis(self) -> str:

@@ -35,6 +35,7 @@ from alphaprof.stats.paired import FAR
 from alphaprof.totals.replay import RoundCounts
 
 FEWEST = 5  # independent documents without which only step times can decide
+MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
 LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
@@ -148,12 +149,14 @@ class StepTimes:
 class Timing:
     """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none. `halves`: the
     times of each half of the timing rounds: what one half chooses, the other tests (None: both as all are).
+    `surer`: how to get more precise ones, as the beginning of a sentence.
     """
 
     times: Mapping[str, StepTimes]
     basis: str
     missing: Mapping[str, str]
     halves: tuple[Mapping[str, StepTimes], Mapping[str, StepTimes]] | None = None
+    surer: str = MORE_ROUNDS
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
         """Return why one of some drafts has no times; None if all have them."""

@@ -56,7 +56,7 @@ NOTES: Mapping[str, NoteKind] = {
         "texts",
     ),
     "busy": NoteKind(
-        "this machine is busy, so step times are uncertain: timing spent {waiting:.0%} of its time waiting for a CPU",
+        "this machine is busy, so step times are uncertain: the timed steps waited for a CPU {waiting:.0%} of the time",
         "measure again when the machine is idle, or use your engine's step times (docs/costs.md)",
         "own times",
     ),

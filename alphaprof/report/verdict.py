@@ -14,7 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, StepTimes, Timing, parts_of, spent_and_base
+from alphaprof.costs.speedup import (
+    FEWEST,
+    MORE_ROUNDS,
+    Decoded,
+    Domain,
+    Mix,
+    Speedup,
+    StepTimes,
+    Timing,
+    parts_of,
+    spent_and_base,
+)
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.log.manifest import DecisionAsked, DraftFacts
 from alphaprof.rules import default_rule, parse_rule
@@ -32,7 +43,6 @@ VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MIDDLE = "middle of what the log allows"  # of a value with a `Speedup.doubt`
 MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
-SURER = "more timing rounds on an idle machine, or your engine's own times"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,16 +255,18 @@ def judge(
     best = options[0] if not chooses else tested.choice.pair if tested.choice else None
     pools = [next(iter(candidates.values()))[domain] for domain in mix.domains]
     there = distinct(np.concatenate([pool.cluster[pool["tokens"] > 0] for pool in pools]))
-    decision = decide(tested, question.min_speedup, question.confidence, there)
+    decision = decide(tested, question.min_speedup, question.confidence, there, timing.surer)
     if best is not None and decision.verdict == "GO" and 0 < (rounds := timing.times[best[0]].rounds) < GO_ROUNDS:
-        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}: {SURER}"
-        decision = replace(decision, verdict="UNDECIDED", reason=needed)
+        needed = f"GO needs step times of at least {GO_ROUNDS} rounds, but there are {rounds}"
+        decision = replace(decision, verdict="UNDECIDED", reason=needed, remedy=timing.surer)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     few = decision.verdict == "UNDECIDED" and (decision.speedup is None or not decision.speedup.tells)
     reason = decision.reason if few else f"{timing.basis}: {decision.reason}"
     if question.stand_in:
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
+    elif decision.remedy:
+        reason = f"{decision.remedy}; {reason}"  # first: a screen cuts what is long
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
@@ -280,7 +292,8 @@ class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on; `tested`: where these come from.
 
     `documents_needed`, `documents_likely`: of how many independent documents a new run would settle it with a chance of 50
-    and of 80%; None if it is settled, or no number has that chance.
+    and of 80%; None if it is settled, or no number has that chance. `remedy`: what would settle it, in words; empty if it is
+    settled, or the reason says so.
     """
 
     verdict: VerdictName
@@ -291,6 +304,7 @@ class Decision:
     documents_needed: int | None
     documents_likely: int | None = None
     tested: Tested | None = None
+    remedy: str = ""
 
     @property
     def bounds(self) -> Interval | None:
@@ -308,25 +322,26 @@ class Decision:
         return f"one half of the documents prefers {one} speculative tokens, the other {other}"
 
 
-def decide(tested: Tested, min_speedup: float, confidence: float, documents: int = 0) -> Decision:
+def decide(tested: Tested, min_speedup: float, confidence: float, documents: int = 0, surer: str = MORE_ROUNDS) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
     If there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
-    `documents`: independent ones that there are, for the case that no speedup is known.
+    `documents`: independent ones that there are, for the case that no speedup is known. `surer`: see `Timing`.
     """
     speedup = tested.shown
     if speedup is None:
         return Decision("UNDECIDED", _too_few(documents), None, 0.0, math.inf, None)
     if math.isinf(speedup.timing_error):
         halved = "of each half of the timing rounds " if tested.choice else ""
-        reason = f"step times {halved}of fewer than {LEAST_ROUNDS} rounds have no bounds: {SURER}"
-        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None, tested=tested)
+        reason = f"step times {halved}of fewer than {LEAST_ROUNDS} rounds have no bounds"
+        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None, tested=tested, remedy=surer)
     low, high = tested.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
     needed, likely = (
         tested.documents_needed(min_speedup, confidence, wanted) if verdict == "UNDECIDED" else None
         for wanted in (EVEN, LIKELY)
     )
+    remedy = ""
     level, lower, upper = f"{100 * confidence:g}%", beside(low, min_speedup), beside(high, min_speedup)
     middle = f" ({MIDDLE})" if speedup.doubt else ""
     on = f"speedup {speedup.value:.2f}x{middle} on {speedup.documents} independent documents"
@@ -337,8 +352,9 @@ def decide(tested: Tested, min_speedup: float, confidence: float, documents: int
     elif verdict == "NO-GO":
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
     else:
-        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(needed, likely, speedup)}"
-    decision = Decision(verdict, reason, speedup, low, high, needed, likely, tested)
+        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}"
+        remedy = _remedy(needed, likely, speedup, surer)
+    decision = Decision(verdict, reason, speedup, low, high, needed, likely, tested, remedy)
     if speedup.tells and decision.disagreement:
         decision = replace(decision, reason=f"{reason}; {decision.disagreement}")
     return decision
@@ -367,16 +383,16 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
 
-def _remedy(needed: int | None, likely: int | None, speedup: Speedup) -> str:
+def _remedy(needed: int | None, likely: int | None, speedup: Speedup, surer: str) -> str:
     if needed is not None:
         sure = f"{likely} with 80%" if likely is not None else "no size gives 80%"
         return f"a new run of {needed} independent documents would settle it with a 50% chance, {sure}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:
-        return f"it takes more documents and more precise step times ({SURER})"
+        return f"profile more documents, and {surer}"
     if timing > 0:
-        return f"more documents alone would not settle it: step times must be more precise ({SURER})"
-    return "it is too close to the threshold for more documents to settle it"
+        return f"{surer} (more documents alone would not settle it)"
+    return "choose another min_speedup: this one is too close for more documents to settle it"
 
 
 def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wanted: float) -> int | None:

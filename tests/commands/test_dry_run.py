@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from alphaprof.commands import dry_run
 from alphaprof.commands.dry_run import DryRun, Finding
 from alphaprof.config.load import load_profile
+from alphaprof.errors import DiskFull
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from tests.conftest import Runner
@@ -86,6 +87,11 @@ def test_an_unknown_number_of_documents_and_a_full_disk_are_said(tmp_path: Path,
     needs = dry_run.Needs(documents=4, positions=40, seconds=1.0, disk=10**7)
     disk = next(each for each in dry_run._need_checks(plan, needs, str(tmp_path / "a" / "b")) if each.name == "disk")
     assert (disk.level, disk.cause) == ("problem", "at most about 10 MB; 1 MB are free")
+    answer = DryRun.of((disk,), needs)
+    assert answer.conclusion.startswith("1 problem and 0 notes; the run would fail: disk. ")
+    with pytest.raises(DiskFull, match="1 MB are free") as error:
+        answer.require_runnable()
+    assert error.value.exit_code == 5
 
 
 @pytest.mark.parametrize(
@@ -123,6 +129,16 @@ def test_a_dry_run_prints_its_checks_and_ends_in_0(ordinary: Path, console_scrip
     code, text, _ = console_script("profile", ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
     assert (code, json.loads(text)["format"]) == (0, "alphaprof-preflight")
     assert snapshot(ordinary.parent) == before
+
+
+@pytest.mark.models
+def test_a_dry_run_without_enough_disk_prints_its_checks_and_ends_in_5(
+    ordinary: Path, console_script: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    code, text, errors = console_script("profile", ordinary, "--dry-run", "--limit", 2, "--out", ordinary.parent / "run")
+    assert (code, "the run would fail: disk. Nothing was written." in text) == (5, True)
+    assert errors.splitlines()[-2].startswith("error: the run would fail: disk: at most about ")
 
 
 @pytest.mark.models

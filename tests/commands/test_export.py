@@ -239,6 +239,7 @@ def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run:
 # Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third. Of the four one had no
 # second draft to test, and of the two one was at the end of its text.
 HAND = Acceptance(
+    target="my models/target",
     draft=draft_facts("draft"),
     model="synthetic/draft",
     revision=None,

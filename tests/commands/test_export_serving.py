@@ -87,6 +87,24 @@ def test_the_arguments_of_sglang_to_the_letter(run: Run) -> None:
     )
 
 
+@each("to", ["vllm-config", "sglang-args", "llamacpp-args"])
+def test_the_command_that_serves_can_be_pasted(to: str) -> None:
+    """A shell takes it apart into the engine, the target, and what the export writes."""
+    starts = {
+        "vllm-config": ["vllm", "serve", HAND.target, "--speculative-config"],
+        "sglang-args": ["python", "-m", "sglang.launch_server", "--model-path", HAND.target],
+        "llamacpp-args": ["llama-server", "-m", HAND.target],
+    }
+    remark, text = EXPORTS[to].beside(HAND), EXPORTS[to].write(HAND)
+    words, first = shlex.split(remark.removeprefix("serve with: ")), len(starts[to])
+    assert words[:first] == starts[to]
+    if to == "vllm-config":
+        (config,) = words[first:]
+        assert json.loads(config) == json.loads(text)
+    else:
+        assert words[first:] == shlex.split(text)
+
+
 @pytest.mark.parametrize(
     ("method", "model", "algorithm"),
     [("eagle3", "my/head", "EAGLE3"), ("eagle", "my/head", "EAGLE"), ("mtp", None, "NEXTN")],

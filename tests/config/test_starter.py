@@ -22,7 +22,7 @@ TALK = {"messages": [{"role": "user", "content": "hello"}], "conversation_id": "
 
 def written(folder: Path, row: object = TALK, *drafts: str) -> Any:
     (folder / "traffic.jsonl").write_text("\n" + json.dumps(row) + "\n")
-    write_profile("Qwen/Qwen3-8B", drafts, folder / "traffic.jsonl", folder / "my.yaml")
+    write_profile("Qwen/Qwen3-8B", drafts, [folder / "traffic.jsonl"], folder / "my.yaml")
     load_profile(folder / "my.yaml")
     return yaml.safe_load((folder / "my.yaml").read_text())
 
@@ -64,7 +64,7 @@ def test_tables_are_read_too(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "t.csv")
     table.to_parquet(tmp_path / "t.parquet")
     for name in ("t.csv", "t.parquet"):
-        write_profile("target", [], tmp_path / name, tmp_path / f"{name}.yaml")
+        write_profile("target", [], [tmp_path / name], tmp_path / f"{name}.yaml")
         assert yaml.safe_load((tmp_path / f"{name}.yaml").read_text())["data"][0]["prompt"] == "{prompt}"
 
 
@@ -75,7 +75,7 @@ FAULTS = {"": "it is empty", "[1]": "is not an object", '{"n": 1}': "no column o
 def test_data_that_tell_nothing_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(content)
     with pytest.raises(AlphaprofError, match=FAULTS[content]):
-        write_profile("target", [], tmp_path / "data.jsonl", tmp_path / "my.yaml")
+        write_profile("target", [], [tmp_path / "data.jsonl"], tmp_path / "my.yaml")
     assert not (tmp_path / "my.yaml").exists()
 
 
@@ -84,3 +84,16 @@ def test_the_command_says_what_is_next_and_keeps_what_is_there(tmp_path: Path) -
     call = ["init", "target", "--data", str(tmp_path / "traffic.jsonl"), "--out", str(tmp_path / "my.yaml")]
     assert f"Next: alphaprof profile {tmp_path / 'my.yaml'} --dry-run" in CliRunner().invoke(app, call).stdout
     assert "exists already" in str(CliRunner().invoke(app, call).exception)
+
+
+def test_every_data_file_is_a_source_with_a_domain_of_its_own(tmp_path: Path) -> None:
+    call = ["init", "target", "--out", str(tmp_path / "my.yaml")]
+    for name in ("a/chat.jsonl", "code.jsonl", "b/chat.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(TALK))
+        call += ["--data", str(tmp_path / name)]
+    assert CliRunner().invoke(app, call).exit_code == 0
+    found = [(source["domain"], source["path"]) for source in yaml.safe_load((tmp_path / "my.yaml").read_text())["data"]]
+    assert found == [("chat", "a/chat.jsonl"), ("code", "code.jsonl"), ("chat2", "b/chat.jsonl")]
+    with pytest.raises(AlphaprofError, match="twice"):
+        write_profile("target", [], [tmp_path / "code.jsonl"] * 2, tmp_path / "other.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from alphaprof.commands.validate.engine import rounds_of, validate_by
+from alphaprof.config.load import load_profile
 from alphaprof.config.options import EngineOptions
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.log.manifest import DraftFacts
@@ -23,12 +25,14 @@ from alphaprof.profiling.engine.client import VllmEngine, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer
 from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps
 from alphaprof.profiling.engine.vllm_worker import Forced
+from alphaprof.profiling.run.profile import load
 from alphaprof.profiling.timing.steppers import TimedStep
 from tests.commands.test_import import failure, invoke
 from tests.engine import OPTIONS, fake_python, written_profile
 from tests.loops import each
 from tests.runs import Silent
 
+Served = tuple[str, dict[str, Any], list[tuple[str, Any, str | None]]]  # of a server: address, answers by path, questions
 VLLM = "ALPHAPROF_VLLM_PYTHON"  # the python of an environment with vLLM, for the test that runs a real one
 
 
@@ -108,6 +112,26 @@ def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
     )
     # A round costs what it took: verification, drafts and the rest.
     assert known["target", "verify", 4] + 3 * known["d", "draft", 1] + known["d", "bookkeeping", 1] == pytest.approx(24.0)
+
+
+class Waiting:
+    """Stands in for an engine whose thread waited 5 s for a processor while it loaded, and 0.25 s in every command."""
+
+    def __init__(self) -> None:
+        self.facts, self.waited_s = {"context": 256, "waited_s": 5.0}, 5.0
+
+    def ask(self, do: str, **_: Any) -> dict[str, float]:
+        self.waited_s += 0.25
+        return {"ms": 500.0, "waited_s": self.waited_s}
+
+
+def test_engines_waited_for_a_processor_while_they_were_timed_and_not_before() -> None:
+    engines: dict[Any, Any] = {PLAIN: Waiting(), FORCED: Waiting()}
+    steps = EngineSteps(engines, {}, 1)
+    jobs = [job for block in steps.cell(1, 8) for job in block]
+    before = steps.waited_s()
+    seconds = sum(job.run() for job in jobs)
+    assert (steps.waited_s() - before) / seconds == pytest.approx(0.5)
 
 
 def test_the_forced_drafter_proposes_as_many_tokens_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +231,31 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
             vllm_version(EngineOptions(python=python))
 
 
+@pytest.mark.loopback
+@each(
+    ("engine", "costs", "words"),
+    [
+        ({"python": "/bin/false"}, {"source": "vllm"}, "has no vLLM"),
+        ({"python": sys.executable, "args": {"model": "./none"}}, {"source": "vllm"}, "engine.args.model './none' does not"),
+        ({"url": "http://127.0.0.1:1"}, {"source": "measured"}, "http://127.0.0.1:1 does not answer"),
+        ({"url": "SERVER", "model": "other"}, {"source": "measured"}, "engine.model is 'other'"),
+        ({"url": "SERVER"}, {"source": "measured"}, "does not use the target's tokenizer"),
+    ],
+)
+def test_a_wrong_engine_is_found_before_weights_are_loaded(
+    engine: dict[str, Any], costs: dict[str, str], words: str, tiny: Path, server: Served, tmp_path: Path
+) -> None:
+    """A test without the marker `models` cannot load any."""
+    if engine.get("python") == sys.executable:
+        engine = engine | {"python": str(fake_python(tmp_path))}
+    if engine.get("url") == "SERVER":
+        engine = engine | {"url": server[0]}
+    path = changed(written_profile(tmp_path, "", str(tiny / "target")), engine=engine, costs=costs, drafts={})
+    with pytest.raises(EngineFailed) as error:
+        load(load_profile(path), Silent())
+    assert words in error.value.message
+
+
 @each(
     ("engine", "costs", "words"),
     [
@@ -217,8 +266,6 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_profile_says_where_vllm_is(engine: Any, costs: dict[str, Any], words: str, tmp_path: Path) -> None:
-    from alphaprof.config.load import load_profile
-
     path = changed(written_profile(tmp_path, "python", "model"), engine=engine, costs=costs)
     with pytest.raises(ProfileInvalid, match=words):
         load_profile(path)
@@ -235,8 +282,6 @@ def test_a_profile_says_where_vllm_is(engine: Any, costs: dict[str, Any], words:
 def test_validate_refuses_what_the_engine_does_not_do(
     engine: str, rules: list[str], concurrency: int, words: str, tmp_path: Path
 ) -> None:
-    from alphaprof.config.load import load_profile
-
     path = changed(written_profile(tmp_path, "", "model"), engine={"url": "http://127.0.0.1:1"}, costs={"source": "none"})
     with pytest.raises(OptionInvalid, match=words):
         validate_by(engine, load_profile(path), tmp_path, None, 1, Silent(), rules, concurrency)
@@ -280,9 +325,6 @@ def server() -> Iterator[tuple[str, dict[str, Any], list[tuple[str, Any, str | N
         yield f"http://127.0.0.1:{service.server_port}", answers, asked
         service.shutdown()
         thread.join()
-
-
-Served = tuple[str, dict[str, Any], list[tuple[str, Any, str | None]]]
 
 
 @pytest.mark.loopback

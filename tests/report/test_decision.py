@@ -105,10 +105,20 @@ def test_step_times_without_bounds_leave_it_undecided_and_say_so() -> None:
     assert "chose" not in decide(found(3.0, timing=math.inf), 1.1, CONFIDENCE, held_out=False).reason
 
 
+def test_a_reason_begins_with_the_remedy_for_the_step_times_that_it_rests_on() -> None:
+    """Step times off by 50%, and documents that agree."""
+    unsure = StepTimes({tokens: StepTime(1.0, 0.5) for tokens in (1, 2)}, StepTime(0.0, 0.0))
+    timing = Timing({"draft 0": unsure}, "by a roofline", {}, surer="use other times")
+    alike = {"draft 0": {"code": pool(documents(np.random.default_rng(0), 30, TRUTH, 0.1))}}
+    decision = judge(alike, timing, ALONE, QUESTION, [1])[1]
+    assert decision.verdict == "UNDECIDED"
+    assert decision.reason.startswith("use other times (more documents alone would not settle it); by a roofline: speedup")
+
+
 def test_a_tested_half_needs_twice_its_documents() -> None:
     whole, half = (decide(found(1.6), 1.5, CONFIDENCE, held_out=half) for half in (False, True))
     assert half.documents_needed == 2 * whole.documents_needed
-    assert f"a new run of {half.documents_needed} independent documents would settle it with a 50% chance" in half.reason
+    assert half.remedy.startswith(f"a new run of {half.documents_needed} independent documents would settle it with a 50%")
     assert half.documents_likely == 2 * (whole.documents_likely or 0)
     assert "10 independent held-out documents" in half.reason
 
@@ -274,6 +284,7 @@ def test_go_takes_step_times_of_six_rounds(rounds: int, verdict: str) -> None:
     decision = judge(ONE, timing, ALONE, QUESTION, [1])[1]
     assert decision.verdict == verdict
     assert ("of at least 6 rounds, but there are" in decision.reason) == (verdict == "UNDECIDED")
+    assert decision.reason.startswith(timing.surer) == (verdict == "UNDECIDED")
     never = dataclasses.replace(QUESTION, min_speedup=9.0)
     assert judge(ONE, timing, ALONE, never, [1])[1].verdict == "NO-GO"
 

@@ -251,7 +251,7 @@ def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, re
         assert mine.gammas == measured.gammas
         assert mine.load == measured.load
     assert (other.times.source, other.times.device) == ("table", "h100.csv")
-    assert other.traffic.reason.startswith("by the step times in h100.csv: ")
+    assert "by the step times in h100.csv: " in other.traffic.reason
     # Where every target step takes a second, drafting is free: the speedup is tokens per round.
     item = at(build_report(run, config=changed_question(config, ["costs.overhead_ms=1000"])), "code", "small", 3)
     assert item.speedup.value == pytest.approx(item.tokens_per_round.value, rel=0.01)
@@ -295,7 +295,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     run = shaped(timed(tmp_path / "run"), tmp_path / "run")
     overrides = ["costs.source=roofline", "costs.accelerator=h100-sxm", "costs.tp=2", "costs.overhead_ms=0.5"]
     report = build_report(run, config=changed_question(run.manifest.config, overrides))
-    assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured: ")
+    assert "by step times computed for 2 x h100-sxm, not measured: " in report.traffic.reason
     assert "not_measured" in codes(report)
     target = ModelShape.from_config(LLAMA)
     setting = CostsAsked("roofline", accelerator="h100-sxm", tp=2)
@@ -325,6 +325,10 @@ def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewher
         assert speedup is not None
         widths.append(math.log(speedup.high / speedup.low))
         pages.append(" ".join(as_terminal(report).split()))
+    overrides.append(f"decision.min_speedup={report.traffic.speedup.value}")
+    close = build_report(run, config=changed_question(run.manifest.config, overrides)).traffic
+    assert close.verdict == "UNDECIDED"
+    assert "use step times measured in your engine" in close.reason.partition("; by step times computed")[0]
     assert widths[0] >= 2 * 1.96 / 1.645 * math.log(1.25)  # two-sided 95 %: what step times alone would give
     assert widths[1] > 1.2 * widths[0]  # the steps of a draft model are off as far on the ground of heads, its own
     assert "roofline of h200 (x/÷ 1.25): not measured" in pages[0]

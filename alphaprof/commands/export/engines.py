@@ -58,6 +58,7 @@ def export(
     if form.serves and schedule is not None:
         scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
     acceptance = Acceptance(
+        target=manifest.target.reference,
         draft=manifest.drafts[side.draft],
         model=_own_model(manifest, side.draft),
         revision=manifest.profile.revisions[side.draft],

@@ -69,13 +69,14 @@ class Depths:
 class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
-    `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint,
-    with `revision` on the hub; None: it has none, or it is a part of the target's. `drawn`: some drafts were drawn from q;
-    `blocks`: they are verified together. `depths`: rounds at the exported `gamma`. `schedule`: first and last concurrency,
-    and the gamma there (0: the draft does not make decoding faster); None if one is for all. `p_min`: the top probability
-    below which the draft stops.
+    `target`: its reference, as `model` is of the draft's own checkpoint, with `revision` on the hub (None: it has none, or
+    it is a part of the target's). `served`: by another engine, so that it is not known what draft it was. `drawn`: some
+    drafts were drawn from q; `blocks`: they are verified together. `depths`: rounds at the exported `gamma`. `schedule`:
+    first and last concurrency, and the gamma there (0: the draft does not make decoding faster); None if one is for all.
+    `p_min`: the top probability below which the draft stops.
     """
 
+    target: str
     draft: DraftFacts
     model: str | None
     revision: str | None
@@ -210,17 +211,31 @@ EXPORTS: dict[str, Export] = {
         "vLLM's --speculative-config, for serving",
         SERVING,
         PROPOSING,
-        beside=lambda _: 'serve with: vllm serve MODEL --speculative-config "$(alphaprof export ...)"',
+        beside=lambda chain: _serve(
+            ["vllm", "serve", chain.target, "--speculative-config", json.dumps(json.loads(vllm_config(chain)))]
+        ),
         engine=VLLM,
         serves=True,
     ),
-    "sglang-args": Export(sglang_args, "SGLang server arguments, for serving", SERVING, ALL, engine=SGLANG, serves=True),
+    "sglang-args": Export(
+        sglang_args,
+        "SGLang server arguments, for serving",
+        SERVING,
+        ALL,
+        beside=lambda chain: _serve(
+            ["python", "-m", "sglang.launch_server", "--model-path", chain.target], sglang_args(chain)
+        ),
+        engine=SGLANG,
+        serves=True,
+    ),
     "llamacpp-args": Export(
         llamacpp_args,
         "llama-server arguments, for serving",
         SERVING,
         PROPOSING,
-        beside=lambda chain: TOP_TEN if chain.p_min else "",
+        beside=lambda chain: "; ".join(
+            [_serve(["llama-server", "-m", chain.target], llamacpp_args(chain)), *([TOP_TEN] if chain.p_min else [])]
+        ),
         engine=LLAMACPP,
         serves=True,
     ),
@@ -277,6 +292,11 @@ def _rounded(values: Sequence[float]) -> list[float]:
 def _comma_listed(values: Sequence[float]) -> str:
     """Return rates between commas, without exponents, which not every reader knows."""
     return ",".join(f"{value:.{DIGITS}f}" for value in values)
+
+
+def _serve(command: Sequence[str], arguments: str = "") -> str:
+    """Return a command to paste; `arguments`: quoted already."""
+    return f"serve with: {shlex.join(command)} {arguments}".rstrip()
 
 
 def _json(content: Mapping[str, Any]) -> str:

@@ -32,22 +32,27 @@ DEFAULTS = {  # of the subprocess: several engines share a machine, and are step
     "VLLM_LOGGING_LEVEL": "WARNING",
     "OMP_WAIT_POLICY": "passive",
 }
+IMPORT_S = 300  # within which a python imports vLLM, on a slow disk too
 MEMORY = 0.9  # of a GPU, for all engines on it together
 
 
 def vllm_version(options: EngineOptions) -> str:
     """Return the version of vLLM in the user's environment, or on the server. Raises `EngineFailed`."""
-    if options.python is None:
-        return server_version(str(options.url))
-    command = [str(options.python), "-c", VERSION]
+    return server_version(str(options.url)) if options.python is None else _printed(options.python, VERSION)
+
+
+def require_vllm(python: str) -> None:
+    """Raise `EngineFailed` unless a python can import vLLM, which takes some seconds."""
+    _printed(python, "import vllm")
+
+
+def _printed(python: str, code: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=IMPORT_S, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
         hint = "set engine.python to a python that has vLLM installed (docs/vllm.md)"
-        raise EngineFailed(
-            f"engine.python {shown(options.python)} has no vLLM: {cut(said.splitlines()[-1])}", hint
-        ) from None
+        raise EngineFailed(f"engine.python {shown(python)} has no vLLM: {cut(said.splitlines()[-1])}", hint) from None
     return done.stdout.strip()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from alphaprof.config.options import EngineOptions
 
 KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
-ANSWER_S = 3600  # seconds after which a request to a server has failed
+WRITTEN_S, ANSWER_S = 3600, 30  # seconds after which a request for a text, and any other one, has failed
 SPECULATION = "vllm:spec_decode_num_"
 # Histograms of which sum and count are read.
 STEPS, GAP, FIRST = "vllm:iteration_tokens", "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
@@ -58,7 +58,8 @@ class VllmServer:
 
     def _written(self, place: int, prompt: Prompt) -> dict[str, Any]:
         asked = {"temperature": 0.0, "repetition_penalty": 1.0, **prompt, "model": self.model, "return_token_ids": True}
-        choice = _asked(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")})["choices"][0]
+        answer = _asked(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")}, WRITTEN_S)
+        choice = answer["choices"][0]
         if not choice.get("token_ids"):
             hint = "use vLLM 0.10.2 or later, whose completions have return_token_ids"
             raise EngineFailed(f"{self.url} answers without token ids", hint)
@@ -77,23 +78,23 @@ def _root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
 
 
-def _asked(url: str, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _asked(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> dict[str, Any]:
     """Return what a server answers to a path, and to JSON `content` if there is any. Raises `EngineFailed`."""
     try:
-        answer = json.loads(_read(url, path, content))
+        answer = json.loads(_read(url, path, content, seconds))
     except ValueError as error:
         problem = f"{url} answers {path} with invalid JSON: {error}"
         raise EngineFailed(problem, "give the address of a vLLM server") from None
     return answer if isinstance(answer, dict) else {}
 
 
-def _read(url: str, path: str, content: Mapping[str, Any] | None = None) -> bytes:
+def _read(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> bytes:
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
     if key := os.environ.get(KEY):
         request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - options admit http alone
+        with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310 - options admit http alone
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         with error:

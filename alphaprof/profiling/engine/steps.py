@@ -140,12 +140,13 @@ class EngineSteps:
                     yield TimedStep(name, "prefill", length, 1, 0, MODE, partial(self._more, engine, length))
 
     def waited_s(self) -> float:
-        """As of `Timeable`, of all engines."""
+        """As of `Timeable`, of all engines since they were started: one works at a time, so that this is a thread's time."""
         return sum(self._waited.values()) if self._waited else 0.0
 
     def _ask(self, name: Name, do: str, **command: Any) -> dict[str, float]:
         answer: dict[str, Any] = self.engines[name].ask(do, **command)
-        self._waited[name] = math.nan if answer["waited_s"] is None else answer["waited_s"]
+        started, now = self.engines[name].facts["waited_s"], answer["waited_s"]  # None: not known
+        self._waited[name] = math.nan if now is None or started is None else now - started
         return answer
 
     def _step(self, name: Name, batch: int, context: int, proposed: int) -> float:

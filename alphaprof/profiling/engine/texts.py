@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.errors import EngineFailed
-from alphaprof.profiling.engine.client import VllmEngine
+from alphaprof.errors import EngineFailed, shown
+from alphaprof.profiling.engine.client import VllmEngine, require_vllm
 from alphaprof.profiling.engine.server import VllmServer
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.texts.continuations import Continuation, finished
@@ -28,10 +29,8 @@ PROBE = "alphaprof asks: 12.5 % of Größe 日本 is\n\tdef f(x): return x**2 # 
 class TextWriter:
     """Writes continuations by the engine of a profile. The engine starts with the first document, and `close` ends it."""
 
-    def __init__(
-        self, options: ProfileOptions, engine: EngineOptions, target: Model, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        self.options, self.target, self.tokenizer = engine, target, tokenizer
+    def __init__(self, options: ProfileOptions, engine: EngineOptions, target: Model) -> None:
+        self.options, self.target = engine, target
         self.sources = options.written_by_engine()
         self._model = model_arguments(options, engine, target) if engine.url is None else {}
         self._engine: VllmEngine | VllmServer | None = None
@@ -60,17 +59,33 @@ class TextWriter:
     def _opened(self) -> VllmEngine | VllmServer:
         if self.options.url is None:
             return VllmEngine(self.options, self._model)
-        server = VllmServer(self.options, self.options.url)
-        mine = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
-        if (other := server.tokens(PROBE)) != mine:
-            problem = f"{server.url} does not use the target's tokenizer: it encodes a text as {other[:6]}, not {mine[:6]}"
-            raise EngineFailed(problem, "serve the profile's target, or correct target.model")
-        return server
+        return VllmServer(self.options, self.options.url)
 
     def close(self) -> None:
         """End the engine, if it runs."""
         if self._engine is not None:
             self._engine.close()
+
+
+def check_engine(options: ProfileOptions, engine: EngineOptions, tokenizer: PreTrainedTokenizerBase, writes: bool) -> None:
+    """Raise `EngineFailed` for an engine that cannot do its part, before models are loaded: a python without vLLM, a model
+    that is not there, or, if it `writes` texts, a server that does not answer or serves another model.
+    """
+    if engine.python is not None:
+        require_vllm(engine.python)
+        named, starts = engine.args.get("model"), engine.url is None or options.costs.source == "vllm"
+        if starts and named is None and options.target.model.endswith(".gguf"):
+            hint = "set engine.args.model to a safetensors folder of the same weights"
+            raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
+        if str(named).startswith((".", "/")) and not os.path.exists(str(named)):
+            hint = "correct the path (relative to the working directory)"
+            raise EngineFailed(f"engine.args.model {shown(named)} does not exist", hint)
+    if writes and engine.url is not None:
+        server = VllmServer(engine, engine.url)
+        mine = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        if (other := server.tokens(PROBE)) != mine:
+            problem = f"{server.url} does not use the target's tokenizer: it encodes a text as {other[:6]}, not {mine[:6]}"
+            raise EngineFailed(problem, "serve the profile's target, or correct target.model")
 
 
 def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:
@@ -85,10 +100,7 @@ def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:
 
 
 def model_arguments(options: ProfileOptions, engine: EngineOptions, target: Model) -> dict[str, Any]:
-    """Return the arguments of vLLM that name the target as it is profiled. Raises `EngineFailed`."""
-    if options.target.model.endswith(".gguf") and "model" not in engine.args:
-        hint = "set engine.args.model to a safetensors folder of the same weights"
-        raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
+    """Return the arguments of vLLM that name the target as it is profiled; `engine.args` go before them."""
     arguments: dict[str, Any] = {
         "model": options.target.model,
         "dtype": target.dtype_name,

@@ -80,9 +80,9 @@ class SteppedEngine:
         self.grown, self.slack = 0.0, 0  # tokens that they have gained since they were read, and how many they may
 
     def facts(self) -> dict[str, Any]:
-        """Return what the engine is."""
+        """Return what the engine is, and for how long its thread has waited for a processor so far."""
         config = self.engine.vllm_config.model_config
-        return {"context": config.max_model_len, "vocabulary": config.get_vocab_size()}
+        return {"context": config.max_model_len, "vocabulary": config.get_vocab_size(), "waited_s": _waited_s()}
 
     def add(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> str:
         """Hand a request to the engine; its name."""

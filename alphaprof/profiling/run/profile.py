@@ -38,7 +38,7 @@ from alphaprof.log.storage import Storage, address_of, storage_of
 from alphaprof.log.writer import FREE, RunWriter, alive, joined
 from alphaprof.profiling.engine.client import TRIED, vllm_version
 from alphaprof.profiling.engine.steps import EngineSteps
-from alphaprof.profiling.engine.texts import TextWriter
+from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import with_dtype
@@ -197,7 +197,10 @@ def load(
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     staged = Staged(run) if run is not None else reused
-    check_tokenizers(options, tokenizer)  # wrong ones, and wrong data, are found before weights are loaded
+    check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded
+    writes = reused is None and bool(options.written_by_engine())
+    if options.engine is not None and options.uses_engine:
+        check_engine(options, options.engine, tokenizer, writes)
     if staged is None:
         for _ in itertools.islice(Corpus(options, tokenizer, None, INT32_MAX), len(options.data)):
             pass  # one of every source
@@ -210,9 +213,7 @@ def load(
     documents = staged or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
-    writer = None
-    if reused is None and options.engine is not None and options.written_by_engine():
-        writer = TextWriter(options, options.engine, target, tokenizer)
+    writer = TextWriter(options, options.engine, target) if writes and options.engine is not None else None
     return Loaded(options, tokenizer, target, drafts, documents, scorer, writer)
 
 

@@ -226,7 +226,8 @@ class _TimeBudget:
     @property
     def waiting(self) -> float | None:
         """As of `Timed`."""
-        return self._waited_s / self._wall_s if self._wall_s > 0 and not math.isnan(self._waited_s) else None
+        known = self._wall_s > 0 and not math.isnan(self._waited_s)
+        return min(self._waited_s / self._wall_s, 1.0) if known else None  # the two are of different clocks
 
     def require_time(self) -> None:
         """Raise `BudgetSpent` if no step may begin any more."""
