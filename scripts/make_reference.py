@@ -63,7 +63,6 @@ GROUPS = (
     (options.RooflineCosts, "`costs` with `source: roofline`"),
     (options.NoCosts, "`costs` with `source: none`"),
     (profile.DecisionOptions, "`decision`"),
-    (profile.RouteOptions, "`route`"),
     (profile.Markers, "`thinking`"),
     (profile.ExecutionOptions, "`execution`"),
 )

@@ -13,7 +13,17 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import DRAFTS, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Options, Sampling, Whole
+from alphaprof.config.options import (
+    DRAFTS,
+    REMOVED,
+    STORED,
+    UNKNOWN_KEY,
+    ContinuationOptions,
+    MeasuredCosts,
+    Options,
+    Sampling,
+    Whole,
+)
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import TEXT, VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
@@ -76,18 +86,19 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
 
 def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Return a run's profile from its manifest with the overrides that a report allows: `decision.KEY=VALUE`,
-    `route.by=none`, and another source of step times, `costs.source=roofline` first. Relative paths start at the working
-    directory.
+    `hybrids.NAME=VALUE`, and another source of step times, `costs.source=roofline` first. Relative paths start at the
+    working directory.
     """
-    tree = copy.deepcopy(config)
+    stored = stored_profile(config)
+    tree = stored.model_dump(mode="json")
     for override in _source_first(overrides):
-        if not override.startswith(("decision.", "route.", "costs.", "hybrids.")):
-            hint = "to change other options, profile again"
-            problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, route.*, costs.* and hybrids.*"
+        if not override.startswith(("decision.", "costs.", "hybrids.")):
+            hint = REMOVED.get(override.partition(".")[0], "to change other options, profile again")
+            problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, costs.* and hybrids.*"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
     options = validate(tree, SET)
-    if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
+    if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
         raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
     return options.resolved(Path()).model_dump(mode="json")
@@ -171,10 +182,17 @@ def _element(items: list[Any], key: str, place: str) -> int:
     raise ProfileInvalid(f"--set {place}: {shown(key)} does not name exactly one of {len(items)} list elements", hint)
 
 
-def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
+def stored_profile(config: dict[str, Any]) -> ProfileOptions:
+    """Return the profile that a run's manifest holds; keys that were removed since it was written are ignored. Raises
+    `ProfileInvalid`.
+    """
+    return validate(config, "the run", STORED)
+
+
+def validate(tree: dict[str, Any], origin: str, context: str | None = None) -> ProfileOptions:
     """Return `ProfileOptions` from plain data. Raises `ProfileInvalid` with the first problem and a suggestion."""
     try:
-        return ProfileOptions.model_validate(tree)
+        return ProfileOptions.model_validate(tree, context=context)
     except ValidationError as error:
         raise _invalid(error, tree, origin) from None
 

@@ -17,6 +17,7 @@ from pydantic import (
     PlainValidator,
     SerializeAsAny,
     TypeAdapter,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -27,7 +28,9 @@ from alphaprof.rules import GAMMA_LIMIT
 from alphaprof.totals.lookup import MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
-REMOVED: dict[str, str] = {}  # keys that are no longer there, and what to do instead
+NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
+REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS}  # keys that were there, and what to do instead
+STORED = "stored"  # context of a validation: the profile is one of a manifest, which may hold removed keys
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 Item = TypeVar("Item")
@@ -43,9 +46,12 @@ class Options(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        odd = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
-        if odd:
+    def _known_keys(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict):
+            return given
+        if info.context == STORED:
+            given = {name: value for name, value in given.items() if name in cls.model_fields or name not in REMOVED}
+        if odd := [name for name in given if name not in cls.model_fields]:
             near = difflib.get_close_matches(str(odd[0]), cls.model_fields, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(cls.model_fields))}"
             hint = REMOVED.get(str(odd[0]), hint)

@@ -133,9 +133,6 @@ class DecisionOptions(Options):
         "UNDECIDED (report on a run imported from the engine); default: the measured dtype",
     )
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as measured")
-    min_route_gain: float = Field(
-        0.03, ge=0, le=100, description="recommend a second pool of servers if the lower bound of its gain reaches this"
-    )
 
     @field_validator("served_dtype")
     @classmethod
@@ -173,12 +170,6 @@ class ExecutionOptions(Options):
     )
 
 
-class RouteOptions(Options):
-    """What a router in front of several pools of servers can route requests by."""
-
-    by: Literal["domain", "none"] = Field("domain", description="what the router knows about a request; none: nothing")
-
-
 class ProfileOptions(Options):
     """One profile file."""
 
@@ -208,7 +199,6 @@ class ProfileOptions(Options):
     costs: CostOptions = MeasuredCosts()
     engine: EngineOptions | None = Field(None, description="a vLLM that writes texts or times steps (docs/vllm.md)")
     decision: DecisionOptions = DecisionOptions()
-    route: RouteOptions = RouteOptions()
     execution: ExecutionOptions = ExecutionOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: together")
     batch_tokens: Whole = Field(8192, ge=1, description="maximum padded tokens per batch (a single document may exceed it)")

@@ -359,7 +359,6 @@ class DecisionAsked:
     weights: dict[str, float] | None
     concurrency: int = 1
     served_dtype: str | None = None
-    min_route_gain: float = 0.03
     p_min: float | str = 0.0
 
 
@@ -398,8 +397,8 @@ class CostsAsked:
 @dataclass(frozen=True)
 class StoredProfile:
     """What statistics and reports read of a run's profile, which was validated as it was written. `dtype`: the target's;
-    `revisions`: of drafts on the hub; `limits`: of the documents of each source; `route_by`: what a router can tell
-    requests apart by; `mixed_devices`: whether the processes of the run may compute otherwise than each other.
+    `revisions`: of drafts on the hub; `limits`: of the documents of each source; `mixed_devices`: whether the processes of
+    the run may compute otherwise than each other.
     """
 
     dtype: str
@@ -410,14 +409,16 @@ class StoredProfile:
     draft_processing: str | None
     costs: CostsAsked
     decision: DecisionAsked
-    route_by: str
     mixed_devices: bool
     hybrids: dict[str, Hybrid] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> StoredProfile:
-        """Return what a profile says, as a manifest holds it."""
-        costs = {name: value for name, value in config["costs"].items() if name in _fields(CostsAsked)}
+        """Return what a profile says, as a manifest holds it. Keys of `decision` that an older version wrote are ignored."""
+        costs, decision = (
+            {name: value for name, value in config[group].items() if name in _fields(asked)}
+            for group, asked in (("costs", CostsAsked), ("decision", DecisionAsked))
+        )
         return cls(
             dtype=config["target"].get("dtype", "auto"),
             revisions={name: draft.get("revision") for name, draft in config["drafts"].items()},
@@ -426,8 +427,7 @@ class StoredProfile:
             gammas=tuple(config["gammas"]),
             draft_processing=config.get("draft_processing"),
             costs=typed(costs, CostsAsked),
-            decision=typed(config["decision"], DecisionAsked),
-            route_by=config.get("route", {}).get("by", "domain"),
+            decision=typed(decision, DecisionAsked),
             mixed_devices=config.get("execution", {}).get("mixed_devices", False),
             hybrids={name: typed(each, Hybrid) for name, each in config.get("hybrids", {}).items()},
         )

@@ -55,7 +55,7 @@ from alphaprof.log.tables import table_content, totals_content
 
 SIGN = ".beginning"  # what the process that begins a run writes again and again, until there is a manifest
 BEAT = 60.0  # seconds between two of these
-FREE = ("decision", "route", "execution")  # parts of the profile that may change when a run is resumed
+FREE = ("decision", "execution")  # parts of the profile that may change when a run is resumed
 OURS = re.compile(r"(positions|totals)/draft=[a-z][a-z0-9_-]*|documents|continuations|prompts")  # folders of a run
 TIMES = re.compile(r"latency\.[0-9a-f]{8}\.parquet")
 

@@ -1,4 +1,4 @@
-"""The first screen of a report: verdict, route, conditions, one table, load, notes, what to paste, and what else there is.
+"""The first screen of a report: verdict, conditions, one table, load, notes, what to paste, and what else there is.
 
 Terminal, Markdown and HTML draw the same texts.
 """
@@ -14,20 +14,19 @@ from dataclasses import dataclass
 
 from alphaprof.log.notes import RANKS
 from alphaprof.render.blocks import Row, Table, table_by_columns
-from alphaprof.render.sections import ALL, chosen
+from alphaprof.render.sections import ALL, chosen, on_for
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.model import DomainAnswer, DraftAnswer, Note, ServerPool
+from alphaprof.report.model import DomainAnswer, DraftAnswer, Note
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
 from alphaprof.report.verdict import beside
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown
-LETTERS = "ABCDEFGH"  # of pools
 LOADS = 8  # concurrencies that are shown
 TOTAL = "all traffic"
-LEFT = ("pool", "draft", "verdict", "next best")  # columns of words
+LEFT = ("draft", "verdict", "next best")  # columns of words
 LESS = ("docs", "next best", "share", "alpha", "accept@1", "tokens/round")  # that a narrow screen goes without, in turn
 MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
@@ -43,13 +42,12 @@ class FirstScreen:
     run: str
     verdict: str
     about: tuple[str, ...]  # behind the verdict, and below it
-    route: tuple[str, ...]  # empty: one pool serves all
     times: str
     table: Table  # a row a domain, and below a line the one draft for all of them
     load: Table | None  # by concurrency; None: one is all there is
     pays: str
     notes: tuple[str, ...]
-    serve: tuple[tuple[str, str], ...]  # by pool: the command that writes what an engine is started with, and a remark
+    serve: tuple[str, str] | None  # the command that writes what an engine is started with, and a remark; None: no GO
     more: str  # what else there is: the sections that have something to show, the notes of other kinds, the formats
 
 
@@ -63,13 +61,12 @@ def first_screen(report: Report) -> FirstScreen:
         run=_what_was_run(report),
         verdict=report.verdict,
         about=tuple(_about(report)),
-        route=tuple(_route(report)),
         times=_times(report),
         table=_domain_table(report),
         load=load,
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
-        serve=tuple(_serve(report)),
+        serve=_serve(report),
         more=_what_else(report, max(len(by_code) - NOTES, 0)),
     )
 
@@ -94,7 +91,9 @@ def _what_was_run(report: Report) -> str:
 
 
 def _about(report: Report) -> Iterator[str]:
-    """Yield the draft, its speedup and the one that is needed; if nothing is decided, what would decide it."""
+    """Yield the draft, its speedup and the one that is needed; the domains in which alone it is faster; and, if nothing is
+    decided, what would decide it.
+    """
     traffic = report.traffic
     needed = f"needed {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
@@ -106,6 +105,7 @@ def _about(report: Report) -> Iterator[str]:
     faster = _speedup_text(traffic.tested, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}{here}, {needed}"
+    yield from on_for(report)
     if report.verdict != "UNDECIDED":
         return
     mine = _mine(report)
@@ -128,30 +128,6 @@ def _mine(report: Report) -> DraftAnswer | None:
 def _second(report: Report) -> DraftAnswer | None:
     """Return the fastest of the other drafts on the whole traffic."""
     return next((answer for answer in report.drafts if answer.draft != report.draft), None)
-
-
-def _route(report: Report) -> Iterator[str]:
-    """Yield the pools that are worth it and what they gain."""
-    route, over = report.routing, "no speculation"
-    if report.speedup is None or route is None or not route.worth_it:
-        return
-    if route.over.draft is not None:
-        over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    gain = f"{fmt.gain(route.gain)} over {over}, on {fmt.many(route.documents, 'held-out document')}"
-    faster = fmt.interval(route.speedup, "x")
-    named = ", ".join(f"{letter} {_configuration(pool)}" for letter, pool in zip(LETTERS, route.pools, strict=False))
-    yield f"{len(route.pools)} server pools, {named}: {faster}"
-    yield f"routing gains {gain}"
-
-
-def _configuration(pool: ServerPool) -> str:
-    return "no speculation" if pool.draft is None else f"{pool.draft} (γ {pool.gamma})"
-
-
-def _pool_of(report: Report, domain: str) -> str:
-    """Return the letter of a domain's pool, if there are several."""
-    pools = report.routing.pools if report.routing is not None and report.routing.worth_it else ()
-    return next((letter for letter, pool in zip(LETTERS, pools, strict=False) if domain in pool.domains), "")
 
 
 def _times(report: Report) -> str:
@@ -188,7 +164,7 @@ def _domain_table(report: Report) -> Table:
 
 
 def _domain_row(report: Report, item: DomainAnswer) -> Row:
-    cells = {"pool": _pool_of(report, item.domain), "share": fmt.percent(item.share), "docs": fmt.count(item.documents)}
+    cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.documents)}
     cells |= _draft_cells(report, item.best)
     cells["verdict"] += ALONE if _alone(item) else ""
     return fmt.short(item.domain), cells | {"next best": _next_best(item.next_best, item.ahead)}
@@ -231,7 +207,7 @@ def _next_best(answer: DraftAnswer | None, ahead: Interval | None) -> str:
 def _total_row(report: Report) -> Iterator[Row]:
     mine = _mine(report)
     if mine is not None and len(report.domains) > 1:
-        cells = {"pool": "", "share": "100%", "docs": fmt.count(report.run.documents)} | _draft_cells(report, mine)
+        cells = {"share": "100%", "docs": fmt.count(report.run.documents)} | _draft_cells(report, mine)
         yield TOTAL, cells | {"next best": _next_best(_second(report), None)}
 
 
@@ -289,18 +265,16 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
     return table, f"above {traffic.min_speedup:g}x {where}"
 
 
-def _serve(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the command that writes an engine's configuration, for each pool whose draft it serves as measured."""
-    for pool in report.route:
-        if pool.draft is None or pool.gamma is None:
-            continue
-        formats = paste_formats(report.run.draft_models[pool.draft], report.conditions.rule, report.conditions.p_min)
-        if not formats:
-            yield "", f"no known engine serves {pool.draft} as measured"
-            continue
-        run = shlex.quote(f"{report.run.path}:{pool.draft}")
-        also = f"(also {', '.join(formats[1:])})" if len(formats) > 1 else ""
-        yield f"alphaprof export {run} --gamma {pool.gamma} --to {formats[0]}", also
+def _serve(report: Report) -> tuple[str, str] | None:
+    """Return the command that writes an engine's configuration, if the draft of a GO is served as it was measured."""
+    if report.verdict != "GO" or report.draft is None:
+        return None
+    formats = paste_formats(report.run.draft_models[report.draft], report.conditions.rule, report.conditions.p_min)
+    if not formats:
+        return "", f"no known engine serves {report.draft} as measured"
+    run = shlex.quote(f"{report.run.path}:{report.draft}")
+    also = f"(also {', '.join(formats[1:])})" if len(formats) > 1 else ""
+    return f"alphaprof export {run} --gamma {report.gamma} --to {formats[0]}", also
 
 
 def _what_else(report: Report, notes: int) -> str:

@@ -67,7 +67,7 @@ class ReportAnswer(Report):
         """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
         screen = first_screen(self)
         lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
-        for line in (*screen.about[1:], "; ".join(screen.route), screen.times, screen.run):
+        for line in (*screen.about[1:], screen.times, screen.run):
             lines += [escaped_sentence(line), ""] if line else []
         lines += table_lines(screen.table)
         lines += block_lines(self.blocks()) if self.show else _folded_sections(self, COMMENT - _bytes(lines))
@@ -120,8 +120,6 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
     yield from said(screen.verdict, first, style=COLOURS[screen.verdict])
     for line in behind:
         yield from said("", line, most=others + 1, cut=" (--show verdict)")
-    for place, line in enumerate(screen.route):
-        yield from said("" if place else "ROUTE", line)
     yield from said("Times", screen.times)
     yield Text()
     shown, left_out = _domain_lines(screen.table, width)
@@ -135,9 +133,8 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
         yield from said("" if place else "Load", line)
     for place, note in enumerate(screen.notes):
         yield from said("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
-    for place, (command, remark) in enumerate(screen.serve):  # which is copied: in one line however long it is
-        label = Text(("" if place else "Serve").ljust(LABEL), "bold")
-        yield label.append(fmt.visible("   ".join(filter(None, (command, remark)))))
+    if screen.serve:  # which is copied: in one line however long it is
+        yield Text("Serve".ljust(LABEL), "bold").append(fmt.visible("   ".join(filter(None, screen.serve))))
     yield from said("More", screen.more, most=3)
 
 

@@ -62,17 +62,14 @@ def verdict(report: Report) -> Iterator[Block]:
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     yield f"weights ({origin}): {shares}"
-    if len(report.domains) > 1:
-        yield f"server pools: {_pools(report)}"
+    yield from on_for(report)
 
 
-def _pools(report: Report) -> str:
-    """Return how many pools of servers are worth it, and why not more."""
-    route = report.routing
-    if route is None:
-        return f"one; {report.one_pool}"
-    found = f"{len(route.pools)} pools gain {fmt.gain(route.gain)}"
-    return found if route.worth_it else f"one; {found}: {route.why_not}"
+def on_for(report: Report) -> Iterator[str]:
+    """Yield the domains in which alone the draft is surely faster than everywhere, if there are such."""
+    if (only := report.traffic.only) is not None:
+        domains = ", ".join(fmt.short(item.domain) for item in report.domains if item.domain in only.domains)
+        yield f"on for {domains} only: {fmt.interval(only.speedup, 'x')}"
 
 
 def _engine_free(report: Report) -> Iterator[str]:

@@ -19,7 +19,7 @@ from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
+from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
 from alphaprof.report.sections.certificates import Certificates, build_certificates
@@ -53,7 +53,6 @@ class Report:
     gamma: int | None
     speedup: Interval | None  # over the documents that the verdict rests on
     tokens_per_round: Interval | None  # over all documents
-    route: tuple[ServerPool, ...]  # what to deploy: a pool a configuration, without a draft if none pays; empty: none yet
     conditions: Conditions  # what the verdict holds for
     alphaprof: str
     confidence: float
@@ -63,8 +62,6 @@ class Report:
     traffic: Traffic  # the verdict on all domains together
     domains: tuple[DomainAnswer, ...]  # what to use for each domain by itself, the largest share first
     drafts: tuple[DraftAnswer, ...]  # every draft by itself on the whole traffic, the fastest first
-    routing: Route | None  # domains on several pools of servers, if that was tried
-    one_pool: str  # why it was not; empty if it was
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     stopping: tuple[StopSurface, ...]  # by γ and p_min, of drafts whose probabilities the log holds
     hybrids: tuple[HybridCurve, ...]  # by min_match, of drafts that are made of two others
@@ -107,7 +104,6 @@ def build_report(
         gamma=traffic.gamma,
         speedup=traffic.speedup,
         tokens_per_round=traffic.tokens_per_round,
-        route=_to_deploy(traffic, parts.routing),
         conditions=_conditions(question, facts, traffic, inputs.cost),
         alphaprof=__version__,
         confidence=question.confidence,
@@ -174,16 +170,6 @@ def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tupl
     """Return each pool with the best gamma of its result: those of results with a verdict, which come in the same order."""
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     return [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
-
-
-def _to_deploy(traffic: Traffic, route: Route | None) -> tuple[ServerPool, ...]:
-    """Return the pools of servers that the verdicts call for."""
-    if route is not None and route.worth_it:
-        return route.pools
-    if traffic.verdict == "UNDECIDED":
-        return ()
-    used = (traffic.draft, traffic.gamma) if traffic.verdict == "GO" else (None, None)
-    return (ServerPool(*used, tuple(domain for domain, share in traffic.weights.items() if share > 0), 1.0),)
 
 
 def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cost | None) -> Conditions:

@@ -47,11 +47,6 @@ def interval(value: Interval | None, unit: str = "", digits: int = 2) -> str:
     return f"{number(value.value, digits, unit)} [{number(value.low, digits)}, {number(value.high, digits)}]"
 
 
-def gain(value: Interval) -> str:
-    """Return a share in percent with its interval."""
-    return f"{100 * value.value:.1f}% [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
 def difference(value: Interval | None, digits: int) -> str:
     """Return a signed quantity with its interval."""
     if value is None:

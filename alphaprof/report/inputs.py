@@ -48,7 +48,7 @@ class ReportInputs:
         run = with_hybrids(run, profile.hybrids)
         order = order_of(run.manifest, flavour)
         measured = None if run.imported else run.manifest.target.computes_in
-        question = Question(**vars(profile.decision), measured_dtype=measured, order=order, route_by=profile.route_by)
+        question = Question(**vars(profile.decision), measured_dtype=measured, order=order)
         documents = run.documents()
         require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
         # Step times must not depend on documents that they judge, if these come one after the other.

@@ -124,33 +124,6 @@ class DomainAnswer:
 
 
 @dataclass(frozen=True)
-class ServerPool:
-    """Servers with one speculative configuration, and the domains that they serve."""
-
-    draft: str | None  # None: no speculation
-    gamma: int | None
-    domains: tuple[str, ...]  # whose traffic they serve
-    share: float  # of output tokens
-
-
-@dataclass(frozen=True)
-class Route:
-    """Domains on several pools of servers, against all of them on one. Some documents chose it, the others tested it."""
-
-    pools: tuple[ServerPool, ...]  # the largest share first
-    speedup: Interval  # against decoding without drafts
-    gain: Interval  # how much faster than the one pool, as a share of its speed; paired
-    over: ServerPool  # that one pool
-    documents: int  # independent documents that tested it
-    why_not: str  # what speaks against these pools, in words; empty: they are worth it
-
-    @property
-    def worth_it(self) -> bool:
-        """Whether the lower ends reach decision.min_route_gain and decision.min_speedup."""
-        return not self.why_not
-
-
-@dataclass(frozen=True)
 class Conditions:
     """What the verdict holds for."""
 
@@ -161,6 +134,17 @@ class Conditions:
     dtype: str
     rule: str
     p_min: float  # top probability below which a draft stops; 0: it never does
+
+
+@dataclass(frozen=True)
+class OnFor:
+    """The domains in which alone the draft of the verdict is surely faster than everywhere, the others being decoded without
+    a draft. Intervals over all documents, with the one-sided bounds that decide.
+    """
+
+    domains: tuple[str, ...]
+    speedup: Interval  # of the whole traffic, against decoding without a draft
+    gain: Interval  # how many times as fast as with the draft in all domains, paired; its lower bound is above 1
 
 
 @dataclass(frozen=True)
@@ -188,6 +172,7 @@ class Traffic:
     served_dtype: str | None  # that the target is served in, if another one was measured: then nothing is decided
     load: tuple[AtConcurrency, ...]  # of the chosen draft
     pays_up_to: int | None  # the last concurrency that reaches decision.min_speedup; None: not even the first
+    only: OnFor | None  # domains to which the draft is better confined; None: no such domains are surely known
 
 
 @dataclass(frozen=True)

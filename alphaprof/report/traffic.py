@@ -1,11 +1,10 @@
-"""The verdict on the whole traffic, what to use for each domain by itself, and the route that both lead to."""
+"""The verdict on the whole traffic, in which domains alone its draft is faster still, and what to use for each domain."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import (
     UNTIMED,
-    Decoded,
     Mix,
     Speedup,
     StepTimes,
@@ -23,9 +21,10 @@ from alphaprof.costs.speedup import (
     spent_and_base,
     without_draft,
 )
+from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.report.format import short
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import DomainAnswer, DraftAnswer, Route, ServerPool, Traffic
+from alphaprof.report.model import DomainAnswer, DraftAnswer, OnFor, Traffic
 from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
@@ -44,140 +43,9 @@ from alphaprof.report.verdict import (
     without_times,
 )
 from alphaprof.rules import rules_of
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, present, rank_correlation
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, pooled_share, present, rank_correlation
 from alphaprof.stats.gates import holm
 from alphaprof.totals.pool import DocumentTotals, accepted_of
-
-MOST_POOLS = 3  # of one model: each pool needs its own spare servers
-NO_GAIN = "no domain would gain by another pool"
-Configuration = Pair | None  # of a server; None: no speculation
-
-
-def find_route(
-    candidates: Pools,
-    timing: Timing,
-    mix: Mix,
-    question: Question,
-    gammas: Sequence[int],
-    weights: Mapping[str, float],
-) -> Route | str:
-    """Return the pools that half of the documents and of the timing rounds choose, and what they gain on the other half over
-    one pool for all domains; or why there is one pool.
-
-    A second pool is always tried; a third one only if it gains `question.min_route_gain` on the half that chooses.
-    `weights`: the share of output tokens of each domain.
-    """
-    if question.route_by != "domain":
-        return f"route.by is {question.route_by}"
-    if len(mix.domains) < 2:
-        return "there is one domain"
-    if question.order is not None and question.weights is not None:
-        return "the documents' mixture of domains differs from the weights"
-    if missing := next((draft for draft in candidates if draft not in timing.times), None):
-        return f"there are no step times for {missing}"
-    parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
-    options = question.options(candidates, gammas)
-    if parts is None or not options:
-        return f"there are no {'documents' if options else 'rounds'} to choose pools by"
-    halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
-    choosing, testing = (_Half(candidates, times, mix, rows, options[0]) for times, rows in halves_of_times)
-    single, assigned = _assigned(*choosing.relative_times([None, *options]), [None, *options], question.min_route_gain)
-    if len(set(assigned)) < 2:
-        return NO_GAIN
-    ways = [testing.decoded(configurations) for configurations in ([single] * len(assigned), assigned)]
-    gain, whole = mix.gain(*ways), mix.routed(ways[1])
-    faster, speedup = (speedup_interval(each, question.confidence) for each in (gain, whole))
-    if gain is None or whole is None or faster is None or speedup is None:
-        return "some domain has no tokens for testing pools"
-    more = Interval(faster.value - 1, faster.low - 1, faster.high - 1)
-
-    def served(used: Configuration, domains: Sequence[str]) -> ServerPool:
-        draft, gamma = used or (None, None)
-        return ServerPool(draft, gamma, tuple(domains), sum(weights[domain] for domain in domains))
-
-    servers = [
-        served(used, [domain for domain, each in zip(mix.domains, assigned, strict=True) if each == used])
-        for used in dict.fromkeys(assigned)
-    ]
-    servers.sort(key=lambda each: -each.share)
-    why_not = _why_not(gain.tells and whole.tells, more.low, speedup.low, question)
-    return Route(tuple(servers), speedup, more, served(single, mix.domains), gain.documents, why_not)
-
-
-def _why_not(enough: bool, gain: float, speedup: float, question: Question) -> str:
-    """Return what speaks against the pools of a route; empty if nothing does. `gain`, `speedup`: lower ends of the
-    intervals.
-    """
-    if question.stand_in:
-        return question.stand_in
-    if question.order is not None:  # it stops at a random place: an interval for a fixed number does not hold
-        return "a run that stops early cannot tell"
-    if not enough:
-        return "too few documents to tell"
-    if gain < question.min_route_gain:
-        return f"the lower end of the gain is below {100 * question.min_route_gain:g}%"
-    if speedup < question.min_speedup:
-        return f"the lower end of the speedup is below {question.min_speedup:g}x"
-    return ""
-
-
-@dataclass(frozen=True)
-class _Half:
-    """Some documents of each domain, decoded by any configuration. `known`: one that there are rounds of."""
-
-    candidates: Pools
-    times: Mapping[str, StepTimes]
-    mix: Mix
-    rows: Mapping[str, Mask]
-    known: Pair
-    cache: dict[tuple[str, Configuration], Decoded] = field(default_factory=dict)
-
-    def decoded(self, configurations: Sequence[Configuration]) -> list[Decoded]:
-        """Return each domain by its configuration; the same object for the same two."""
-        return [self._decoded(domain, used) for domain, used in zip(self.mix.domains, configurations, strict=True)]
-
-    def _decoded(self, domain: str, used: Configuration) -> Decoded:
-        if (domain, used) not in self.cache:
-            draft, gamma = used or self.known
-            counts, times = self.candidates[draft][domain].counts(gamma).rows(self.rows[domain]), self.times[draft]
-            self.cache[domain, used] = (counts, times) if used else without_draft(counts, times)
-        return self.cache[domain, used]
-
-    def relative_times(self, options: Sequence[Configuration]) -> tuple[Array, Array]:
-        """Return the time of each domain by each option in units of that without a draft, [domains, options], and the weight
-        of each domain, [domains]. A domain without tokens has no weight, and the times of all others together.
-        """
-        sums = [
-            [[float(part.sum()) for part in spent_and_base(*self._decoded(domain, used))] for used in options]
-            for domain in self.mix.domains
-        ]
-        spent, base = np.moveaxis(np.array(sums), 2, 0)
-        seen = base[:, 0] > 0
-        weights = np.where(seen, base[:, 0] if self.mix.weights is None else self.mix.weights, 0.0)
-        relative = np.divide(spent, base, out=np.ones_like(spent), where=base > 0)
-        if seen.any():
-            relative[~seen] = weights @ relative / weights.sum()
-        return relative, weights
-
-
-def _assigned(
-    relative: Array, weights: Array, options: Sequence[Configuration], least_gain: float
-) -> tuple[Configuration, list[Configuration]]:
-    """Return the best option for all domains, and the option of each domain among the best two or three together."""
-
-    def time(places: tuple[int, ...]) -> float:
-        return float(weights @ relative[:, places].min(1))
-
-    every = range(len(options))
-    single = min(every, key=lambda place: time((place,)))
-    best: tuple[int, ...] = min(itertools.combinations(every, 2), key=time)
-    while len(best) < MOST_POOLS:
-        larger = min(((*best, place) for place in every), key=time)
-        if time(best) < (1 + least_gain) * time(larger):
-            break
-        best = larger
-    return options[single], [options[best[place]] for place in relative[:, best].argmin(1)]
-
 
 SURELY = 0.01  # chance of a rank correlation as strong as this if there is none
 IMPORT_DECIDES = (
@@ -229,7 +97,40 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         served_dtype=question.served_dtype if question.stand_in else None,
         load=several,
         pays_up_to=pays_up_to(several, question.min_speedup),
+        only=on_for(candidates, best, timing, mix, question) if best and timed else None,
     )
+
+
+def on_for(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question) -> OnFor | None:
+    """Return the domains in which alone a draft at one γ is surely faster than in all of them; None if there are no such
+    domains, or what would keep the verdict from GO keeps this from being told.
+
+    Each half of the documents and of the timing rounds leaves out the domains that the draft slows down there, and both must
+    leave out the same, so that no domain is left out by the luck of the documents that then speak against it. All documents
+    test what these domains gain, each against itself.
+    """
+    rounds = timing.times[pair[0]].rounds
+    if question.stand_in or question.order is not None or 0 < rounds < GO_ROUNDS:
+        return None
+    parts = halves({domain: candidates[pair[0]][domain] for domain in mix.domains}, question.order)
+    if parts is None:
+        return None
+    chosen = []
+    for times, rows in zip((timing.choosing, timing.testing), parts, strict=True):
+        domains = zip(mix.domains, decoded(candidates, pair, times, mix, rows), strict=True)
+        speedups = {domain: Mix.of({domain: 1.0}).value([each]) for domain, each in domains}
+        chosen.append({domain for domain, value in speedups.items() if value is None or value >= 1})
+    on, other = chosen
+    if on != other or not 0 < len(on) < len(mix.domains):
+        return None
+    everywhere = decoded(candidates, pair, timing.times, mix, None)
+    ways = zip(mix.domains, everywhere, strict=True)
+    there = [each if domain in on else without_draft(*each) for domain, each in ways]
+    gain, speedup = mix.gain(everywhere, there), mix.routed(there)
+    if gain is None or speedup is None or gain.deciding(1 - question.confidence)[0] <= 1:
+        return None
+    tested = [Interval(each.value, *each.deciding(1 - question.confidence)) for each in (speedup, gain)]
+    return OnFor(tuple(domain for domain in mix.domains if domain in on), *tested)
 
 
 def _length_facts(
@@ -326,13 +227,11 @@ class Tried:
 @dataclass(frozen=True)
 class Parts:
     """What stands beside the verdict on the whole traffic: what to use for each domain by itself, the largest share first;
-    every draft by itself on the whole traffic, the fastest first; and the route.
+    and every draft by itself on the whole traffic, the fastest first.
     """
 
     domains: tuple[DomainAnswer, ...]
     drafts: tuple[DraftAnswer, ...]
-    routing: Route | None
-    one_pool: str  # why there is no route
 
 
 def judge_parts(
@@ -367,17 +266,13 @@ def judge_parts(
         ahead = _lead(here, best, next_best, domain, timing, question) if next_best else None
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, "UNDECIDED", next_best, ahead))
     domains = _adjusted(domains, claims, 1 - question.confidence)
-    reason = why_undecidable(weights, evidence, next(iter(candidates.values())))
-    if reason or not candidates.keys() & every.keys():
-        return Parts(tuple(domains), (), None, reason or lacking)
+    undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
+    if undecidable or not candidates.keys() & every.keys():
+        return Parts(tuple(domains), ())
     best, _ = answer_of(candidates, mix=mix)
     drafts = [answer_of({draft: pools}, mix=mix)[0] for draft, pools in every.items() if draft != best.draft]
     drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed_of, reverse=True)
-    route: Route | str = without_times([], timing.lacks(candidates))
-    if timing.times:
-        route = find_route(candidates, timing, mix, question, gammas, weights)
-    found, one_pool = (None, route) if isinstance(route, str) else (route, "")
-    return Parts(tuple(domains), tuple(drafts), found, one_pool)
+    return Parts(tuple(domains), tuple(drafts))
 
 
 class _Claim(NamedTuple):

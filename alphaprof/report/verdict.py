@@ -65,7 +65,6 @@ class Question(DecisionAsked):
 
     measured_dtype: str | None = None
     order: Order | None = None
-    route_by: str = "domain"
     chose_p_min: bool = False
 
     @property

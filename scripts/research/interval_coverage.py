@@ -38,12 +38,10 @@ from alphaprof.costs.speedup import (
     speedup,
     spent_and_base,
     time_spent,
-    without_draft,
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.traffic import NO_GAIN, find_route
 from alphaprof.report.verdict import EVEN, LIKELY, Question, decide, halves, held_out, judge
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
@@ -467,91 +465,6 @@ def bad_documents(name: str, members: int, repetitions: int, rng: Random) -> Ite
         yield Line(f"{name:16}{kind:13}{part:7.0%}{truth:8.3f}", tuple(shown), met)
 
 
-# Of each domain: its share of the documents and of the weights, mean acceptance by both drafts, and the second way to decode
-# it (the draft; None: without one). The first way is the first draft everywhere.
-Domains = tuple[tuple[float, float, tuple[float, float], int | None], ...]
-GAINS: dict[str, Domains] = {
-    "other draft": ((0.5, 0.3, (0.75, 0.6), 0), (0.5, 0.7, (0.45, 0.65), 1)),
-    "a small domain": ((0.45, 0.6, (0.65, 0.6), 0), (0.45, 0.2, (0.6, 0.5), 0), (0.1, 0.2, (0.3, 0.7), 1)),
-    "no draft": ((0.6, 0.5, (0.7, 0.5), 0), (0.4, 0.5, (0.05, 0.05), None)),
-}
-GAIN_SIZES, CORRELATION, SPREAD = (24, 60, 240), 0.7, 0.12
-MIXES, TOO_HIGH = ("mixture", "fixed counts", "given weights"), 0.035
-
-
-def correlated(means: Sequence[float], members: int, rng: Random) -> list[Traffic]:
-    """Populations of the same documents under several drafts, whose acceptances in a document have CORRELATION."""
-    size = np.repeat(lengths(), members)
-    common = rng.standard_normal(len(size))
-    found = []
-    for mean in means:
-        own = math.sqrt(CORRELATION) * common + math.sqrt(1 - CORRELATION) * rng.standard_normal(len(size))
-        alphas = np.clip(mean + min(SPREAD, mean / 2) * own, 0.001, 0.99)
-        found.append(population(size, lambda _, size, alphas=alphas: alphas, rng))
-    return found
-
-
-def picked(domains: Sequence[Sequence[Traffic]], counts: Sequence[int], rng: Random) -> list[list[RoundCounts]]:
-    """So many documents of each domain, under every draft; [domains][drafts]. No two are of one cluster."""
-    starts = np.cumsum([0, *counts])
-    rows = [drafts[0].draw(rng, count) for drafts, count in zip(domains, counts, strict=True)]
-    return [
-        [dataclasses.replace(draft.counts.rows(chosen), cluster=np.arange(start, start + len(chosen))) for draft in drafts]
-        for drafts, chosen, start in zip(domains, rows, starts, strict=False)
-    ]
-
-
-def ways_of(design: Domains, rounds: Sequence[Sequence[RoundCounts]]) -> list[list[tuple[RoundCounts, StepTimes]]]:
-    """Both ways to decode all domains; the same object where they are the same."""
-    first = [(drafts[0], TIMES) for drafts in rounds]
-    second = [
-        before if way == 0 else without_draft(drafts[0], TIMES) if way is None else (drafts[way], TIMES)
-        for (_, _, _, way), drafts, before in zip(design, rounds, first, strict=True)
-    ]
-    return [first, second]
-
-
-def counts_of(shares: Sequence[float], sampling: str, size: int, rng: Random) -> list[int]:
-    """How many documents of each domain are drawn: by chance, or fixed numbers, at least two."""
-    if sampling == "mixture":
-        return [int(count) for count in rng.multinomial(size, shares)]
-    return [max(round(share * size), 2) for share in shares]
-
-
-def gains(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
-    """How often the interval of a gain holds the truth, with the floor of unseen documents and without it."""
-    design, tail = GAINS[name], (1 - CONFIDENCE) / 2
-    shares, weights = ([one[place] for one in design] for place in (0, 1))
-    domains = [correlated(means, members, rng) for _, _, means, _ in design]
-    everything = ways_of(design, [[draft.counts for draft in drafts] for drafts in domains])
-    names = tuple(str(place) for place in range(len(design)))
-    for sampling, size in itertools.product(MIXES, GAIN_SIZES):
-        by = np.array(shares) * [drafts[0].counts.tokens.mean() for drafts in domains]
-        by = np.array(weights) if sampling == "given weights" else by
-        before, after = (
-            sum(part * 1 / speedup([counts], [1.0], times).value for part, (counts, times) in zip(by, way, strict=True))
-            for way in everything
-        )
-        truth, bounds, sizes = before / after, [], []
-        for _ in range(repetitions):
-            counts = counts_of(shares, sampling, size, rng)
-            ways = ways_of(design, picked(domains, counts, rng))
-            strata = np.repeat(np.arange(len(design)), counts) if sampling == "fixed counts" else None
-            mix = Mix(names, tuple(weights) if sampling == "given weights" else None, strata)
-            found, whole = mix.gain(*ways), mix.routed(ways[1])
-            bare = dataclasses.replace(found, unseen_slower=0.0, unseen_faster=0.0)
-            each = [one.bounds(tail) for one in (found, bare, whole)]
-            bounds.append(each[:2])
-            sizes.append([math.log(high / low) for low, high in each])
-        (low, high), (bare_low, bare_high) = np.array(bounds).transpose(1, 2, 0)
-        above, below = float((low > truth).mean()), float((high < truth).mean())
-        without = float(((bare_low <= truth) & (truth <= bare_high)).mean())
-        wide, bare_wide, of_speedup = np.median(sizes, axis=0)
-        shown = (1 - above - below, above, below, without, float(wide / of_speedup), float(bare_wide / of_speedup))
-        met = above <= TOO_HIGH + grant(repetitions) and (size < GAIN_SIZES[-1] or shown[0] >= HELD[0] - grant(repetitions))
-        yield Line(f"{name:16}{sampling:15}{size:5}{truth:8.3f}", shown, met)
-
-
 def as_pool(counts: RoundCounts, names: Sequence[str]) -> DocumentTotals:
     """Rounds of some documents as a pool of totals."""
     columns = {
@@ -562,41 +475,6 @@ def as_pool(counts: RoundCounts, names: Sequence[str]) -> DocumentTotals:
         f"control_{GAMMA}": counts.control,
     }
     return DocumentTotals(columns, Units.named(names), "greedy", "greedy", None)
-
-
-ALIKE_DOMAINS, WORTH = ("a", "b", "c"), 0.03
-EQUAL = {"both pay": (0.6, 0.6), "at break-even": (0.3, 0.3)}
-
-
-def routes(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
-    """What routes gain where domains and drafts are all alike: on the documents that did not choose them."""
-    texts, drafts = correlated(EQUAL[name], members, rng), ("one", "two")
-    share = 1 / len(ALIKE_DOMAINS)
-    weights = dict.fromkeys(ALIKE_DOMAINS, share)
-    for size in GAIN_SIZES:
-        each, found = 2 * size // len(ALIKE_DOMAINS), []
-        for _ in range(repetitions):
-            rounds = picked([texts] * len(weights), [each] * len(weights), rng)
-            pools = {
-                draft: {
-                    domain: as_pool(of[place], [f"{domain}{one}" for one in range(each)])
-                    for domain, of in zip(weights, rounds, strict=True)
-                }
-                for place, draft in enumerate(drafts)
-            }
-            question = Question("strict", "auto", "auto", 0.0, CONFIDENCE, weights, min_route_gain=WORTH)
-            timing = Timing(dict.fromkeys(drafts, TIMES), "", {})
-            route = find_route(pools, timing, Mix.of(weights), question, [GAMMA], weights)
-            if isinstance(route, str) and route != NO_GAIN:  # any other reason would be a simulation of nothing
-                raise ValueError(route)
-            found.append(None if isinstance(route, str) else route)
-        logs = np.array([math.log1p(route.gain.value) if route else 0.0 for route in found])
-        lows = np.array([route.gain.low if route else -1.0 for route in found])
-        worth = sum(route is not None and route.worth_it for route in found) / repetitions
-        surely = [float((lows >= least).mean()) for least in (0.0, WORTH)]
-        no_gain = logs.mean() <= 3 * logs.std() / math.sqrt(repetitions)
-        met = bool(no_gain) and max(surely[0], worth) <= ERROR + grant(repetitions)
-        yield Line(f"{name:16}{size:5}", (float((logs != 0).mean()), math.expm1(logs.mean()), *surely, worth), met)
 
 
 def persistent(rng: Random, shape: tuple[int, ...]) -> Array:
@@ -758,20 +636,6 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         NOISES,
         timings,
     ),
-    "routes": (
-        "routes where domains and drafts are alike",
-        f"{'acceptance':16}tested"
-        + "".join(f"{word:>13}" for word in ("routes", "mean gain", "low > 0", "low > 3 %", "worth it")),
-        EQUAL,
-        routes,
-    ),
-    "gains": (
-        "95 % intervals of a gain, two drafts on the same documents",
-        f"{'domains':16}{'tested':20}{'truth':>8}"
-        + "".join(f"{word:>13}" for word in ("held", "too high", "too low", "no floor", "width", "no floor")),
-        GAINS,
-        gains,
-    ),
     "chosen": (
         f"the fastest of {FASTEST_OF} equal drafts by step times with noise of {CHOSEN_SPREAD}",
         f"{'noise':18}{'tested on':20}{'rounds':>6}{'too high by':>13}{'false GO':>13}",
@@ -802,7 +666,6 @@ SAMPLES = {
     "checks": 1000,
     "chosen": 1000,
     "intervals": 4000,
-    "routes": 1000,
 }  # of parts that take another number than 2,000
 
 

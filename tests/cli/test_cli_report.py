@@ -88,7 +88,7 @@ BAD_RULES = {
 }
 BAD_SETTINGS = {
     "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
-    "what was measured": ("gammas=[1]", "a report can only change decision.*, route.*, costs.* and hybrids.*"),
+    "what was measured": ("gammas=[1]", "a report can only change decision.*, costs.* and hybrids.*"),
     "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
     "no such draft": ("decision.draft=large", "not among the drafts (small, lookup)"),
     "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),

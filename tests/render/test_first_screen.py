@@ -23,7 +23,7 @@ from alphaprof.render.report import ReportAnswer
 from alphaprof.render.sections import verdict
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.model import Note, Route, ServerPool
+from alphaprof.report.model import Note, OnFor
 from alphaprof.stats.estimate import Interval
 from tests.reporting import as_first_screen, only, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -148,26 +148,29 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.traffic.tested), report.verdict)
 
 
-def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
+def test_domains_in_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
+    """Below the verdict, in the order of the table; whole in section verdict however many they are."""
     report = build_report(two)
-    code, chat = ServerPool("small", 3, ("code",), 0.7), ServerPool("ngram", 2, ("chat",), 0.3)
-    one = ServerPool("small", 3, ("code", "chat"), 1.0)
-    route = Route((code, chat), Interval(1.71, 1.62, 1.8), Interval(0.08, 0.04, 0.123), one, 30, "")
-    worth = dataclasses.replace(report, routing=route, route=route.pools)
-    text = " ".join(as_first_screen(worth).split())
-    assert "ROUTE 2 server pools, A small (γ 3), B ngram (γ 2): 1.71x [1.62, 1.80]" in text
-    assert "routing gains 8.0% [4.0, 12.3] over small (γ 3) alone, on 30 held-out documents" in text
-    pools = {name: cells["pool"] for name, cells in first_screen(worth).table.rows}
-    assert pools == {"code": "A", "chat": "B"}
-    path = report.run.path
-    assert [command for command, _ in first_screen(worth).serve] == [
-        f"alphaprof export {path}:{draft} --gamma {gamma} --to vllm-config" for draft, gamma in (("small", 3), ("ngram", 2))
-    ]
-    not_worth = dataclasses.replace(route, why_not="too few documents to tell")
-    one = dataclasses.replace(report, routing=not_worth)
-    screen = first_screen(one)
-    assert (screen.route, "pool" in screen.table.columns) == ((), False)
-    assert list(verdict(one))[-1] == "server pools: one; 2 pools gain 8.0% [4.0, 12.3]: too few documents to tell"
+    assert not any("only" in line for line in first_screen(report).about)
+
+    def confined(*domains: str) -> Report:
+        only = OnFor(domains, Interval(1.31, 1.22, 1.4), Interval(1.1, 1.02, 1.2))
+        return dataclasses.replace(report, traffic=dataclasses.replace(report.traffic, only=only))
+
+    assert first_screen(confined("code")).about[1] == "on for code only: 1.31x [1.22, 1.40]"
+    line = f"on for {report.domains[0].domain}, {report.domains[1].domain} only: 1.31x [1.22, 1.40]"
+    assert as_first_screen(confined("chat", "code")).splitlines()[3].strip() == line
+    assert list(verdict(confined("chat", "code")))[-1] == line
+
+
+def test_a_go_says_how_to_serve_its_one_draft_and_another_verdict_does_not(two: Run) -> None:
+    go, undecided = asked(two, "decision.min_speedup=0.1"), asked(two, "costs.source=none")
+    assert (go.verdict, undecided.verdict) == ("GO", "UNDECIDED")
+    command = f"alphaprof export {two.path}:{go.draft} --gamma {go.gamma} --to vllm-config"
+    assert (go.draft, first_screen(go).serve) == ("ngram", (command, ""))
+    assert [line for line in as_first_screen(go).splitlines() if "export" in line] == [f"Serve  {command}"]
+    assert first_screen(undecided).serve is None
+    assert first_screen(asked(two, "decision.min_speedup=9")).serve is None
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:

@@ -148,13 +148,13 @@ def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(pages
     report, page = pages(name)
     text, screen = first_screen_fragment(report), first_screen(report)
     fragment = Page(text)
-    order = [screen.run, screen.verdict, *screen.about, *screen.route, screen.times]
+    order = [screen.run, screen.verdict, *screen.about, screen.times]
     for table in (screen.table, *([screen.load] if screen.load else [])):
         order += [table.named, *table.columns]
         order += [text for name, cells in (*table.rows, *table.footer) for text in (name, *cells.values())]
         order += table.below
     order += [screen.pays] if screen.load else []
-    order += [*screen.notes, *(part for pair in screen.serve for part in pair), screen.more]
+    order += [*screen.notes, *(screen.serve or ()), screen.more]
     place, said = 0, fragment.text
     for part in order:
         place = said.index(" ".join(part.split()), place) + len(part)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from alphaprof.config.load import validate
+from alphaprof.config.load import stored_profile
 from alphaprof.config.options import MeasuredCosts, NoCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import shape_of
@@ -437,7 +437,7 @@ def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
 
 def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
-    before = validate(earlier.manifest.config, "the run").model_dump(mode="json")  # with the options that came later
+    before = stored_profile(earlier.manifest.config).model_dump(mode="json")  # with the options that came later
     asked = options.model_dump(mode="json")
     if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
         hint = "resume with the profile and options of the first call, or choose another --out"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.config.load import validate
+from alphaprof.config.load import stored_profile
 from alphaprof.errors import (
     VALUE,
     AlphaprofError,
@@ -639,7 +639,7 @@ class Reused(Staged):
                 f"{path} stopped early at a sure verdict: its number of documents depends on its results",
                 "reuse continuations of a run that measured all of its documents",
             )
-        before, asked = (each.model_dump(mode="json") for each in (validate(run.manifest.config, "the run"), options))
+        before, asked = (each.model_dump(mode="json") for each in (stored_profile(run.manifest.config), options))
         if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
             hint = "reuse continuations with the data and continuation of the run that made them"
             raise RunMismatch(f"{path} was made with another profile (other {', '.join(changed)})", hint)

@@ -174,19 +174,19 @@ def first_screen_html(report: Report) -> str:
     screen = first_screen(report)
     load = _table_markup(screen.load) + _paragraphs([screen.pays]) if screen.load else ""
     notes = "".join(f"<li>{_escaped(note)}</li>" for note in screen.notes)
-    serve = (
-        f"<p>{command and f'<code>{_escaped(command)}</code> '}{_escaped(remark)}</p>" for command, remark in screen.serve
-    )
+    serve = ""
+    if screen.serve:
+        command, remark = map(_escaped, screen.serve)
+        serve = f"<p>{command and f'<code>{command}</code> '}{remark}</p>"
     parts = (
         f"<p>{_escaped(screen.run)}</p>",
         _labelled(_verdict(screen.verdict), _paragraphs(screen.about)),
-        _labelled("ROUTE", _paragraphs(screen.route)),
         _labelled("Times", _paragraphs([screen.times])),
         _table_markup(screen.table, [item.domain for item in report.domains]),
         _paragraphs(screen.table.below),
         _labelled("Load", load),
         _labelled("Notes", notes and f"<ol>{notes}</ol>"),
-        _labelled("Serve", "".join(serve)),
+        _labelled("Serve", serve),
         _labelled("More", _paragraphs([screen.more])),
     )
     return "\n".join(('<div class="alphaprof-screen">', *filter(None, parts), "</div>"))
