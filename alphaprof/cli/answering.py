@@ -97,7 +97,7 @@ def report(
     ] = False,
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
-    """Print the answer on one screen: GO, NO-GO or UNDECIDED, the route, and what to use for each domain."""
+    """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
     from alphaprof.log.run import Run
     from alphaprof.render.report import ReportAnswer
     from alphaprof.report.build import build_report

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import DRAFTS, STORED, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Sampling
+from alphaprof.config.options import DRAFTS, REMOVED, STORED, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Sampling
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
@@ -78,16 +78,16 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     `hybrids.NAME=VALUE`, and another source of step times, `costs.source=roofline` first. Relative paths start at the
     working directory.
     """
-    measured = stored_profile(config)
-    tree = measured.model_dump(mode="json")
+    stored = stored_profile(config)
+    tree = stored.model_dump(mode="json")
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.", "hybrids.")):
-            hint = "to change other options, profile again"
+            hint = REMOVED.get(override.partition(".")[0], "to change other options, profile again")
             problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, costs.* and hybrids.*"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
     options = validate(tree, SET)
-    if isinstance(options.costs, MeasuredCosts) and options.costs != measured.costs:
+    if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
         raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
     return options.resolved(Path()).model_dump(mode="json")

@@ -108,6 +108,10 @@ OTHER = f"is not version {VERSION} of an alphaprof run"
 # A command, its exit code, and words of its error and its hint.
 ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set gamas=[1]", 2, "unknown key gamas", "did you mean gammas?"),
+    (f"{NEW} --set route.by=none", 2, "unknown key route", "on which domains alone the draft is faster"),
+    (f"{NEW} --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
+    ("report run --set route.by=none", 2, "a report can only change decision.*", "assigns no servers"),
+    ("report run --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
     (f"{NEW} --set gammas=[0]", 2, "gammas.0: must be at least 1, not 0", "correct the value"),
     (f"{NEW} --set data.0.prompt=\"'{{'\"", 2, "data.0.prompt", "correct the value"),
     (f"{NEW} --set 'a\n\x1b[2J\u202eb=1'", 2, "unknown key", "remove it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from alphaprof.config.load import changed_question
+from alphaprof.config.load import changed_question, stored_profile, validate
 from alphaprof.errors import ProfileInvalid
+from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
@@ -290,6 +292,25 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
         with pytest.raises(ProfileInvalid) as error:  # no profile is at hand that could be corrected
             changed_question(whole, [value])
         assert error.value.hint == hint
+
+
+def test_keys_that_were_removed_are_ignored_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
+    """When it is read, asked another question and compared with a new profile; names of the user's own are kept."""
+    shares = {"route": 0.5, "min_route_gain": 0.5}
+    run = write_run(tmp_path / "run", Recipe(domains=dict.fromkeys(shares, Domain()), drafts={"route": 0.0}))
+    config = run.manifest.config
+    decision = config["decision"] | {"weights": shares}
+    older = config | {"decision": decision | {"min_route_gain": 0.03}, "route": {"by": "domain"}}
+    run.write_manifest(dataclasses.replace(run.manifest, config=older))
+    opened = Run.open(run.path)
+    assert opened.manifest.profile == StoredProfile.of(config | {"decision": decision})
+    assert build_report(opened).traffic.weights == shares
+    asked = changed_question(older, ["decision.min_speedup=50"])
+    assert asked == changed_question(config | {"decision": decision}, ["decision.min_speedup=50"])
+    assert build_report(opened, config=asked).verdict == "NO-GO"
+    assert stored_profile(older) == validate(config | {"decision": decision}, "the run")
+    with pytest.raises(ProfileInvalid, match="unknown key route"):  # a new profile
+        validate(older, "profile.yaml")
 
 
 def test_a_verdict_stands_beside_the_bounds_that_decide_it_and_what_would_decide_otherwise(tmp_path: Path) -> None:
