@@ -26,7 +26,7 @@ from alphaprof.cli.common import (
 from alphaprof.errors import OptionInvalid
 
 group = Typer()
-MARGIN = "Allowed drop in alpha (in tokens per round for imported runs, heads, or --gamma)."
+MARGIN = "Allowed loss of tokens per round, as a share: 0.03 is 3%."
 Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
 ReportFormat = Annotated[
     Literal["terminal", "json", "md", "html", "csv"], output("--format", help="terminal, json, md, html or csv.")
@@ -141,9 +141,9 @@ def check(
         list[str] | None, Option(metavar="[DOMAIN=]X", help="Smallest speedup: 1.2, or code=1.2.")
     ] = None,
     baseline: Annotated[
-        str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run to compare with: fails if any domain is worse.")
+        str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run: tokens per round must be kept, on the same prompts.")
     ] = None,
-    margin: Margin = 0.02,
+    margin: Margin = 0.03,
     target_change: Annotated[
         bool,
         how("--allow-target-change", help="Allow a target other than the baseline's: fine-tuned or quantized."),
@@ -151,6 +151,7 @@ def check(
     undecided: Undecided = "pass",
     form: CheckFormat = "terminal",
     out: OutFile = None,
+    overrides: QuestionChanges = None,
 ) -> None:
     """Check a run in CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
 
@@ -161,7 +162,7 @@ def check(
 
     named = known_rules([rule], "--rule")[0] if rule else None
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
-    answer = checked(run, draft, named, gamma, least, baseline, margin, target_change)
+    answer = checked(run, draft, named, gamma, least, baseline, margin, target_change, overrides or ())
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  this passes; use --undecided fail for exit code 11", file=sys.stderr)

@@ -1,15 +1,15 @@
-"""`alphaprof check`: the gate for CI. A run judged by thresholds, by its own decision, or against an older run, at one
-confidence for all.
+"""`alphaprof check`: the gate for CI. A run judged by the verdict of its report, by least values, or against an older run,
+at one confidence for all.
 
-Against a baseline, a draft is compared with an older one on the same prompts, by alpha, and two questions are asked: does
-the whole traffic keep what it had, which decides, and is any domain shown to lose more than the margin, which fails too.
-Few domains are large enough to be shown to lose nothing: a gate that asked that of each would hardly ever pass.
+It asks what a report asks: the same draft and gamma, cross-fitted in the same way; what keeps a report from a verdict keeps
+a threshold from being passed. Against a baseline, tokens per round of a draft are compared with an older one's on the same
+prompts, and two questions are asked: does the whole traffic, by the weights of the decision, keep what it had, which
+decides, and is any domain shown to lose more than the margin, which fails too. Few domains are large enough to be shown to
+lose nothing: a gate that asked that of each would hardly ever pass.
 
-Alpha of imported runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per
-round over all rounds, at the gamma that was served, of the decision, or the largest; so is every draft if a gamma is
-named. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to
-take a bound from, and a gate that skipped it would pass the worst case. The same draft with equal totals has not
-changed: it passes, and nothing is estimated.
+Gammas are those that are named, of the decision, or the largest. A draft that proposed something in a domain and no longer
+does fails there, whatever the margin: nothing is left to take a bound from, and a gate that skipped it would pass the worst
+case. The same draft with equal totals has not changed: it passes, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -27,33 +27,43 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import UNTIMED, StepTimes, speedup
+from alphaprof.costs.speedup import Mix, StepTimes
+from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
-from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
+from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts, StoredProfile
 from alphaprof.log.notes import concerns_of
 from alphaprof.log.run import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.report import format as fmt
-from alphaprof.report.build import build_report
+from alphaprof.report.build import answered
 from alphaprof.report.format import short, visible
-from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import Note
-from alphaprof.report.pairing import TextPair, common_gammas, deciding_gamma, paired_texts, require_comparable
+from alphaprof.report.pairing import (
+    TextPair,
+    common_gammas,
+    deciding_gamma,
+    difference_over,
+    over_domains,
+    paired_texts,
+    require_comparable,
+)
 from alphaprof.report.sections.stopping import answered_p_min
-from alphaprof.report.traffic import judge_traffic, tested_rows
-from alphaprof.report.verdict import Mask, not_defined
+from alphaprof.report.traffic import basis, why_undecidable
+from alphaprof.report.verdict import AUTO, Evidence, Pair, Tested, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
-from alphaprof.stats.gates import Gate, Outcome, judge, together
+from alphaprof.stats.gates import Gate, Outcome, together
+from alphaprof.stats.gates import judge as judge_gates
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
+ONE = Mix(("",), (1.0,))  # one domain alone
 Measure = Literal[
     "alpha",
     "accept@1",  # alpha of a head, which holds for first drafts
     "acceptance_length",
     "speedup",
-    "alpha_difference",
-    "tokens_per_round_difference",
+    "tokens_per_round_change",  # against the baseline, as a share of what it had
 ]
 Bounds = Callable[[float], tuple[float, float]]  # by the probability with which each may be wrong
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
@@ -90,8 +100,8 @@ class Item:
 
     def number(self, value: float | None) -> str:
         """Return a value of the measure as text."""
-        if value is not None and self.measure.endswith("_difference"):
-            return f"{value:+.3f}"
+        if value is not None and self.measure == "tokens_per_round_change":
+            return f"{100 * value:+.1f}%"
         return fmt.number(value, 3, "x" if self.measure == "speedup" else "")
 
     @property
@@ -124,7 +134,7 @@ class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
     format: ClassVar[str] = "alphaprof-check"
-    version: ClassVar[str] = "1.0"
+    version: ClassVar[str] = "2.0"
 
     outcome: Outcome  # of all thresholds together
     reason: str
@@ -248,31 +258,41 @@ def checked(
     baseline: str | None,
     margin: float,
     target_change: bool,
+    overrides: Sequence[str] = (),
 ) -> Check:
-    """Return the check that the options of `alphaprof check` ask for. Raises `OptionInvalid`, `NotComparable`,
-    `RunUnreadable`.
+    """Return the check that the options of `alphaprof check` ask for; `overrides`: what `--set` changes of the question.
+    Raises `OptionInvalid`, `ProfileInvalid`, `NotComparable`, `RunUnreadable`.
     """
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
     folder, named = path_and_draft(str(path))
     if None not in (draft, named) and draft != named:
         raise OptionInvalid(f"two drafts are named: {short(str(named))} and {short(str(draft))}", "leave --draft out")
     draft = draft if named is None else named
+    run = Run.open(Path(folder))
+    profile = run.manifest.profile
+    if overrides:
+        from alphaprof.config.load import changed_question  # what validates profiles takes a while to load
+
+        profile = StoredProfile.of(changed_question(run.manifest.config, list(overrides)))
     if baseline is not None:
         if thresholds:
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
         new = side_of(f"{folder}:{draft}" if draft else folder)
         old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
-        return check_baseline(new, old, rule, margin, target_change, gamma)
-    run = Run.open(Path(folder))
+        return check_baseline(new, old, rule, margin, target_change, gamma, profile)
+    require_drafts(run)
+    inputs = ReportInputs.of(run, "engine", profile)
+    drafts = inputs.run.manifest.drafts  # hybrids too
+    _require_one_of("draft", draft, drafts, run)
+    if thresholds and draft is None and profile.decision.draft == AUTO and len(drafts) == 1:
+        draft = next(iter(drafts))
+    needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds)) or not thresholds
+    if needs_gamma:
+        _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
+    inputs = answered_p_min(ReportInputs.of(run, "engine", profile.deciding(draft, rule, gamma)))
     if thresholds:
-        return _check_thresholds(run, thresholds, draft, rule, gamma)
-    return check_decision(run, draft, rule, gamma)
-
-
-def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
-    """Return those of a report's notes that concern what is checked."""
-    concern = {"texts", "times", "own times"} if speedup else {"texts"}
-    return tuple(note for note in notes if concerns_of(note.code) in concern)
+        return _check_thresholds(inputs, thresholds, rule, needs_gamma)
+    return _check_decision(inputs)
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
@@ -291,143 +311,186 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
     return least
 
 
-def check_decision(run: Run, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> Check:
-    """Judges a run by the decision of its profile, about a draft, rule or gamma that is named: GO passes, NO-GO fails."""
-    config, asked = run.manifest.config, {"draft": draft, "rule": rule, "gamma": gamma}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if given:
-        config = config | {"decision": config["decision"] | given}
-        drafts = ReportInputs.of(run, "engine", run.manifest.profile).run.manifest.drafts  # hybrids too
-        _require_one_of("draft", draft, drafts, run)
-        _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
-    report = build_report(run, config=config)
-    traffic, tested = report.traffic, report.traffic.tested
+def _check_decision(inputs: ReportInputs) -> Check:
+    """Judges a run by its decision: GO passes, NO-GO fails."""
+    traffic, notes = answered(inputs)
     outcome = VERDICTS[traffic.verdict]
     items: tuple[Item, ...] = ()
-    if tested is not None:
-        bounds = (tested.value, tested.low, tested.high)
-        items = (Item("speedup", WHOLE, traffic.min_speedup, *bounds, traffic.documents, outcome),)
+    if (found := traffic.speedup) is not None:
+        numbers = (found.value, found.low, found.high)
+        items = (Item("speedup", WHOLE, traffic.min_speedup, *numbers, traffic.documents, outcome),)
     return Check(
         outcome=outcome,
-        notes=_concerning(report.notes, speedup=True),
+        notes=_concerning(notes, speedup=True),
         reason=traffic.reason,
-        run=str(run.path),
+        run=str(inputs.run.path),
         draft=traffic.draft,
         rule=traffic.rule,
         gamma=traffic.gamma,
-        confidence=report.confidence,
-        items=items,
-    )
-
-
-def _value_and_bounds(
-    measure: Measure, pool: DocumentTotals, gamma: int | None, times: StepTimes | None
-) -> tuple[float | None, Bounds]:
-    """Return the value of a measure on some documents (None: not known) and its bounds. `gamma`: None for alpha."""
-    if measure == "speedup":
-        faster = speedup([pool.counts(gamma)], [1.0], times) if gamma and times else None
-        return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
-    accepted, proposed = accepted_of(pool, gamma)
-    least, most = (0.0, 1.0) if gamma is None else (1.0, gamma + 1.0)
-    if not proposed.sum():
-        return None, lambda _: (least, most)
-    estimate = ratio(*by_cluster(pool.cluster, accepted, proposed))
-
-    def bounds(tail: float) -> tuple[float, float]:
-        if gamma is None:
-            alpha = share_interval(estimate, 1 - 2 * tail)
-            return alpha.low, alpha.high
-        low, high = bounded_interval(estimate, 0.0, float(gamma), tail)
-        return 1 + low, 1 + high
-
-    return float(accepted.sum() / proposed.sum()) + least, bounds
-
-
-def _judged_together(parts: Sequence[tuple[Item, Bounds]], confidence: float) -> tuple[Item, ...]:
-    """Return items with the outcomes and bounds of their gates, together at one confidence (Holm). One that is decided
-    without bounds has no part in the correction of the others.
-    """
-    gates = [Gate(item.threshold, bounds) for item, bounds in parts if not item.decided]
-    results = iter(judge(gates, confidence))
-    return tuple(item if item.decided else dataclasses.replace(item, **vars(next(results))) for item, _ in parts)
-
-
-def _check_thresholds(
-    run: Run, thresholds: Mapping[Measure, Mapping[str, float]], draft: str | None, rule: str | None, gamma: int | None
-) -> Check:
-    """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
-    needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
-    inputs, draft, rule, gamma, tested = _judged_choice(run, draft, rule, gamma, needs_gamma=needs_gamma)
-    pools = _pools_of_rule(inputs, draft, rule)
-    timing = inputs.costs.timing(inputs.question.concurrency) if inputs.costs else UNTIMED
-    times = timing.times.get(draft)
-    if tested is not None:  # what chose draft or gamma does not judge them
-        pools = {domain: pool.rows(tested[domain]) if domain in tested else pool for domain, pool in pools.items()}
-        times = timing.testing.get(draft)
-    drafting = run.manifest.drafting
-    for measure, missing, why in (
-        ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
-        ("acceptance_length", drafting != CHAIN, f"it was served with {drafting} drafting, so its rounds are not known"),
-        ("speedup", times is None, f"it has no step times for {draft}"),
-    ):
-        if missing and measure in thresholds:
-            hint = "use --min-acceptance-length, or --baseline to compare tokens per round with another run"
-            raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
-    by_depth, parts = inputs.run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds]]()
-    for measure, named in thresholds.items():
-        at, first = (None, by_depth) if measure == "alpha" else (gamma, False)
-        name: Measure = "accept@1" if first else measure
-        for domain, least in _least_by_domain(named, pools, run).items():
-            pool, documents = pools[domain], distinct(pools[domain].cluster)
-            value, bounds = _value_and_bounds(measure, pool, at, times)
-            item = Item(name, domain, least, value, None, None, documents, "undecided", FIRST if first else None)
-            if measure != "speedup" and proposes_nothing(pool, at) and pool["tokens"].sum():  # it had every chance
-                item = dataclasses.replace(item, outcome="fail", note=SILENT)
-            parts.append((item, bounds))
-    items = _judged_together(parts, inputs.question.confidence)
-    outcome = together([item.outcome for item in items])
-    return Check(
-        outcome=outcome,
-        notes=_concerning(build_report(run).notes, speedup="speedup" in thresholds),
-        reason=_in_words(items, outcome),
-        run=str(run.path),
-        draft=draft,
-        rule=rule,
-        gamma=gamma,
         confidence=inputs.question.confidence,
         items=items,
     )
 
 
-def _judged_choice(
-    run: Run, draft: str | None, rule: str | None, gamma: int | None, *, needs_gamma: bool
-) -> tuple[ReportInputs, str, str, int | None, Mapping[str, Mask] | None]:
-    """Draft, rule and gamma (None if no threshold needs one): as named, else as the decision fixes them, else as the
-    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does. Before them
-    what the pools are read by, behind them the documents that did not choose, see `tested_rows`.
+def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
+    """Return those of a report's notes that concern what is checked."""
+    concern = {"texts", "times", "own times"} if speedup else {"texts"}
+    return tuple(note for note in notes if concerns_of(note.code) in concern)
+
+
+def _judged_together(parts: Sequence[tuple[Item, Bounds | None]], confidence: float) -> tuple[Item, ...]:
+    """Return items with the outcomes and bounds of their gates, together at one confidence (Holm). One without bounds has no
+    part in the correction of the others.
     """
-    require_drafts(run)
-    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
-    run, question, tested = inputs.run, inputs.question, None
-    drafts = list(run.manifest.drafts)
-    draft = draft or (question.draft if question.draft != "auto" else None)
-    gamma = gamma or (question.gamma if isinstance(question.gamma, int) else None)
-    if draft is None and len(drafts) == 1:
-        draft = drafts[0]
-    _require_one_of("draft", draft, drafts, run)
-    inputs = answered_p_min(ReportInputs.of(run, "engine", run.manifest.profile.deciding(draft, rule)))
-    if draft is None or (needs_gamma and (gamma is None or inputs.question.chose_p_min)):
-        evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
-        chosen = judge_traffic(evidence, inputs.costs, inputs.question, run.gammas)
-        if chosen.draft is None or chosen.gamma is None:
-            what, names = ("draft", drafts) if draft is None else (f"gamma of {draft}", list(map(str, run.gammas)))
-            hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
-            raise OptionInvalid(f"the best {what} for {run.path} is not known: {chosen.reason}", hint)
-        draft, gamma = chosen.draft, gamma or chosen.gamma
-        tested = tested_rows(evidence, inputs.costs, inputs.question, run.gammas)
-    lengths = run.manifest.drafts[draft].lengths(run.gammas) if needs_gamma else run.gammas
-    _require_one_of("gamma", gamma, lengths, run)
-    return inputs, draft, rule or one_rule(inputs), gamma if needs_gamma else None, tested
+    gates = [Gate(item.threshold, bounds) for item, bounds in parts if bounds is not None]
+    results = iter(judge_gates(gates, confidence))
+    return tuple(item if bounds is None else dataclasses.replace(item, **vars(next(results))) for item, bounds in parts)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Documents of a domain with one draft, gamma and the times of its steps (None: there are none)."""
+
+    pool: DocumentTotals
+    gamma: int
+    times: StepTimes | None
+
+
+def _measured(measure: Measure, parts: Sequence[_Part]) -> tuple[float | None, Bounds]:
+    """Return the value of a measure over all documents of some parts (None: not known), and its bounds."""
+    if measure == "speedup":
+        decoded = [(part.pool.counts(part.gamma), part.times) for part in parts if part.times is not None]
+        faster = ONE.routed([decoded]) if decoded else None
+        return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
+    gammas = [None if measure == "alpha" else part.gamma for part in parts]
+    sums = [accepted_of(part.pool, gamma) for part, gamma in zip(parts, gammas, strict=True)]
+    accepted, proposed = (np.concatenate(side) for side in zip(*sums, strict=True))
+    least, most = (0.0, 1.0) if measure == "alpha" else (1.0, float(max(part.gamma for part in parts)))
+    if not proposed.sum():
+        return None, lambda _: (least, least + most)
+    estimate = ratio(*by_cluster(np.concatenate([part.pool.cluster for part in parts]), accepted, proposed))
+
+    def bounds(tail: float) -> tuple[float, float]:
+        if measure == "alpha":
+            alpha = share_interval(estimate, 1 - 2 * tail)
+            return alpha.low, alpha.high
+        low, high = bounded_interval(estimate, 0.0, most, tail)
+        return least + low, least + high
+
+    return least + estimate.value, bounds
+
+
+def _widest(each: Sequence[Bounds]) -> Bounds:
+    """Return bounds that enclose all of some."""
+
+    def bounds(tail: float) -> tuple[float, float]:
+        lows, highs = zip(*(one(tail) for one in each), strict=True)
+        return min(lows), max(highs)
+
+    return bounds
+
+
+def _check_thresholds(
+    inputs: ReportInputs, thresholds: Mapping[Measure, Mapping[str, float]], rule: str | None, needs_gamma: bool
+) -> Check:
+    """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
+    run, question = inputs.run, inputs.question
+    chosen, pools = rule or one_rule(inputs), list(draft_pools(inputs, inputs.deciding))
+    evidence = evidence_of(inputs, pools)
+    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
+    domains = list(dict.fromkeys(item.domain for item in pools if item.pool.defined))
+    if not domains:
+        hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
+        raise OptionInvalid(f"{chosen} has no rounds on the text of {run.path}", hint)
+    (draft, gamma), tested = _choice(inputs, evidence, needs_gamma)
+    drafting = run.manifest.drafting
+    for measure, missing, why in (
+        ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
+        ("acceptance_length", drafting != CHAIN, f"it was served with {drafting} drafting, so its rounds are not known"),
+        ("speedup", draft not in timing.times, f"it has no step times for {draft}"),
+    ):
+        if missing and measure in thresholds:
+            hint = "use --min-acceptance-length, or --baseline to compare tokens per round with another run"
+            raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
+
+    def sides(domain: str) -> list[list[_Part]]:
+        """Return the documents of a domain as they are judged: cross-fitted; and also as named, if that counts too."""
+        found, halves = [[((draft, gamma), None, timing.times)]], timing.halves or (timing.times, timing.times)
+        if tested is not None and tested.choice is not None and tested.rows is not None and domain in mix.domains:
+            rows = [each[domain] for each in tested.rows]
+            found = [list(zip(tested.choice.halves[::-1], rows, halves, strict=True))]
+            found += [[((draft, gamma), *each) for each in zip(rows, halves, strict=True)]] if tested.own else []
+        return [
+            [
+                _Part(pool if rows is None else pool.rows(rows), length, times.get(name))
+                for (name, length), rows, times in each
+                for pool in [candidates[name][domain]]
+            ]
+            for each in found
+        ]
+
+    by_depth, parts, unjudged = run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds | None]](), dict[str, str]()
+    unjudged |= {domain: why for domain, why in evidence.undefined.items() if domain not in domains}
+    for measure, named in thresholds.items():
+        for domain in named.keys() - {EVERY}:
+            _require_one_of("domain with rounds", domain, domains, run)
+        for domain in domains:
+            if domain not in named and not weights.get(domain, 0):
+                unjudged[domain] = "weight 0 in decision.weights"
+            elif (least := named.get(domain, named.get(EVERY))) is not None:
+                first = measure == "alpha" and by_depth
+                item = partial(Item, "accept@1" if first else measure, domain, least)
+                if domain not in candidates[draft]:
+                    parts.append((item(None, None, None, 0, "undecided", evidence.undefined[domain]), None))
+                    continue
+                each, whole = [_measured(measure, side) for side in sides(domain)], candidates[draft][domain]
+                value = each[0 if tested is None or tested.close else -1][0]
+                item = partial(item, value, None, None, distinct(whole.cluster))
+                silent = proposes_nothing(whole, None if measure == "alpha" else gamma) and whole["tokens"].sum()
+                if measure != "speedup" and silent:  # it had every chance
+                    parts.append((item("fail", SILENT), None))
+                elif doubt := question.stand_in:
+                    parts.append((item("undecided", doubt), None))
+                else:
+                    parts.append((item("undecided", FIRST if first else None), _widest([bounds for _, bounds in each])))
+    items = _judged_together(parts, question.confidence)
+    if draft in timing.times and 0 < timing.times[draft].rounds < GO_ROUNDS:  # a report has no GO then
+        short_of = {"outcome": "undecided", "note": f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"}
+        items = tuple(
+            dataclasses.replace(item, **short_of) if (item.measure, item.outcome) == ("speedup", "pass") else item
+            for item in items
+        )
+    outcome = together([item.outcome for item in items])
+    return Check(
+        outcome=outcome,
+        notes=_concerning(answered(inputs)[1], speedup="speedup" in thresholds),
+        reason=_in_words(items, outcome),
+        run=str(run.path),
+        draft=draft,
+        rule=chosen,
+        gamma=gamma if needs_gamma else None,
+        confidence=question.confidence,
+        items=items,
+        unjudged=tuple(Unjudged(*each) for each in unjudged.items()),
+    )
+
+
+def _choice(inputs: ReportInputs, evidence: Evidence, needs_gamma: bool) -> tuple[Pair, Tested | None]:
+    """Return the draft and gamma that thresholds are about: as named, else as the decision fixes them, else as the verdict
+    on the whole traffic chooses them, with what that rests on. Raises `OptionInvalid` if nothing tells.
+    """
+    question, run = inputs.question, inputs.run
+    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
+    options, (first, *others) = question.options(candidates, run.gammas), candidates
+    if not others and not (needs_gamma and question.chooses(options)):
+        return options[0] if options else (first, max(run.gammas)), None
+    reason = why_undecidable(weights, evidence, candidates[first])
+    pair, decision = (None, no_decision(reason)) if reason else judge(candidates, timing, mix, question, run.gammas)
+    if pair is None:
+        what, names = ("draft", list(run.manifest.drafts)) if others else (f"gamma of {first}", list(map(str, run.gammas)))
+        hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
+        raise OptionInvalid(f"the best {what} for {run.path} is not known: {decision.reason}", hint)
+    return pair, decision.tested
 
 
 def _require_one_of(what: str, asked: object, known: Collection[object], run: Run) -> None:
@@ -435,23 +498,6 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
     if asked is not None and asked not in known:
         names = " or ".join(short(str(name)) for name in known)
         raise OptionInvalid(f"unknown {what} in {run.path}: {short(str(asked))}", f"name one: {names}")
-
-
-def _pools_of_rule(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
-    """Return the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` if there is none."""
-    pools = by_domain([(each.domain, each.pool) for each in draft_pools(inputs, [rule], [draft]) if each.pool.defined])
-    if not pools:
-        hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
-        raise OptionInvalid(f"{rule} has no rounds on the text of {inputs.run.path}", hint)
-    return pools
-
-
-def _least_by_domain(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
-    """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
-    own = {domain: least for domain, least in named.items() if domain != EVERY}
-    for domain in own:
-        _require_one_of("domain with rounds", domain, pools, run)
-    return (dict.fromkeys(pools, named[EVERY]) if EVERY in named else {}) | own
 
 
 def one_rule(inputs: ReportInputs) -> str:
@@ -462,79 +508,63 @@ def one_rule(inputs: ReportInputs) -> str:
     return inputs.decisive[0]
 
 
-def _why_not_judged(text: TextPair, gamma: int | None, drafts: Sequence[DraftFacts]) -> str | None:
-    """Return why a text cannot be judged; None if it can. `drafts`: of both sides."""
-    old, new, rule = text.first, text.second, text.rule
-    if old.policy not in parse_rule(rule).rule.policies:
-        return f"{rule} does not apply to this text ({fmt.text_kind(old.continuation, old.sampling)})"
-    if gamma is not None and not (old.defined and new.defined):
-        return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
-    if gamma is not None and not text.has_rounds:
-        return "in one run, no text goes beyond its first token (prefill)"
-    if proposes_nothing(old, gamma):
-        return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
-    return None
-
-
-def _kept_of_baseline(text: TextPair, gamma: int | None, margin: float, same_draft: bool) -> tuple[Item, Bounds]:
-    """Return what a draft kept of the baseline's alpha on a text; at a gamma, of its tokens per round. `same_draft`: both
-    sides are surely one draft of one target.
-    """
-    measure: Measure = "alpha_difference" if gamma is None else "tokens_per_round_difference"
-    item, units, sides = partial(Item, measure, text.domain, -margin), distinct(text.first.cluster), text.totals(gamma)
-
-    def bounds(tail: float) -> tuple[float, float]:
-        difference = text.difference(gamma, 1 - 2 * tail)
-        return difference.low, difference.high
-
-    silent = proposes_nothing(text.second, gamma)  # its alpha is not known, and its rounds have one token each
-    value = None if silent and gamma is None else text.difference(gamma, 0.5).value
-    if silent:
-        return item(value, None, None, units, "fail", LOST), bounds
-    # Counts that are expectations are equal to six digits. Nothing is estimated then: a margin is never below 0.
-    if same_draft and all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True)):
-        return item(0.0, None, None, units, "pass", SAME), bounds
-    compared = min(int(np.count_nonzero(counts)) for _, counts in sides)
-    return item(value, None, None, compared, "undecided"), bounds
-
-
 def check_baseline(
-    new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool, gamma: int | None = None
+    new: RunDraft,
+    old: RunDraft,
+    rule: str | None,
+    margin: float,
+    allow_target_change: bool,
+    gamma: int | None = None,
+    profile: StoredProfile | None = None,
 ) -> Check:
-    """Compare a draft with an older one on the same prompts: alpha of the whole traffic must be surely no lower than by
-    `margin`, and that of no domain surely lower; of imported runs, of heads and if a gamma is named, tokens per round. All
-    failures together are wrong with a probability of at most 1 - confidence (Holm). Raises `NotComparable` with the reason,
-    and `OptionInvalid` for a gamma that is not one of both runs.
+    """Compare a draft with an older one on the same prompts: tokens per round of the whole traffic must surely have lost no
+    more than the share `margin`, and no domain may surely have lost more. All failures together are wrong with a probability
+    of at most 1 - confidence (Holm). `profile`: the new run's, with another decision. Raises `NotComparable` with the
+    reason, and `OptionInvalid` for a gamma that is not one of both runs.
     """
     require_comparable(old, new, allow_target_change)
-    gamma = _gamma_to_compare(new, old, gamma)
+    both = common_gammas(new, old, gamma)
+    if not both:
+        raise NotComparable(
+            f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"
+        )
+    used = int(deciding_gamma(new.run, both) or 0)
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
-    inputs = ReportInputs.of(new.run, "engine", new.run.manifest.profile)
-    chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
+    inputs = ReportInputs.of(new.run, "engine", profile or new.run.manifest.profile)
+    chosen, confidence, weights = rule or one_rule(inputs), inputs.question.confidence, inputs.question.weights
     texts, rows, unpaired = paired_texts(old, new, [chosen])
-    every = [(text, _why_not_judged(text, gamma, drafts)) for text in texts]
-    judged, unjudged = [text for text, why in every if not why], [Unjudged(text.domain, why) for text, why in every if why]
+    judged, unjudged = list[TextPair](), list[Unjudged]()
+    for text in texts:
+        why = _why_not_judged(text, used, drafts)
+        if not why and weights is not None and not weights.get(text.domain, 0):
+            why = "weight 0 in decision.weights"
+        if why:
+            unjudged.append(Unjudged(text.domain, why))
+        else:
+            judged.append(text)
     if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
         hint = "name a --rule that applies to this text, or use a baseline with longer texts and a draft that proposes"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
-    if len(judged) > 1:
-        judged = [TextPair.together(WHOLE, judged), *judged]
-    same_draft = _same_draft(old, new)
-    items = _judged_together([_kept_of_baseline(text, gamma, margin, same_draft) for text in judged], confidence)
+    same, stand_in = _same_draft(old, new), inputs.question.stand_in
+    whole = [_kept_of_baseline(WHOLE, judged, weights, used, margin, same, confidence)] if len(judged) > 1 else []
+    parts = whole + [_kept_of_baseline(text.domain, [text], None, used, margin, same, confidence) for text in judged]
+    if stand_in:
+        parts = [(dataclasses.replace(item, outcome="undecided", note=stand_in), None) for item, _ in parts]
+    items = _judged_together(parts, confidence)
     unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome
     unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=_concerning(build_report(new.run).notes, speedup=False),
+        notes=_concerning(answered(inputs)[1], speedup=False),
         reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,
         draft=new.draft,
         rule=chosen,
-        gamma=gamma,
+        gamma=used,
         confidence=confidence,
         items=items,
         unjudged=tuple(unjudged),
@@ -543,17 +573,49 @@ def check_baseline(
     )
 
 
-def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
-    """Return the gamma whose tokens per round are compared; None: alpha is, which tells of whole rounds."""
-    by_depth = any(side.run.manifest.drafts[side.draft].by_depth for side in (new, old))
-    if named is None and not by_depth and not new.run.imported:
-        return None
-    both = common_gammas(new, old, named)
-    if not both:
-        raise NotComparable(
-            f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"
-        )
-    return deciding_gamma(new.run, both)
+def _why_not_judged(text: TextPair, gamma: int, drafts: Sequence[DraftFacts]) -> str | None:
+    """Return why a text cannot be judged; None if it can. `drafts`: of both sides."""
+    old, new, rule = text.first, text.second, text.rule
+    if old.policy not in parse_rule(rule).rule.policies:
+        return f"{rule} does not apply to this text ({fmt.text_kind(old.continuation, old.sampling)})"
+    if not (old.defined and new.defined):
+        return not_defined(rule, str(old.policy), max(drafts, key=attrgetter("by_depth")))
+    if not text.has_rounds:
+        return "in one run, no text goes beyond its first token (prefill)"
+    if proposes_nothing(old, gamma):
+        return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
+    return None
+
+
+def _kept_of_baseline(
+    domain: str,
+    texts: Sequence[TextPair],
+    weights: Mapping[str, float] | None,
+    gamma: int,
+    margin: float,
+    same_draft: bool,
+    confidence: float,
+) -> tuple[Item, Bounds | None]:
+    """Return what a draft kept of the baseline's tokens per round on some texts, by the weights of their domains (None: as
+    they are). `same_draft`: both sides are surely one draft of one target.
+    """
+    parts, shares = over_domains(texts, weights)
+    before, _, change = difference_over(parts, shares, gamma, confidence)
+    whole = TextPair.together(domain, texts)
+    item = partial(Item, "tokens_per_round_change", domain, -margin, change.value / before)
+
+    def bounds(tail: float) -> tuple[float, float]:
+        difference = difference_over(parts, shares, gamma, 1 - 2 * tail)[2]
+        return difference.low / before, difference.high / before
+
+    if proposes_nothing(whole.second, gamma):
+        return item(None, None, distinct(whole.first.cluster), "fail", LOST), None
+    # Counts that are expectations are equal to six digits. Nothing is estimated then: a margin is never below 0.
+    sides = whole.totals(gamma)
+    if same_draft and all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True)):
+        return dataclasses.replace(item(None, None, distinct(whole.first.cluster), "pass", SAME), value=0.0), None
+    compared = min(int(np.count_nonzero(counts)) for _, counts in sides)
+    return item(None, None, compared, "undecided"), bounds
 
 
 def _same_draft(old: RunDraft, new: RunDraft) -> bool:

@@ -20,7 +20,9 @@ from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
     deciding_gamma,
+    difference_over,
     matches,
+    over_domains,
     paired_texts,
     pools_of_pairs,
     require_comparable,
@@ -29,8 +31,7 @@ from alphaprof.report.pairing import (
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import Array, Interval, distinct, present
-from alphaprof.stats.paired import weighted_inverse_difference
+from alphaprof.stats.estimate import Array, Interval, distinct
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
 from alphaprof.totals.pool import DocumentTotals
@@ -445,29 +446,17 @@ def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confide
         if text.has_rounds:
             kind = (text.first.policy, str(text.first.sampling), text.rule)
             kinds.setdefault(kind, {}).setdefault(text.domain, []).append(text)
-    given = run.manifest.profile.decision.weights
     for (_, _, rule), domains in kinds.items():
-        parts = {name: TextPair.together(name, same) for name, same in domains.items()}
-        total = sum(given[name] for name in parts) if given and set(parts) <= set(given) else 0.0
-        weights = {name: given[name] / total for name in parts if given[name] > 0} if given and total > 0 else None
-        whole = TextPair.together("", parts.values())
-        chosen = [parts[name] for name in weights] if weights else [whole]
+        same = [text for texts in domains.values() for text in texts]
+        chosen, weights = over_domains(same, run.manifest.profile.decision.weights)
         yield OverallDifference(
             rule=rule,
-            sampling=whole.first.sampling,
-            domains=tuple(weights or parts),
+            sampling=same[0].first.sampling,
+            domains=tuple(weights or domains),
             weights=weights,
             documents=sum(len(text.first.cluster) for text in chosen),
             clusters=distinct(np.concatenate([text.first.cluster for text in chosen])),
             tokens_per_round=tuple(
-                _over_weights(chosen, list(weights.values()) if weights else [1.0], gamma, confidence) for gamma in gammas
+                TokensDifference(gamma, *difference_over(chosen, weights, gamma, confidence), (), ()) for gamma in gammas
             ),
         )
-
-
-def _over_weights(texts: Sequence[TextPair], weights: Sequence[float], gamma: int, confidence: float) -> TokensDifference:
-    """Return tokens per round over the texts of several domains."""
-    first, second = zip(*(text.totals(gamma) for text in texts), strict=True)
-    units = [present(text.first.cluster) for text in texts]
-    one, two, difference = weighted_inverse_difference(first, second, units, weights, confidence, gamma)
-    return TokensDifference(gamma, one, two, difference, (), ())

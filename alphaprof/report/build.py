@@ -127,6 +127,15 @@ def build_report(
     )
 
 
+def answered(inputs: ReportInputs) -> tuple[Traffic, tuple[Note, ...]]:
+    """Return the verdict on the traffic and the notes of a report, without what needs the position log."""
+    part = LogPart(inputs.run, inputs.documents)
+    judged, _, traffic, _ = _judged_pools(inputs, inputs.deciding, part)
+    facts, results = _run_facts(inputs.run, inputs.documents, part), [item.result for item in judged]
+    source = inputs.costs.options.source if inputs.costs else inputs.run.manifest.profile.costs.source
+    return traffic, report_warnings(inputs.run, facts, results, traffic, None, inputs.cost, source)
+
+
 def _judged_pools(
     inputs: ReportInputs, shown: Sequence[str], part: LogPart
 ) -> tuple[list[ResultOnText], list[DraftPool], Traffic, Parts]:

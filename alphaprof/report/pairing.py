@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT
 from alphaprof.log.run import Run, RunDraft
-from alphaprof.stats.estimate import Array, Interval, by_cluster
-from alphaprof.stats.paired import inverse_difference, share_difference
+from alphaprof.stats.estimate import Array, Interval, by_cluster, present
+from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
@@ -128,6 +128,31 @@ def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
     """Return the gamma that a comparison names first: that of the run's decision, or the largest; None of none."""
     decided = run.manifest.profile.decision.gamma
     return int(decided) if decided in gammas else max(gammas, default=None)
+
+
+def over_domains(
+    texts: Sequence[TextPair], given: Mapping[str, float] | None
+) -> tuple[list[TextPair], dict[str, float] | None]:
+    """Return texts of one rule by domain, with the shares of their domains by `given` weights if these name them all; else
+    all as one, without shares.
+    """
+    domains: dict[str, list[TextPair]] = {}
+    for text in texts:
+        domains.setdefault(text.domain, []).append(text)
+    total = sum(given[name] for name in domains) if given and set(domains) <= set(given) else 0.0
+    if not given or not total:
+        return [TextPair.together("", texts)], None
+    weights = {name: given[name] / total for name in domains if given[name] > 0}
+    return [TextPair.together(name, domains[name]) for name in weights], weights
+
+
+def difference_over(
+    parts: Sequence[TextPair], weights: Mapping[str, float] | None, gamma: int, confidence: float
+) -> tuple[float, float, Interval]:
+    """Return tokens per round of both sides over some texts, as `over_domains` gives them, and second less first."""
+    first, second = zip(*(text.totals(gamma) for text in parts), strict=True)
+    units, shares = [present(text.first.cluster) for text in parts], list(weights.values()) if weights else [1.0]
+    return weighted_inverse_difference(first, second, units, shares, confidence, gamma)
 
 
 def paired_texts(
