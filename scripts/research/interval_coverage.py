@@ -277,7 +277,9 @@ def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
     for drafts, size in itertools.product(CHECK_DRAFTS, CHECK_SIZES):
         names = [str(index) for index in range(size)]
         timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
-        question = Question("strict", "auto", "auto", threshold, CONFIDENCE, {"all": 1.0})
+        question = Question(
+            rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
+        )
         passed = [0, 0]
         for _ in range(repetitions):
             rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
@@ -575,7 +577,15 @@ def routes(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
                 }
                 for place, draft in enumerate(drafts)
             }
-            question = Question("strict", "auto", "auto", 0.0, CONFIDENCE, weights, min_route_gain=WORTH)
+            question = Question(
+                rule="strict",
+                draft="auto",
+                gamma="auto",
+                min_speedup=0.0,
+                confidence=CONFIDENCE,
+                weights=weights,
+                min_route_gain=WORTH,
+            )
             timing = Timing(dict.fromkeys(drafts, TIMES), "", {})
             route = find_route(pools, timing, Mix.of(weights), question, [GAMMA], weights)
             if isinstance(route, str) and route != NO_GAIN:  # any other reason would be a simulation of nothing
