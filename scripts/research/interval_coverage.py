@@ -275,7 +275,9 @@ def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
     for drafts, size in itertools.product(CHECK_DRAFTS, CHECK_SIZES):
         names = [str(index) for index in range(size)]
         timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
-        question = Question("strict", "auto", "auto", threshold, CONFIDENCE, {"all": 1.0})
+        question = Question(
+            rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
+        )
         passed = [0, 0]
         for _ in range(repetitions):
             rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
