@@ -125,6 +125,20 @@ class StepTimes:
         """The first step of a round over one token."""
         return self.draft_first[1].ms if self.draft_first else self.draft.ms
 
+    def reading(self, gamma: int) -> float:
+        """Return the cost of each token beyond one that a hybrid's first step reads: the mean rise of a head's first step up
+        to gamma + 1 tokens, or that of a draft model's to two. More tokens were not timed and are taken to cost the same.
+        """
+        first, last, tokens = self.draft, self.draft_after_full or self.draft, 1
+        if self.draft_first:
+            first, last, tokens = self.draft_first[1], self.draft_first[gamma + 1], gamma
+        return max(last.ms - first.ms, 0.0) / tokens / self.decode.ms
+
+    def read(self, counts: RoundCounts) -> Array:
+        """Return the tokens beyond one that first steps of a hybrid read, [documents]."""
+        found = counts.read_by_head if self.draft_first else counts.read_by_model
+        return np.zeros(len(counts.tokens)) if found is None else found
+
     @cached_property
     def without_steps(self) -> StepTimes:
         """The same of rounds that run no draft steps."""
@@ -278,6 +292,7 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     spent = counts.rounds * costs[0]
     if counts.steps is not None and counts.started is not None:
         spent = spent + counts.steps * whole.c() + counts.started * (whole.first_ms - whole.draft.ms) / whole.decode.ms
+        spent = spent + whole.read(counts) * whole.reading(gamma)
     for depths, each in ((counts.drafted, costs), (counts.accepted, times.catching_up(gamma))):
         for rounds, more in zip(depths.T, np.diff(each), strict=True):  # a matrix product would spin on all cores
             if more:  # what one more token costs, in every round that drafts or accepts as many
@@ -320,13 +335,17 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     accepted, and in the dearest round for every single token.
 
     What the first step of the next round takes longer for the drafts that a round got accepted is part of that round's cost.
-    In the dearest round verification takes at least as long as decoding.
+    In the dearest round verification takes at least as long as decoding. A hybrid's draft may read all that a round emitted,
+    or nothing of it.
     """
-    later = times.catching_up(gamma).tolist()
+    later = soonest = times.catching_up(gamma).tolist()
     cheap = times.without_steps if times.optional else times
+    if times.optional:
+        later = [max(more, (n + 1) * times.reading(gamma)) for n, more in enumerate(later)]
+        soonest = [min(more, 0.0) for more in soonest]
     places = [(m, accepted) for m in range(gamma + 1) for accepted in range(m + 1)]
     cost, clipped = (round_costs(each, gamma).tolist() for each in (cheap, times.clipped))
-    least = min((cost[m] + later[accepted]) / (accepted + 1) for m, accepted in places)
+    least = min((cost[m] + soonest[accepted]) / (accepted + 1) for m, accepted in places)
     return least, max(clipped[m] + later[accepted] for m, accepted in places)
 
 
@@ -369,9 +388,13 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     first = [(after[accepted], time.ms) for accepted, time in times.first_steps(gamma).items()]
     later = float((exactly * np.arange(len(exactly))).sum()) - sum(count for count, _ in first)
     later += 0.0 if counts.unused is None else float(counts.unused.sum())
-    if counts.steps is not None:
-        share = float(counts.steps.sum()) / max(later + sum(count for count, _ in first), 1e-300)
-        later, first = later * share, [(count * share, ms) for count, ms in first]
+    if counts.steps is not None and counts.started is not None:
+        # What first steps read is the difference of two timed steps, so one of them may have a share below 0.
+        read = float(times.read(counts).sum()) / (gamma if times.draft_first else 1) if times.reading(gamma) else 0.0
+        begun = float(counts.started.sum()) if times.draft_first else read
+        number = {0: begun - read, gamma: read}
+        first = [(number.get(accepted, 0.0), time.ms) for accepted, time in times.first_steps(gamma).items()]
+        later = float(counts.steps.sum()) - begun
     searches, bookkeeping = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
     drafting = [later * times.draft.ms, *(count * ms for count, ms in first)]
     parts = np.array([*verify, *drafting, searches, bookkeeping])
@@ -717,7 +740,7 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
         for share, key, time, owner, _ in each:
             shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * time.shared_error
             sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
-    used = [item for item in sums.values() if max(item[1]) > 0]
+    used = [item for item in sums.values() if any(item[1])]
     doubts = _more_flattered(spent, base), max(unheld(time.waiting) for time, _ in used)
     if rounds := min(len(time.rounds) for time, _ in used):
         before, after = (

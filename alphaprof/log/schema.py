@@ -379,10 +379,17 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
 def hybrid_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     """Return the same of a hybrid, which are never stored: only some of its rounds run draft steps."""
     count, lengths = pa.float64(), tuple(gammas)
+    read = "Tokens beyond one that first draft steps read if the draft is {}, gamma {}."
+    kinds = {"read_by_head": "a head", "read_by_model": "a model"}
     return (
         *totals_columns(lengths),
         *(Column(f"steps_{g}", count, f"Draft steps with gamma {g}.", "steps", 0, nullable=True) for g in lengths),
         *(Column(f"started_{g}", count, f"Rounds with draft steps, gamma {g}.", "rounds", 0, None, True) for g in lengths),
+        *(
+            Column(f"{name}_{g}", count, read.format(kind, g), "tokens", 0, nullable=True)
+            for name, kind in kinds.items()
+            for g in lengths
+        ),
     )
 
 

@@ -229,9 +229,9 @@ def _hybrid_table(curve: HybridCurve) -> Table:
         own, alone = fmt.interval(curve.own_speedup, "x"), fmt.interval(curve.part_speedup, "x")
         below = [f"  {own}, {ahead} {curve.part} alone, {alone}"]
     what = "tokens per round / speedup by gamma and by tokens that prompt lookup must find (min_match)"
-    cells = [
-        (str(item.min_match), item, "" if item.speedup is None else fmt.number(item.speedup), "") for item in curve.results
-    ]
+    if any(item.slowest is not None for item in curve.results):
+        below += ["  from - to: the draft reads what prompt lookup wrote in a draft step a token, or at no cost (not timed)"]
+    cells = [(str(item.min_match), item, _between(item.slowest, item.speedup), "") for item in curve.results]
     return _what_if_table(f"draft {curve.draft}, whole traffic: {what}", cells, "min_match", below, curve.draft)
 
 
@@ -250,15 +250,16 @@ def _stop_table(surface: StopSurface) -> Table:
     title = f"draft {surface.draft}, whole traffic: {what} by gamma, if drafts stop below top probability p_min"
     best = (surface.p_min, surface.gamma)
     cells = [
-        (f"{item.p_min:g}", item, _ends(item), "*" if (item.p_min, item.gamma) == best else "") for item in surface.results
+        (f"{item.p_min:g}", item, _between(item.slowest, item.fastest), "*" if (item.p_min, item.gamma) == best else "")
+        for item in surface.results
     ]
     return _what_if_table(title, cells, "p_min", below, surface.draft)
 
 
-def _ends(item: StopResult) -> str:
-    """Return the ends of a speedup, one number where they are the same; empty without step times."""
-    low, high = fmt.number(item.slowest), fmt.number(item.fastest)
-    return "" if item.slowest is None else low if low == high else f"{low} - {high}"
+def _between(slowest: float | None, fastest: float | None) -> str:
+    """Return the ends of a speedup, one number where they are the same or one is not known; empty without step times."""
+    low, high = (fmt.number(end) for end in (fastest if slowest is None else slowest, fastest))
+    return "" if fastest is None else low if low == high else f"{low} - {high}"
 
 
 def _what_if_table(

@@ -348,12 +348,25 @@ def _round_columns(by_gamma: dict[int, Rounds], defined: Array) -> dict[str, Arr
 
 
 def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined: Array) -> dict[str, Array]:
-    """Draft steps of a hybrid's documents, and rounds that run any; `stepped` [positions]: those that begin there do."""
+    """Draft steps of a hybrid's documents, rounds that run any, and what their first steps read beyond one token; `stepped`
+    [positions]: rounds that begin there run draft steps.
+
+    A first step reads what was written since the last one: all tokens of rounds without draft steps, and of the round with
+    them the accepted drafts (a head) or the last draft if all were accepted (a model, which has read the others), beside
+    the target's own token. So each of them is read once, unless no first step follows in the document.
+    """
     columns, places = {}, np.flatnonzero(defined)
     for gamma in request.gammas:
         found = listed_rounds(trace, gamma, request.flavour)
         run = np.where(stepped[found.at], found.drafted, 0)
-        for name, counted in (("steps", run), ("started", run > 0)):
+        last = np.zeros(len(places), dtype=np.int64)
+        np.maximum.at(last, found.document, np.where(run > 0, np.arange(len(run)), 0))
+        follows = np.arange(len(run)) < last[found.document]
+        left = {"head": found.accepted, "model": found.accepted == found.drafted}
+        read = {
+            f"read_by_{name}": np.where(follows, np.where(run > 0, kept, found.emitted), 0) for name, kept in left.items()
+        }
+        for name, counted in {"steps": run, "started": run > 0, **read}.items():
             columns[f"{name}_{gamma}"] = np.full(len(defined), np.nan)
             columns[f"{name}_{gamma}"][places] = np.bincount(found.document, counted, len(places))
     return columns

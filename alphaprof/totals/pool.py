@@ -27,7 +27,8 @@ SHARED = (  # what pools hold of each document, the same under every rule
     *("impossible", "mismatches", "clear_mismatches", "near_ties"),
 )
 OWN = ("accepted", "emitted", *PAIR_COUNTS, "thinking_accepted", "tokens")  # and what a rule changes
-SINGLE = ("rounds", "control", "steps", "started")  # and at each gamma, where it has rounds; the last two of hybrids
+HYBRID = ("steps", "started", "read_by_head", "read_by_model")
+SINGLE = ("rounds", "control", *HYBRID)  # and at each gamma, where it has rounds
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class DocumentTotals:
             replayed = Rounds(rounds, self["tokens"], drafted, tested, accepted, control)
             counts = RoundCounts.of(replayed, self.cluster, self.stop)
             if f"steps_{gamma}" in self.columns:
-                counts = dataclasses.replace(counts, steps=self[f"steps_{gamma}"], started=self[f"started_{gamma}"])
+                counts = dataclasses.replace(counts, **{name: self[f"{name}_{gamma}"] for name in HYBRID})
             self._counted[gamma] = counts
         return self._counted[gamma]
 

@@ -89,9 +89,9 @@ class RoundCounts:
 
     With a p_min, `drafted` is the middle of the values that the log allows, `doubt` [documents, gamma] its largest error
     (`ends`), and `unused` [documents] the number of draft steps whose token is discarded, one in each round that drafted
-    fewer than gamma; without one both are None. `steps` and
-    `started` [documents] are a hybrid's draft steps and the rounds that run any; None for other drafts, which run one step
-    for each token.
+    fewer than gamma; without one both are None. `steps` and `started` [documents] are a hybrid's draft steps and the rounds
+    that run any, `read_by_head` and `read_by_model` the tokens beyond one that their first steps read if the draft is a head
+    or a model (`count._step_columns`); None for other drafts, which run one step for each token.
     """
 
     tokens: Array
@@ -104,6 +104,8 @@ class RoundCounts:
     unused: Array | None = None
     steps: Array | None = None
     started: Array | None = None
+    read_by_head: Array | None = None
+    read_by_model: Array | None = None
 
     @classmethod
     def of(cls, replayed: Rounds, cluster: Array, stop: Flavour | None = None) -> RoundCounts:

@@ -484,3 +484,38 @@ def test_a_control_variate_narrows_what_luck_widens(drawn_texts: Drawn) -> None:
     without = [dataclasses.replace(one, control=np.zeros(50)) for one in samples]
     with_it, plain = (np.var([speedup([one], [1.0], STEPS).value for one in kind]) for kind in (samples, without))
     assert plain / with_it > {0.0: 8, 0.05: 1.5, 0.15: 1}[drawn_texts.spread]
+
+
+# Two documents of a hybrid: 5 and 3 draft steps in 3 and 2 rounds, whose first steps read 7 and 4 tokens more than one if
+# the draft is a head, 6 and 2 if it is a model.
+MIXED = dataclasses.replace(
+    HAND,
+    steps=np.array([5.0, 3.0]),
+    started=np.array([3.0, 2.0]),
+    read_by_head=np.array([7.0, 4.0]),
+    read_by_model=np.array([6.0, 2.0]),
+)
+LOOKED_UP = dataclasses.replace(EXACT, optional=True)
+
+
+@each(
+    ("times", "more"),
+    [
+        (LOOKED_UP, [5 * 2, 3 * 2]),  # a step over two tokens was not timed
+        (dataclasses.replace(LOOKED_UP, draft_after_full=StepTime(2.5, 0.0)), [5 * 2 + 6 * 0.5, 3 * 2 + 2 * 0.5]),
+        (dataclasses.replace(LOOKED_UP, draft_after_full=StepTime(1.5, 0.0)), [5 * 2, 3 * 2]),  # noise, no gain
+        (
+            # A head's first step takes 4 ms over one token, and 1 ms more for each of two.
+            dataclasses.replace(LOOKED_UP, draft_first={n: StepTime(3.0 + n, 0.0) for n in (1, 2, 3)}),
+            [2 * 2 + 3 * 4 + 7 * 1, 1 * 2 + 2 * 4 + 4 * 1],
+        ),
+    ],
+)
+def test_a_hybrid_pays_for_reading_what_lookup_wrote(times: StepTimes, more: list[float]) -> None:
+    without = time_spent(dataclasses.replace(MIXED, steps=0 * MIXED.tokens, started=None), times)
+    assert (time_spent(MIXED, times) - without) * 10 == pytest.approx(more)
+    drafting = time_shares(MIXED, times)[3:-2]  # behind T(1) to T(3), before searches and bookkeeping
+    assert drafting.sum() == pytest.approx(sum(more) / 10 / time_spent(MIXED, times).sum())
+    least, most = cost_bounds(times, 2)
+    assert least <= 1.9 / 3
+    assert most >= 1.9 + times.reading(2)

@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.profiling.models.kinds import PromptLookup
+from alphaprof.totals import count
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, listed_rounds, replay, run_lengths
 from tests.loops import each
 
@@ -713,3 +715,39 @@ def test_drafts_that_llamacpp_stopped_are_replayed() -> None:
     assert len(golden["runs"]) == 120
     assert len(apart) <= 5
     assert max(apart) <= 2
+
+
+def steps_of_a_hybrid(trace: Trace, stepped: Array, gamma: int) -> list[int]:
+    """Draft steps of one document, rounds with any, and what their first steps read beyond one token, by head and model."""
+    found = count._step_columns(trace, stepped, TotalsRequest(["strict"], [gamma]), np.array([True]))
+    return [int(found[f"{name}_{gamma}"][0]) for name in ("steps", "started", "read_by_head", "read_by_model")]
+
+
+def test_what_the_first_steps_of_a_hybrid_read_by_hand() -> None:
+    """Six rounds: lookup emits 3; the draft 2, one of them drafted; the draft 3, all drafts accepted; lookup 1; the draft 3,
+    all accepted; lookup 1. Its first steps read 1 + 3 tokens; 1 (a head: 2); 2 + 1 (a head: 3 + 1).
+    """
+    one = trace([0, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0])
+    assert rounds(one, 2) == [(2, 2), (2, 1), (2, 2), (2, 0), (2, 2), (2, 0)]
+    stepped = np.zeros(14, dtype=bool)
+    stepped[[4, 6, 10]] = True
+    assert steps_of_a_hybrid(one, stepped, 2) == [6, 3, 3 + 1 + 3, 3 + 0 + 2]
+    assert steps_of_a_hybrid(one, np.zeros(14, dtype=bool), 2) == [0, 0, 0, 0]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=2, max_size=60), st.integers(1, 4))
+def test_the_first_steps_of_a_hybrid_read_what_a_plain_loop_leaves_unread(
+    text: list[tuple[bool, bool, int]], gamma: int
+) -> None:
+    agrees, stepped, proposed = (list(column) for column in zip(*text, strict=True))
+    one = trace([int(good) for good in agrees], proposed)
+    read = {"head": 0, "model": 0}
+    for kind in read:
+        at, unread = 1, 1  # tokens that the draft has not read: the prefill's own
+        for drafted, accepted, emitted, _ in simulate([int(good) for good in agrees], proposed, gamma):
+            unread += emitted
+            if stepped[at] and drafted > 0:
+                read[kind] += unread - emitted - 1
+                unread = 1 + (accepted if kind == "head" else int(accepted == drafted))
+            at += emitted
+    assert steps_of_a_hybrid(one, np.array(stepped), gamma)[2:] == list(read.values())

@@ -9,6 +9,7 @@ from alphaprof.log.manifest import Hybrid
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.model import DraftAnswer
 from alphaprof.report.traffic import Tried
+from alphaprof.report.verdict import decoded
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.hybrid import with_hybrids
 
@@ -17,12 +18,15 @@ MOST = 8  # tokens that were found, at most
 
 @dataclass(frozen=True)
 class HybridResult:
-    """A hybrid at one γ and min_match, on the whole traffic and all documents."""
+    """A hybrid at one γ and min_match, on the whole traffic and all documents. `slowest`: the speedup if a draft model reads
+    each token that prompt lookup wrote in a draft step; None: reading was timed, or there are no step times.
+    """
 
     min_match: int  # tokens that prompt lookup must have found
     gamma: int
     tokens_per_round: float  # over all rounds
     speedup: float | None  # None: there are no step times
+    slowest: float | None
 
 
 @dataclass(frozen=True)
@@ -61,4 +65,15 @@ def hybrid_curves(inputs: ReportInputs, answers: Sequence[DraftAnswer]) -> tuple
 def _curve_at(inputs: ReportInputs, draft: str, hybrid: Hybrid, min_match: int) -> list[HybridResult]:
     run = with_hybrids(inputs.run, {draft: replace(hybrid, min_match=min_match)})
     tried = Tried.of(replace(inputs, run=run), [draft])
-    return [HybridResult(min_match, gamma, *tried.at(draft, gamma)) for gamma in run.gammas] if tried else []
+    return [_result(tried, draft, min_match, gamma) for gamma in run.gammas] if tried else []
+
+
+def _result(tried: Tried, draft: str, min_match: int, gamma: int) -> HybridResult:
+    """Return a hybrid at one γ. A draft model whose step over two tokens has no time is bounded: it reads no token faster
+    than it drafts one.
+    """
+    times, slowest = tried.timing.times.get(draft), None
+    if times is not None and not times.draft_first and times.draft_after_full is None and times.draft.ms:
+        slow = {draft: replace(times, draft_after_full=replace(times.draft, ms=2 * times.draft.ms))}
+        slowest = tried.mix.value(decoded(tried.candidates, (draft, gamma), slow, tried.mix))
+    return HybridResult(min_match, gamma, *tried.at(draft, gamma), slowest)
