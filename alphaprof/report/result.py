@@ -169,8 +169,9 @@ def _gamma(
     counts, confidence = pool.counts(gamma), question.confidence
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
+    mixed = times.mixed([counts]) if times is not None else None
     faster = speedup([counts], [1.0], times) if times is not None else None
-    request = speeds.request_speedup(counts, times, prefill, question.concurrency) if times is not None else None
+    request = speeds.request_speedup(counts, mixed, prefill, question.concurrency) if mixed is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     return GammaResult(
         gamma=gamma,
@@ -186,7 +187,7 @@ def _gamma(
         verify_cost=times.v(gamma) if times else None,
         speedup=speeds.speedup_interval(faster, confidence),
         request_speedup=speeds.speedup_interval(request, confidence),
-        of_documents=speeds.of_documents(counts, times) if times else None,
+        of_documents=speeds.of_documents(counts, mixed) if mixed else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),
         conditional=tuple(float(a / t) if t > 0 else None for a, t in zip(accepted, tested, strict=True)),

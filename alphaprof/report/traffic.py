@@ -239,7 +239,7 @@ def _length_facts(
     their time per token, if there surely is one.
     """
     counts = [candidates[pair[0]][domain].counts(pair[1]) for domain in mix.domains]
-    sums = [spent_and_base(each, times[pair[0]]) for each in counts]
+    sums = [spent_and_base(*each) for each in mix.decoded(counts, times[pair[0]])]
     clusters = np.concatenate([present(each.cluster) for each in counts])
     spent, base = by_cluster(clusters, *(np.concatenate(side) for side in zip(*sums, strict=True)))
     spent, base = spent[base > 0], base[base > 0]
@@ -425,12 +425,13 @@ def _lead(
     parts = halves({domain: next(iter(candidates.values()))[domain]}, question.order)
     if parts is None:
         return None
+    alone = Mix.of({domain: 1.0})
     ways = [
-        [(candidates[draft][domain].counts(gamma).rows(parts[1][domain]), timing.testing[draft])]
+        alone.decoded([candidates[draft][domain].counts(gamma).rows(parts[1][domain])], timing.testing[draft])
         for draft, gamma in ((answer.draft, answer.gamma) for answer in (next_best, best))
         if draft is not None and gamma is not None
     ]
-    return speedup_interval(Mix.of({domain: 1.0}).gain(*ways), question.confidence)
+    return speedup_interval(alone.gain(*ways), question.confidence)
 
 
 def _no_answer(reason: str) -> DraftAnswer:
