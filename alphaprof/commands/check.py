@@ -359,7 +359,7 @@ class _Part:
 def _measured(measure: Measure, parts: Sequence[_Part]) -> tuple[float | None, Bounds]:
     """Return the value of a measure over all documents of some parts (None: not known), and its bounds."""
     if measure == "speedup":
-        decoded = [(part.pool.counts(part.gamma), part.times) for part in parts if part.times is not None]
+        decoded = [ONE.decoded([part.pool.counts(part.gamma)], part.times)[0] for part in parts if part.times is not None]
         faster = ONE.routed([decoded]) if decoded else None
         return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
     gammas = [None if measure == "alpha" else part.gamma for part in parts]

@@ -184,11 +184,17 @@ class Cost:
     bookkeeping_ms: dict[str, float]  # once a round that drafts
     memory: tuple[DraftMemoryShare, ...]  # one a draft
     beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
+    padded: bool  # every round is charged as one of gamma drafts; else a batch is charged by the tokens of all its sequences
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`."""
+    """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`.
+
+    `padded`: the engine verifies gamma + 1 tokens of every sequence, whatever it drafts, so that every round costs T(gamma +
+    1). This is the one switch: without it, which is what every source of times now takes, a step is charged by all tokens of
+    its batch.
+    """
 
     table: StepTable
     options: CostsAsked
@@ -196,6 +202,7 @@ class CostModel:
     mode: str | None
     gamma: int
     context: float
+    padded: bool = False
 
     def at(self, context: float) -> CostModel:
         """Return the same times for another mean context: only those of a roofline are worked out for one."""
@@ -220,9 +227,8 @@ class CostModel:
             parts = (facts.hybrid.then, facts.hybrid.first) if facts.hybrid else (draft,)
             try:
                 found = [table.times(part, self.gamma, concurrency, self.context) for part in parts]
-                times[draft] = (
-                    found[0] if not facts.hybrid else dataclasses.replace(found[0], lookup=found[1].lookup, optional=True)
-                )
+                own = dataclasses.replace(found[0], padded=self.padded)
+                times[draft] = own if not facts.hybrid else dataclasses.replace(own, lookup=found[1].lookup, optional=True)
             except Unmeasured as reason:
                 missing[draft] = str(reason)
         return times, missing
@@ -375,6 +381,7 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
         memory=tuple(_memory_shares(manifest, options)),
         beyond_prefill=prefill[1] if prefill else None,
+        padded=costs.padded,
     )
 
 

@@ -4,7 +4,8 @@ A round that drafts m tokens costs m draft steps, one verification of m + 1 toke
 order again; a round without a proposal costs one decode step. After a round that was accepted in full a draft model has two
 tokens to read in its first step: its own last one and the target's. A draft head reads in its first step what the target has
 verified: the accepted tokens of the round before and the target's own. Prompt lookup has no draft steps, but searches the
-text once a round. Prefill is the same on both sides and left out. Times are in ms; `cost` means units of a decode step.
+text once a round. Sequences of a batch share these steps (`costs/batch.py`). Prefill is the same on both sides and left
+out. Times are in ms; `cost` means units of a decode step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from alphaprof.costs.batch import Drafting, SharedSteps
 from alphaprof.costs.timing import median_error, unheld
 from alphaprof.stats.estimate import (
     Array,
@@ -79,6 +81,9 @@ class StepTimes:
     `bookkeeping`: once a round that drafts anything. `optional`: rounds may draft without draft steps, as those of a hybrid.
     `half`: which half of the timing rounds these are of, whose errors are independent of the other's (None: all of them, or
     no rounds).
+
+    `batch`: sequences in each step; `padded`: the engine verifies gamma + 1 tokens of each, whatever it drafts; `shared`:
+    what a round runs in a batch of some traffic (`mixed`). None: every sequence of the batch does the same.
     """
 
     target: Mapping[int, StepTime]
@@ -89,6 +94,39 @@ class StepTimes:
     draft_first: Mapping[int, StepTime] = field(default_factory=dict)
     optional: bool = False
     half: int | None = None
+    batch: int = 1
+    padded: bool = False
+    shared: SharedSteps | None = None
+
+    def mixed(self, domains: Sequence[RoundCounts], weights: Sequence[float] | None = None) -> StepTimes:
+        """Return the same where the sequences of a batch are in rounds of some domains, each drawn by itself. `weights`: the
+        domains' shares of output tokens; None: as the documents have them.
+        """
+        if self.batch == 1:
+            return self
+        shares = [1.0] * len(domains)
+        if weights is not None:
+            shares = [share / max(float(each.tokens.sum()), 1.0) for share, each in zip(weights, domains, strict=True)]
+        exactly = sum((share * each.exactly for share, each in zip(shares, domains, strict=True)), np.zeros(1))
+        if not exactly.sum():
+            return self
+        starts = steps = 0.0
+        for share, each in zip(shares, domains, strict=True):
+            if each.steps is not None and each.started is not None:
+                starts, steps = starts + share * float(each.started.sum()), steps + share * float(each.steps.sum())
+        rounds = float(exactly.sum())
+        discards = any(each.unused is not None for each in domains)
+        drafting = Drafting(exactly / rounds, discards, starts / rounds, steps / starts if starts else 0.0)
+        return replace(self, shared=SharedSteps.expected(drafting, self.batch, self.padded))
+
+    @property
+    def unshared(self) -> StepTimes:
+        """The same where every sequence of the batch does the same."""
+        return self if self.shared is None else replace(self, shared=None)
+
+    def steps_of(self, gamma: int) -> SharedSteps:
+        """What rounds that draft up to gamma tokens run."""
+        return self.shared or SharedSteps.alone(gamma, self.padded)
 
     @property
     def decode(self) -> StepTime:
@@ -291,7 +329,10 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     costs = round_costs(times, gamma)
     spent = counts.rounds * costs[0]
     if counts.steps is not None and counts.started is not None:
-        spent = spent + counts.steps * whole.c() + counts.started * (whole.first_ms - whole.draft.ms) / whole.decode.ms
+        shared = times.steps_of(gamma)
+        waiting = (counts.rounds - counts.started) * shared.starts  # rounds without steps of their own, for those of others
+        steps, started = counts.steps + waiting * shared.steps, counts.started + waiting
+        spent = spent + steps * whole.c() + started * (whole.first_ms - whole.draft.ms) / whole.decode.ms
         spent = spent + whole.read(counts) * whole.reading(gamma)
     for depths, each in ((counts.drafted, costs), (counts.accepted, times.catching_up(gamma))):
         for rounds, more in zip(depths.T, np.diff(each), strict=True):  # a matrix product would spin on all cores
@@ -304,23 +345,33 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
 
 def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
     """Return how far the decode time of all documents may be off for what rounds drafted, in units of a decode step: half of
-    the way between `RoundCounts.ends`.
+    the way between `RoundCounts.ends`. In a batch the others draft as many tokens more or less, and all wait for each other.
     """
     if counts.doubt is None:
         return 0.0
     least, most = (float(time_spent(end, times).sum()) for end in counts.ends)
-    return abs(most - least) / 2
+    others = 0.0
+    if times.shared is not None:
+        doubt = counts.doubt.sum(0)
+        others = float(doubt @ np.diff(round_costs(times, len(doubt))))
+        if counts.unused is not None:  # a full round discards no token: that step is its own
+            others -= float(doubt[-1]) * times.c()
+    return abs(most - least) / 2 + (times.batch - 1) * max(others, 0.0)
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
     """Return cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and
-    bookkeeping where it drafts at all. Where the first draft step is one of its own, it is that over one token.
+    bookkeeping where it drafts at all. Where the first draft step is one of its own, it is that over one token. In a batch
+    of some traffic (`StepTimes.mixed`) it is what the round is expected to cost by what other sequences draft.
     """
     once = times.bookkeeping.ms
     if times.draft_first:
         once += times.draft_first[1].ms - times.draft.ms
-    steps = [m * times.draft.ms + times.target[m + 1].ms + (m > 0) * once for m in range(gamma + 1)]
-    return (np.array(steps) + times.lookup.ms) / times.decode.ms
+    shared = times.steps_of(gamma)
+    verify = shared.verify @ [times.target[n].ms for n in range(1, gamma + 2)]
+    drafted = np.arange(gamma + 1)
+    steps = (drafted + shared.waits) * times.draft.ms + verify + np.where(drafted > 0, 1.0, shared.others_draft) * once
+    return np.asarray((steps + times.lookup.ms) / times.decode.ms)
 
 
 def full_round_costs(times: StepTimes, gamma: int) -> Array:
@@ -336,7 +387,8 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
 
     What the first step of the next round takes longer for the drafts that a round got accepted is part of that round's cost.
     In the dearest round verification takes at least as long as decoding. A hybrid's draft may read all that a round emitted,
-    or nothing of it.
+    or nothing of it. In a batch the other sequences may draft as they are expected to, or all do the same: that bounds what
+    all of them cost together, whatever they draft.
     """
     later = soonest = times.catching_up(gamma).tolist()
     cheap = times.without_steps if times.optional else times
@@ -344,7 +396,8 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
         later = [max(more, (n + 1) * times.reading(gamma)) for n, more in enumerate(later)]
         soonest = [min(more, 0.0) for more in soonest]
     places = [(m, accepted) for m in range(gamma + 1) for accepted in range(m + 1)]
-    cost, clipped = (round_costs(each, gamma).tolist() for each in (cheap, times.clipped))
+    cost = np.minimum(round_costs(cheap, gamma), round_costs(cheap.unshared, gamma)).tolist()
+    clipped = round_costs(times.unshared.clipped, gamma).tolist()
     least = min((cost[m] + soonest[accepted]) / (accepted + 1) for m, accepted in places)
     return least, max(clipped[m] + later[accepted] for m, accepted in places)
 
@@ -383,19 +436,24 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     the round before them, as in `time_spent`.
     """
     exactly, gamma = counts.exactly, counts.drafted.shape[1]
-    verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
+    shared = times.steps_of(gamma)
+    verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly @ shared.verify)]
+    joined = float(exactly[0]) * shared.others_draft  # rounds that draft nothing while others do
     after = counts.after.tolist()
+    after[0] += joined
     first = [(after[accepted], time.ms) for accepted, time in times.first_steps(gamma).items()]
-    later = float((exactly * np.arange(len(exactly))).sum()) - sum(count for count, _ in first)
+    later = float((exactly * (np.arange(gamma + 1) + shared.waits)).sum()) - sum(count for count, _ in first)
     later += 0.0 if counts.unused is None else float(counts.unused.sum())
     if counts.steps is not None and counts.started is not None:
         # What first steps read is the difference of two timed steps, so one of them may have a share below 0.
+        waiting = float((counts.rounds - counts.started).sum()) * shared.starts
         read = float(times.read(counts).sum()) / (gamma if times.draft_first else 1) if times.reading(gamma) else 0.0
-        begun = float(counts.started.sum()) if times.draft_first else read
+        begun = float(counts.started.sum()) + waiting if times.draft_first else read
         number = {0: begun - read, gamma: read}
         first = [(number.get(accepted, 0.0), time.ms) for accepted, time in times.first_steps(gamma).items()]
-        later = float(counts.steps.sum()) - begun
-    searches, bookkeeping = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
+        later = float(counts.steps.sum()) + waiting * shared.steps - begun
+    searches = float(exactly.sum()) * times.lookup.ms
+    bookkeeping = (float(exactly[1:].sum()) + joined) * times.bookkeeping.ms
     drafting = [later * times.draft.ms, *(count * ms for count, ms in first)]
     parts = np.array([*verify, *drafting, searches, bookkeeping])
     return np.asarray(parts / parts.sum())
@@ -430,20 +488,21 @@ def _shares(counts: RoundCounts, times: StepTimes, part: float) -> list[Share]:
     """Return what documents that take `part` of the whole time spend it on."""
     fractions = (part * time_shares(counts, times)).tolist()
     steps = zip(fractions, _time_parts(times, counts.drafted.shape[1]), strict=True)
-    return [Share(fraction, *step, id(times), times.half) for fraction, step in steps]
+    return [Share(fraction, *step, id(times.target), times.half) for fraction, step in steps]
 
 
 def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
     """Return the same documents decoded without a draft: a decode step for every token."""
     nothing = np.zeros((len(counts.tokens), 0))
     plain = RoundCounts(counts.tokens, counts.tokens, nothing, nothing, np.zeros(len(counts.tokens)), counts.cluster)
-    return plain, StepTimes(times.target, NOTHING)
+    return plain, StepTimes(times.target, NOTHING, half=times.half)
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
-    """Return the speedup of traffic whose output tokens fall on domains with known `weights`; None if one has no tokens.
-    Tables and gates use it; the verdict's way is `Mix`.
+    """Return the speedup of traffic whose output tokens fall on domains with known `weights`, which share the steps of a
+    batch; None if one has no tokens. Tables and gates use it; the verdict's way is `Mix`.
     """
+    times = times.mixed(domains, weights)
     return _by_weights([(counts, times) for counts in domains], weights)
 
 
@@ -554,7 +613,12 @@ class Mix:
 
     def speedup(self, counts: Sequence[RoundCounts], times: StepTimes) -> Speedup | None:
         """Return the speedup of the traffic from the rounds of each domain, in their order."""
-        return self.routed([(each, times) for each in counts])
+        return self.routed(self.decoded(counts, times))
+
+    def decoded(self, counts: Sequence[RoundCounts], times: StepTimes) -> list[Decoded]:
+        """Return how the domains are decoded together: what is in a batch with what follows from their mixture."""
+        times = times.mixed(counts, self.weights)
+        return [(each, times) for each in counts]
 
     def routed(self, domains: Sequence[Domain]) -> Speedup | None:
         """Return the same where each domain, or each part of one, is decoded in its own way."""

@@ -106,6 +106,7 @@ class StepTable:
             draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
             bookkeeping=_summed_times([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
             draft_first={n: _time(first, f"the first step of {name}", n, batch, context) for n in counts},
+            batch=batch,
         )
 
     def prefill_ms(self, model: str, prompt_tokens: Array) -> tuple[Array, float] | None:

@@ -406,6 +406,8 @@ def load(report: Report) -> Iterator[Block]:
         limit = {"none": "none of these", "all": "all of these"}.get(last, f"up to {last}")
         yield f"the whole traffic, draft {traffic.draft}, by sequences decoded at a time (best gamma): {each}"
         yield f"{traffic.min_speedup:g}x is reached at {limit}"
+        if report.times is not None:
+            yield _charged(report.times)
         yield ""
     for title, results in judged(report):
         shown = [result for result in results if result.load]
@@ -686,6 +688,8 @@ def times(report: Report) -> Iterator[Block]:
     if cost.contexts:
         documents = "" if average is None else f"; documents: {average:.0f} on average"
         yield f"timed at {', '.join(map(str, cost.contexts))} tokens of context{documents}"
+    if cost.concurrency > 1 or cost.padded:
+        yield _charged(cost)
     yield ""
     steps = {f"target, {fmt.many(tokens, 'token')}": ms for tokens, ms in cost.target_ms.items()}
     for draft, first in cost.draft_first_ms.items():
@@ -709,6 +713,12 @@ def times(report: Report) -> Iterator[Block]:
         if item.lost_share is not None:
             line += f"; it cuts the context that fits in memory by {fmt.percent(item.lost_share)}"
         yield line
+
+
+def _charged(cost: Cost) -> str:
+    if cost.padded:
+        return "verification: gamma + 1 tokens of every sequence, whatever it drafts"
+    return "verification: one step for the tokens of all sequences in the batch, which draft independently"
 
 
 def _origin(cost: Cost) -> Iterator[str]:

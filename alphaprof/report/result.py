@@ -102,7 +102,7 @@ def _round_results(
     best, decision = judge(candidates, timing, mix, question, gammas)
     by_gamma = []
     for gamma in key.facts.lengths(gammas):
-        domain: Domain | None = (pool.counts(gamma), times) if times is not None else None
+        domain: Domain | None = mix.decoded([pool.counts(gamma)], times)[0] if times is not None else None
         read, faster = None if prefill is None else [prefill], mix.routed([domain]) if domain else None
         shown = speeds.deciding_interval(faster, question.confidence)
         if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
@@ -181,6 +181,7 @@ def _gamma(
     counts = pool.counts(gamma)
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
+    mixed = times.mixed([counts]) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     return GammaResult(
         gamma=gamma,
@@ -196,7 +197,7 @@ def _gamma(
         verify_cost=times.v(gamma) if times else None,
         speedup=faster,
         request_speedup=speeds.deciding_interval(request, confidence),
-        of_documents=speeds.of_documents(counts, times) if times else None,
+        of_documents=speeds.of_documents(counts, mixed) if mixed else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),
         conditional=tuple(float(a / t) if t > 0 else None for a, t in zip(accepted, tested, strict=True)),

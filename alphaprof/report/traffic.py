@@ -156,7 +156,7 @@ def _on_for(
 def _length_correlation(candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix) -> float | None:
     """Return the rank correlation of the length of units and their time per token, if there surely is one."""
     counts = [candidates[pair[0]][domain].counts(pair[1]) for domain in mix.domains]
-    sums = [spent_and_base(each, times[pair[0]]) for each in counts]
+    sums = [spent_and_base(*each) for each in mix.decoded(counts, times[pair[0]])]
     clusters = np.concatenate([present(each.cluster) for each in counts])
     spent, base = by_cluster(clusters, *(np.concatenate(side) for side in zip(*sums, strict=True)))
     spent, base = spent[base > 0], base[base > 0]

@@ -119,7 +119,7 @@ def decoded(
     counts = [candidates[draft][domain].counts(gamma) for domain in mix.domains]
     if rows is not None:
         counts = [each.rows(rows[domain]) for domain, each in zip(mix.domains, counts, strict=True)]
-    return [(each, times[draft]) for each in counts]
+    return mix.decoded(counts, times[draft])
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ def _decoded_at(scope: ExportScope, gamma: int, times: StepTimes) -> list[Decode
     pools = scope.pools.values()
     if gamma == 0:
         return [without_draft(pool.counts(scope.gamma), times) for pool in pools]
-    return [(pool.counts(gamma), times) for pool in pools]
+    return scope.mix.decoded([pool.counts(gamma) for pool in pools], times)
 
 
 def _own_model(manifest: Manifest, name: str) -> str | None:

@@ -228,7 +228,7 @@ def _best(
         times = costs.times(concurrency).get(draft) if costs else None
         if times is None or not gammas:
             return None
-        values = {gamma: ALL.value([(counts[gamma], times)]) or 0.0 for gamma in gammas}
+        values = {gamma: ALL.value(ALL.decoded([counts[gamma]], times)) or 0.0 for gamma in gammas}
         best = max(values, key=lambda gamma: values[gamma])
         return best, values[best], times
 

@@ -146,7 +146,8 @@ def _ends(item: DraftPool, gamma: int, times: StepTimes | None, documents: Docum
     pool, counts = item.pool, item.pool.counts(gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
     tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
-    speeds = counts.tokens / np.maximum(time_spent(counts, times), 1e-300) if times is not None else None
+    spent = time_spent(counts, times.mixed([counts])) if times is not None else None
+    speeds = counts.tokens / np.maximum(spent, 1e-300) if spent is not None else None
     order = eligible[np.argsort((tokens if speeds is None else speeds)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
