@@ -50,7 +50,7 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.sections.stopping import answered_p_min
 from alphaprof.report.traffic import basis, why_undecidable
-from alphaprof.report.verdict import AUTO, Evidence, Pair, Tested, judge, no_decision, not_defined
+from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, together
@@ -475,7 +475,7 @@ def _check_thresholds(
     )
 
 
-def _choice(inputs: ReportInputs, evidence: Evidence, needs_gamma: bool) -> tuple[Pair, Tested | None]:
+def _choice(inputs: ReportInputs, evidence: Evidence, needs_gamma: bool) -> tuple[Pair, CrossFit | None]:
     """Return the draft and gamma that thresholds are about: as named, else as the decision fixes them, else as the verdict
     on the whole traffic chooses them, with what that rests on. Raises `OptionInvalid` if nothing tells.
     """

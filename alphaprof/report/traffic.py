@@ -31,13 +31,13 @@ from alphaprof.report.model import AtConcurrency, DomainAnswer, DraftAnswer, OnF
 from alphaprof.report.speeds import by_concurrency, deciding_interval, pays_up_to, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
+    CrossFit,
     Decision,
     Evidence,
     Halves,
     Pair,
     Pools,
     Question,
-    Tested,
     VerdictName,
     decoded,
     judge,
@@ -99,7 +99,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         served_dtype=question.served_dtype if question.stand_in else None,
         load=load,
         pays_up_to=pays_up_to(load, question.min_speedup),
-        only=_on_for(candidates, timed, timing, mix, question, decision.tested) if timed else None,
+        only=on_for(candidates, timed, timing, mix, question, decision.tested) if timed else None,
     )
 
 
@@ -123,8 +123,8 @@ def _alike(
     return (*below[::-1], own, *above)
 
 
-def _on_for(
-    candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, tested: Tested | None
+def on_for(
+    candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, tested: CrossFit | None
 ) -> OnFor | None:
     """Return the domains in which alone the draft is surely faster than in all of them; None if there are no such domains,
     or what would keep the verdict from GO keeps this from being told.

@@ -183,7 +183,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Tested:
+class CrossFit:
     """What a verdict rests on: how the documents of each domain are decoded, and the speedup of that. What was chosen is
     cross-fitted: each half of the documents is decoded as the other half chose, by timing rounds that did not choose either.
 
@@ -219,7 +219,9 @@ class Tested:
         return None if None in each else max(number for number in each if number is not None)
 
     @classmethod
-    def of(cls, candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], chooses: bool, tail: float) -> Tested:
+    def of(
+        cls, candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], chooses: bool, tail: float
+    ) -> CrossFit:
         """Choose among options and test the choice; `chooses`: whether anything is chosen at all."""
         if not chooses:
             domains = decoded(candidates, options[0], timing.times, mix)
@@ -251,7 +253,7 @@ def judge(
     chooses = question.chooses(options)
     if lacking := timing.lacks(candidates):
         return (None if chooses else options[0]), no_decision(without_times([], lacking))
-    tested = Tested.of(candidates, timing, mix, options, chooses, 1 - question.confidence)
+    tested = CrossFit.of(candidates, timing, mix, options, chooses, 1 - question.confidence)
     best = options[0] if not chooses else tested.choice.pair if tested.choice else None
     pools = [next(iter(candidates.values()))[domain] for domain in mix.domains]
     there = distinct(np.concatenate([pool.cluster[pool["tokens"] > 0] for pool in pools]))
@@ -303,7 +305,7 @@ class Decision:
     high: float
     documents_needed: int | None
     documents_likely: int | None = None
-    tested: Tested | None = None
+    tested: CrossFit | None = None
     remedy: str = ""
 
     @property
@@ -322,7 +324,9 @@ class Decision:
         return f"one half of the documents prefers {one} speculative tokens, the other {other}"
 
 
-def decide(tested: Tested, min_speedup: float, confidence: float, documents: int = 0, surer: str = MORE_ROUNDS) -> Decision:
+def decide(
+    tested: CrossFit, min_speedup: float, confidence: float, documents: int = 0, surer: str = MORE_ROUNDS
+) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
     If there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
