@@ -19,7 +19,6 @@ from alphaprof.report.model import OnFor
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import on_for
 from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
-from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from tests.loops import each
