@@ -1,4 +1,4 @@
-"""The verdict on the whole traffic, in which domains alone its draft is faster still, and what to use for each domain."""
+"""The verdict on the whole traffic, on which domains alone its draft is faster still, and what to use for each domain."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
 
 
 def on_for(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question) -> OnFor | None:
-    """Return the domains in which alone a draft at one γ is surely faster than in all of them; None if there are no such
-    domains, or what would keep the verdict from GO keeps this from being told.
+    """Return the domains on which alone a draft at one γ is surely faster than on all of them; None if there are none, or if
+    the step times or the target's dtype would rule out a GO.
 
     Each half of the documents and of the timing rounds leaves out the domains that the draft slows down there, and both must
     leave out the same, so that no domain is left out by the luck of the documents that then speak against it. All documents
