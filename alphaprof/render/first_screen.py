@@ -91,7 +91,7 @@ def _what_was_run(report: Report) -> str:
 
 
 def _about(report: Report) -> Iterator[str]:
-    """Yield the draft, its speedup and the one that is needed; the domains in which alone it is faster; and, if nothing is
+    """Yield the draft, its speedup and the one that is needed; the domains on which alone it is faster; and, if nothing is
     decided, what would decide it.
     """
     traffic = report.traffic

@@ -67,7 +67,7 @@ def verdict(report: Report) -> Iterator[Block]:
 
 
 def on_for(report: Report) -> Iterator[str]:
-    """Yield the domains in which alone the draft is surely faster than everywhere, if there are such."""
+    """Yield the domains on which alone the draft is surely faster than everywhere, if there are such."""
     if (only := report.traffic.only) is not None:
         domains = ", ".join(fmt.short(item.domain) for item in report.domains if item.domain in only.domains)
         yield f"on for {domains} only: {fmt.interval(only.speedup, 'x')}"

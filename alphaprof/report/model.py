@@ -138,11 +138,11 @@ class Conditions:
 
 @dataclass(frozen=True)
 class OnFor:
-    """The domains in which alone the draft of the verdict is surely faster than everywhere, the others being decoded without
+    """The domains on which alone the draft of the verdict is surely faster than everywhere, the others being decoded without
     a draft. Intervals over all documents, with the one-sided bounds that decide.
     """
 
-    domains: tuple[str, ...]
+    domains: tuple[str, ...]  # on which the draft is used, in the order of the weights
     speedup: Interval  # of the whole traffic, against decoding without a draft
     gain: Interval  # how many times as fast as with the draft in all domains, paired; its lower bound is above 1
 

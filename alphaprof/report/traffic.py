@@ -1,4 +1,4 @@
-"""The verdict on the whole traffic, in which domains alone its draft is faster still, and what to use for each domain."""
+"""The verdict on the whole traffic, on which domains alone its draft is faster still, and what to use for each domain."""
 
 from __future__ import annotations
 

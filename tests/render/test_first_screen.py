@@ -148,7 +148,7 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.traffic.tested), report.verdict)
 
 
-def test_domains_in_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
+def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
     """Below the verdict, in the order of the table; whole in section verdict however many they are."""
     report = build_report(two)
     assert not any("only" in line for line in first_screen(report).about)
