@@ -476,6 +476,10 @@ def side_of(text: str) -> RunDraft:
     require_drafts(run)
     if draft is None and len(names) == 1:
         draft = names[0]
+    if hybrid := run.manifest.profile.hybrids.get(draft or ""):
+        parts = " and ".join(f"{path}:{part}" for part in (hybrid.first, hybrid.then))
+        problem = f"{path}:{draft} is a hybrid of two drafts, without a log of its own: only reports and thresholds know it"
+        raise OptionInvalid(problem, f"give its drafts, {parts}; alphaprof report {path} --show gammas has the hybrid")
     if draft not in names:
         what = f"{path} has {len(names)} drafts" if draft is None else f"{path} has no draft {shown(draft)}"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))

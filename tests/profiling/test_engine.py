@@ -271,6 +271,17 @@ def test_a_profile_says_where_vllm_is(engine: Any, costs: dict[str, Any], words:
         load_profile(path)
 
 
+def test_validate_says_that_it_decodes_no_hybrid(tmp_path: Path) -> None:
+    said: list[str] = []
+    told = Silent()
+    told.say = said.append  # type: ignore[method-assign]
+    hybrids = {"both": {"first": "ngram", "then": "head", "min_match": 1}}
+    path = changed(written_profile(tmp_path, "python", "model"), hybrids=hybrids)
+    with pytest.raises(OptionInvalid):  # before anything is loaded
+        validate_by("transformers", load_profile(path), tmp_path, None, 1, told, [], 2)
+    assert said == ["both is a hybrid, which is not decoded: ngram and head are, by themselves"]
+
+
 @each(
     ("engine", "rules", "concurrency", "words"),
     [

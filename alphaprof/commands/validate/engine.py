@@ -49,6 +49,8 @@ def validate_by(
     """Profile into the new directory `out` and decode for real, by transformers here or by vLLM. Raises the errors of
     `errors.py`.
     """
+    for name, hybrid in options.hybrids.items():
+        progress.say(f"{name} is a hybrid, which is not decoded: {hybrid.first} and {hybrid.then} are, by themselves")
     if engine == "vllm" and more_rules:
         hint = "leave out --rule, or leave out --engine to decode here"
         raise OptionInvalid("vLLM decodes by decision.rule, but --rule names others", hint)
