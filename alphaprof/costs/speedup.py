@@ -87,6 +87,10 @@ class StepTimes:
         """Rounds that the decode step was timed in; 0: not known."""
         return len(self.decode.rounds)
 
+    def covers(self, gamma: int) -> bool:
+        """Return whether there are times of a round of gamma drafts."""
+        return gamma + 1 in self.target
+
     def c(self) -> float:
         """Return cost of one draft step, a later one where the first is a step of its own."""
         return self.draft.ms / self.decode.ms
@@ -135,7 +139,8 @@ class StepTimes:
 @dataclass(frozen=True)
 class Timing:
     """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none. `halves`: the
-    times of every second timing round, of which the one chooses what is auto and the other tests it (None: as all are).
+    times of two halves of the timing rounds, of which the one chooses what is auto and the other tests it (None: as all
+    are).
     """
 
     times: Mapping[str, StepTimes]

@@ -60,6 +60,12 @@ NOTES: Mapping[str, NoteKind] = {
         "measure again when the machine is idle, or use your engine's step times (docs/costs.md)",
         "own times",
     ),
+    "halves_disagree": NoteKind(
+        "the two halves of the {rounds} timing rounds disagree: a round of {draft} at gamma {gamma} costs {first:.2f} "
+        "decode steps in one and {second:.2f} in the other, more than their errors allow",
+        "time the steps again on an idle machine, in more rounds (costs.budget, costs.repeats)",
+        "times",
+    ),
     "slow_baseline": NoteKind(
         "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here, so the draft "
         "may look better than it is",
