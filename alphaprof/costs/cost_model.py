@@ -284,6 +284,7 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
             ms=row["median_ms"],
             rounds=tuple(row["rounds_ms"] or ()),
             waiting=waiting,
+            redrawn=True,
         )
         for row in latency
     ]

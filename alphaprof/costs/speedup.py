@@ -42,7 +42,8 @@ LARGEST = 600.0  # of a logarithm that is turned into a number
 class StepTime:
     """The time of one kind of step in ms. `rounds`: its times in each timing round, which runs all steps in turn (nothing to
     do with rounds of drafting) and is one unit of their sampling; `autocorrelation`: that of the rounds; `waiting`: the
-    share of their time in which the steps had no processor. Without rounds `relative_error`, a standard error, counts.
+    share of their time in which the steps had no processor. Without rounds `relative_error`, a standard error, counts, and
+    `shared_error`, that of all computed steps together. `redrawn`: whether a new run times the step again.
     """
 
     ms: float
@@ -51,6 +52,7 @@ class StepTime:
     autocorrelation: float = 0.0
     waiting: float = 0.0
     shared_error: float = 0.0
+    redrawn: bool = False
 
 
 NOTHING = StepTime(0.0, 0.0)
@@ -186,7 +188,8 @@ class Speedup:
     add, and take away (`estimate.unseen`). `flattered`: the share of itself by which the time would grow if verification
     took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
     if the processor was busy while steps were timed (`timing.unheld`). `doubt`: the largest relative error of the time that
-    comes from unknown numbers of drafted tokens (`RoundCounts.doubt`).
+    comes from unknown numbers of drafted tokens (`RoundCounts.doubt`). `redrawn`: whether a new run times the steps again;
+    the error of a table or a roofline is the same in every run.
     """
 
     value: float
@@ -203,6 +206,7 @@ class Speedup:
     flattered: float = 0.0
     waited: float = 0.0
     doubt: float = 0.0
+    redrawn: bool = True
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """Return lower and upper bound, each missing with probability `tail`, inside what step times allow.
@@ -578,13 +582,14 @@ def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[f
 
 class TimingError(NamedTuple):
     """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
-    in `Speedup`, `flattered` and `waited`.
+    in `Speedup`, `flattered`, `waited` and `redrawn`.
     """
 
     error: float
     freedom: float
     flattered: float = 0.0
     waited: float = 0.0
+    redrawn: bool = False
 
 
 EXACT = TimingError(0.0, math.inf)
@@ -602,6 +607,7 @@ def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) ->
         timing_freedom=timing.freedom,
         flattered=timing.flattered,
         waited=timing.waited,
+        redrawn=timing.redrawn,
         freedom=time.freedom,
         documents=time.documents,
         least=1 / worst,
@@ -665,7 +671,7 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
             sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
     used = [item for item in sums.values() if max(item[1]) > 0]
     flattered = max((1 + _flattered(spent)) / (1 + _flattered(base)) - 1, 0.0)
-    doubts = flattered, max(unheld(time.waiting) for time, _ in used)
+    doubts = flattered, max(unheld(time.waiting) for time, _ in used), any(time.redrawn for time, _ in used)
     if rounds := min(len(time.rounds) for time, _ in used):
         before, after = (
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)

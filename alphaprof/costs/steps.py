@@ -30,7 +30,8 @@ class StepRow:
     lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: times
     in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
     `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the steps
-    had no processor; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share.
+    had no processor; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share;
+    `redrawn`: whether a new run times the step again, so that its error is another one then.
     """
 
     model: str
@@ -44,6 +45,7 @@ class StepRow:
     autocorrelation: float | None = None
     waiting: float = 0.0
     shared_error: float = 0.0
+    redrawn: bool = False
 
 
 class Unmeasured(Exception):
@@ -167,7 +169,8 @@ def _half(row: StepRow, decode: Sequence[float], half: int) -> StepRow:
 
 
 def _as_time(row: StepRow) -> StepTime:
-    return StepTime(row.ms, row.relative_error, row.rounds, row.autocorrelation or 0.0, row.waiting, row.shared_error)
+    r, errors = row.autocorrelation or 0.0, (row.waiting, row.shared_error, row.redrawn)
+    return StepTime(row.ms, row.relative_error, row.rounds, r, *errors)
 
 
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
@@ -198,4 +201,5 @@ def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
     waiting = max((time.waiting for _, time in parts), default=0.0)
     r = max((time.autocorrelation for _, time in parts), default=0.0)
     shared = max((time.shared_error for weight, time in parts if weight * time.ms > 0), default=0.0)
-    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting, shared)
+    redrawn = any(time.redrawn for _, time in parts)
+    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting, shared, redrawn)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.rounds import costs_by_round, halves_disagree
-from alphaprof.costs.speedup import StepTimes, Timing, round_costs
+from alphaprof.costs.speedup import StepTimes, Timing, round_costs, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import median_error, step_times
 from alphaprof.stats.estimate import quantile
+from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
 GAMMA, ROUNDS = 8, 20
@@ -104,6 +107,18 @@ def test_halves_that_disagree_are_found_and_those_that_do_not_are_not() -> None:
     assert found[0].costs[0] / found[0].costs[1] == pytest.approx(math.exp(0.3), rel=0.1)
     assert found[0].rounds == ROUNDS
     assert sum(halves_disagree(timing(noisy(rng, still)), "small", GAMMA) is not None for _ in range(400)) <= 8
+
+
+def test_a_new_run_times_its_own_steps_again_and_no_table() -> None:
+    """Whether a speedup's error is drawn again, from rows of a run's own timing and of a table with the same rounds."""
+    ms = noisy(np.random.default_rng(0), still)
+    one = RoundCounts(*(np.array(each) for each in ([2.0], [1.0], [[1.0]], [[1.0]], [0.0], [0])))
+    for redrawn in (True, False):
+        rows = [replace(row, redrawn=redrawn) for row in table(ms).rows]
+        found = speedup([one], [1.0], StepTable(rows).times("small", 1, 1, 0))
+        assert found is not None
+        assert found.redrawn == redrawn
+    assert all(row.redrawn for row in measured_rows([{**vars(rows[0]), "median_ms": 1.0, "rounds_ms": None}]))
 
 
 def test_halves_that_cannot_disagree() -> None:
