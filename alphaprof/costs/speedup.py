@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alphaprof.costs.timing import median_error, unheld
+from alphaprof.costs.timing import SLOW_TAIL, median_error, unheld
 from alphaprof.stats.estimate import (
     Array,
     Ratio,
@@ -35,6 +35,7 @@ from alphaprof.stats.paired import FAR
 from alphaprof.totals.replay import RoundCounts
 
 FEWEST = 5  # independent documents without which only step times can decide
+OWN_ERROR = 0.115  # of each computed step alone, as a share of the error that all of them have together
 LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
@@ -189,7 +190,8 @@ class Speedup:
     took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
     if the processor was busy while steps were timed (`timing.unheld`). `doubt`: the largest relative error of the time that
     comes from unknown numbers of drafted tokens (`RoundCounts.doubt`). `redrawn`: whether a new run times the steps again;
-    the error of a table or a roofline is the same in every run.
+    the error of a table or a roofline is the same in every run. `tail`: the share of itself by which the time would grow if
+    means of timing rounds counted in place of medians, if that is much; the lower bound counts it.
     """
 
     value: float
@@ -207,6 +209,7 @@ class Speedup:
     waited: float = 0.0
     doubt: float = 0.0
     redrawn: bool = True
+    tail: float = 0.0
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """Return lower and upper bound, each missing with probability `tail`, inside what step times allow.
@@ -221,7 +224,7 @@ class Speedup:
         faster = -math.log(least_time) if least_time > 0 else math.inf
         above, below = math.hypot(slower, timing), math.hypot(faster, timing)
         fastest = self.value / (1 - self.doubt) * math.exp(below) if below < LARGEST else math.inf
-        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / _stretched(above)
+        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / (1 + self.tail) / _stretched(above)
         return max(low, slowest), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
@@ -229,7 +232,7 @@ class Speedup:
         timing = self._timing(tail)
         if timing > LARGEST:
             return 0.0, math.inf
-        return self.least * math.exp(-timing), self.most * math.exp(timing)
+        return self.least / (1 + self.tail) * math.exp(-timing), self.most * math.exp(timing)
 
     @property
     def tells(self) -> bool:
@@ -582,7 +585,7 @@ def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[f
 
 class TimingError(NamedTuple):
     """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
-    in `Speedup`, `flattered`, `waited` and `redrawn`.
+    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`.
     """
 
     error: float
@@ -590,6 +593,7 @@ class TimingError(NamedTuple):
     flattered: float = 0.0
     waited: float = 0.0
     redrawn: bool = False
+    tail: float = 0.0
 
 
 EXACT = TimingError(0.0, math.inf)
@@ -608,6 +612,7 @@ def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) ->
         flattered=timing.flattered,
         waited=timing.waited,
         redrawn=timing.redrawn,
+        tail=timing.tail,
         freedom=time.freedom,
         documents=time.documents,
         least=1 / worst,
@@ -661,7 +666,8 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
     Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
     are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times
     its error, add up as squares. An error that steps share adds up before it is squared: over all steps if the other way is
-    plain decoding, else over the rounds of each draft alone, since nothing says that two drafts are off by the same.
+    plain decoding, else over the rounds of each draft alone, since nothing says that two drafts are off by the same. Of
+    such steps each has an error of its own besides, `OWN_ERROR` of the shared one, or two gamma of a draft would have none.
     """
     sums: dict[object, tuple[StepTime, list[float]]] = {}
     shared: dict[object, float] = {}
@@ -676,10 +682,13 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
         before, after = (
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
-        return TimingError(*median_error(before - after, max(time.autocorrelation for time, _ in used)), *doubts)
+        error = median_error(before - after, max(time.autocorrelation for time, _ in used))
+        tail = float(np.exp(after).mean() / np.exp(before).mean()) - 1
+        return TimingError(*error, *doubts, tail if tail > SLOW_TAIL else 0.0)
     alike = sum(shared.values()) if all(time.shared_error == 0 for _, _, time, _ in base) else math.hypot(*shared.values())
-    error = math.hypot(alike, *((before - after) * time.relative_error for time, (before, after) in used))
-    return TimingError(error, math.inf, *doubts)
+    own = [math.hypot(time.relative_error, OWN_ERROR * time.shared_error) for time, _ in used]
+    apart = [(after - before) * error for error, (_, (before, after)) in zip(own, used, strict=True)]
+    return TimingError(math.hypot(alike, *apart), math.inf, *doubts)
 
 
 def _flattered(shares: Sequence[Share]) -> float:

@@ -66,6 +66,12 @@ NOTES: Mapping[str, NoteKind] = {
         "time the steps again on an idle machine, in more rounds (costs.budget, costs.repeats)",
         "times",
     ),
+    "slow_tail": NoteKind(
+        "{draft}, {step}: {mean:.1f} ms on average but {median:.1f} ms in the median: a few timing rounds are far "
+        "slower. By means a round costs {more:.0%} more, which the lower bound counts",
+        "time the steps again on an idle machine; if the tail stays, so will it on a server",
+        "times",
+    ),
     "slow_baseline": NoteKind(
         "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here, so the draft "
         "may look better than it is",

@@ -1,4 +1,4 @@
-"""What single timing rounds say: halves that a regular disturbance does not fool, and halves that disagree."""
+"""What single timing rounds say: halves that a regular disturbance does not fool, halves that disagree, tails."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from alphaprof.costs.cost_model import measured_rows
-from alphaprof.costs.rounds import costs_by_round, halves_disagree
+from alphaprof.costs.rounds import costs_by_round, halves_disagree, slow_tail
 from alphaprof.costs.speedup import StepTimes, Timing, round_costs, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import median_error, step_times
+from alphaprof.report.warnings import timing_notes
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.replay import RoundCounts
 
@@ -107,6 +108,52 @@ def test_halves_that_disagree_are_found_and_those_that_do_not_are_not() -> None:
     assert found[0].costs[0] / found[0].costs[1] == pytest.approx(math.exp(0.3), rel=0.1)
     assert found[0].rounds == ROUNDS
     assert sum(halves_disagree(timing(noisy(rng, still)), "small", GAMMA) is not None for _ in range(400)) <= 8
+
+
+def with_tail(rng: np.random.Generator, rounds: int) -> Array:
+    """Noise of 5 %, and in every five rounds 0, 5, 0, 62 and 10 ms more of verification."""
+    ms = noisy(rng, still, rounds)
+    ms[:, 1:-1] += np.resize([0.0, 5.0, 0.0, 62.0, 10.0], rounds)[:, None]
+    return ms
+
+
+@pytest.mark.parametrize("rounds", [6, 10, 20])
+def test_a_tail_is_found_and_noise_is_none(rounds: int) -> None:
+    rng = np.random.default_rng(4)
+    found = [slow_tail(table(with_tail(rng, rounds)).times("small", GAMMA, 1, 0), GAMMA) for _ in range(200)]
+    known = [tail.step for tail in found if tail is not None]
+    assert len(known) / 200 > 0.93
+    assert set(known) == {"verification of 9 tokens"}
+    quiet = [slow_tail(table(noisy(rng, still, rounds)).times("small", GAMMA, 1, 0), GAMMA) for _ in range(400)]
+    assert sum(tail is not None for tail in quiet) <= 1
+
+
+def test_the_lower_bound_counts_the_mean_where_a_tail_lifts_it() -> None:
+    """A server spends the sum of its rounds: the bound is below the true speedup by means, which that by medians is not."""
+    rng, held, by_medians = np.random.default_rng(6), 0, 0
+    full = RoundCounts(*(np.array(each) for each in ([9.0], [1.0], [[1.0] * GAMMA], [[1.0] * GAMMA], [0.0], [0])))
+    certain = {"sampling_error": 0.0, "freedom": math.inf, "skewness": 0.0, "unseen_slower": 0.0, "unseen_faster": 0.0}
+    true = (MS[GAMMA] + 77 / 5 + GAMMA * MS[-1]) / MS[0]
+    for _ in range(200):
+        found = speedup([full], [1.0], table(with_tail(rng, ROUNDS)).times("small", GAMMA, 1, 0))
+        assert found is not None
+        found = replace(found, least=0.0, **certain)
+        held += found.bounds(0.05)[0] <= 9 / true
+        by_medians += replace(found, tail=0.0).bounds(0.05)[0] <= 9 / true
+        assert found.possible(0.05)[0] <= replace(found, tail=0.0).possible(0.05)[0]
+    assert held / 200 >= 0.95
+    assert by_medians / 200 < 0.9
+
+
+def test_what_timing_rounds_say_becomes_notes() -> None:
+    tail = timing(with_tail(np.random.default_rng(4), 20))
+    (only,) = timing_notes(tail, "small", GAMMA)
+    assert only["code"] == "slow_tail"
+    assert "small, verification of 9 tokens: " in only["message"]
+    apart = noisy(np.random.default_rng(3), lambda place: 0.3 * np.array([each.bit_count() % 2 for each in place.tolist()]))
+    assert "halves_disagree" in {each["code"] for each in timing_notes(timing(apart), "small", GAMMA)}
+    for draft, gamma in (("small", None), (None, 1), ("other", 1), ("small", GAMMA + 1)):
+        assert not list(timing_notes(tail, draft, gamma))
 
 
 def test_a_new_run_times_its_own_steps_again_and_no_table() -> None:
