@@ -12,6 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
@@ -160,6 +162,18 @@ class DraftMemoryShare:
 
 
 @dataclass(frozen=True)
+class StepSpread:
+    """What single timing rounds took for one kind of step, in ms."""
+
+    model: str  # target, or the draft
+    step: str  # decode, verify, draft, draft_first, lookup or bookkeeping
+    tokens: int  # new ones per sequence
+    mean_ms: float
+    p10_ms: float  # tenth percentile
+    p90_ms: float  # ninetieth percentile
+
+
+@dataclass(frozen=True)
 class Cost:
     """Where step times come from, and what they are at `concurrency` and `context`; `concurrencies`: all that there are."""
 
@@ -182,6 +196,8 @@ class Cost:
     draft_first_ms: dict[str, dict[int, float]]  # of a head: the first step of a round, by number of verified tokens
     lookup_ms: dict[str, float]  # by draft without steps (prompt lookup), once a round
     bookkeeping_ms: dict[str, float]  # once a round that drafts
+    rounds: int | None  # of timing; None: not known, or the times were not taken in rounds
+    spread: tuple[StepSpread, ...]  # of steps that were timed in rounds
     memory: tuple[DraftMemoryShare, ...]  # one a draft
     beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
     padded: bool  # every round is charged as one of gamma drafts; else a batch is charged by the tokens of all its sequences
@@ -302,6 +318,7 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
             ms=row["median_ms"],
             rounds=tuple(row["rounds_ms"] or ()),
             waiting=waiting,
+            redrawn=True,
         )
         for row in latency
     ]
@@ -379,10 +396,27 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         },
         lookup_ms={draft: time.lookup.ms for draft, time in times.items() if not manifest.drafts[draft].has_steps},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
+        rounds=first.rounds or None if first else None,
+        spread=tuple(_spreads(times)),
         memory=tuple(_memory_shares(manifest, options)),
         beyond_prefill=prefill[1] if prefill else None,
         padded=costs.padded,
     )
+
+
+def _spreads(times: Mapping[str, StepTimes]) -> Iterator[StepSpread]:
+    """Yield what single rounds took, of every step of a report; those of the target once."""
+    first = next(iter(times.values()), None)
+    steps = [(TARGET, "decode" if n == 1 else "verify", n, each) for n, each in first.target.items()] if first else []
+    for draft, own in times.items():
+        after_full = {} if own.draft_after_full is None else {2: own.draft_after_full}
+        of_draft = {"draft": {1: own.draft, **after_full}, "draft_first": own.draft_first}
+        of_draft |= {"lookup": {1: own.lookup}, "bookkeeping": {1: own.bookkeeping}}
+        steps += [(draft, step, tokens, each) for step, by_tokens in of_draft.items() for tokens, each in by_tokens.items()]
+    for model, step, tokens, each in steps:
+        if each.rounds:
+            low, high = np.percentile(each.rounds, [10, 90])
+            yield StepSpread(model, step, tokens, float(np.mean(each.rounds)), float(low), float(high))
 
 
 def _memory_shares(manifest: Manifest, options: CostsAsked) -> Iterator[DraftMemoryShare]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from alphaprof.costs.batch import Drafting, SharedSteps
-from alphaprof.costs.timing import median_error, unheld
+from alphaprof.costs.timing import SLOW_TAIL, median_error, unheld
 from alphaprof.stats.estimate import (
     Array,
     Ratio,
@@ -38,6 +38,7 @@ from alphaprof.totals.replay import RoundCounts
 
 FEWEST = 5  # independent documents without which only step times can decide
 MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
+OWN_ERROR = 0.115  # of each computed step alone, as a share of the error that all of them have together
 LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
@@ -45,7 +46,8 @@ LARGEST = 600.0  # of a logarithm that is turned into a number
 class StepTime:
     """The time of one kind of step in ms. `rounds`: its times in each timing round, which runs all steps in turn (nothing to
     do with rounds of drafting) and is one unit of their sampling; `autocorrelation`: that of the rounds; `waiting`: the
-    share of their time in which the steps had no processor. Without rounds `relative_error`, a standard error, counts.
+    share of their time in which the steps had no processor. Without rounds `relative_error`, a standard error, counts, and
+    `shared_error`, that of all computed steps together. `redrawn`: whether a new run times the step again.
     """
 
     ms: float
@@ -54,6 +56,7 @@ class StepTime:
     autocorrelation: float = 0.0
     waiting: float = 0.0
     shared_error: float = 0.0
+    redrawn: bool = False
 
 
 NOTHING = StepTime(0.0, 0.0)
@@ -137,6 +140,10 @@ class StepTimes:
     def rounds(self) -> int:
         """Rounds that the decode step was timed in; 0: not known."""
         return len(self.decode.rounds)
+
+    def covers(self, gamma: int) -> bool:
+        """Return whether there are times of a round of gamma drafts."""
+        return gamma + 1 in self.target
 
     def c(self) -> float:
         """Return cost of one draft step, a later one where the first is a step of its own."""
@@ -240,7 +247,9 @@ class Speedup:
     add, and take away (`estimate.unseen`). `flattered`: the share of itself by which the time would grow if verification
     took at least as long as decoding; the lower bound counts it. `waited`: the least distance of a bound, as a logarithm,
     if the processor was busy while steps were timed (`timing.unheld`). `doubt`: the largest relative error of the time that
-    comes from unknown numbers of drafted tokens (`RoundCounts.doubt`).
+    comes from unknown numbers of drafted tokens (`RoundCounts.doubt`). `redrawn`: whether a new run times the steps again;
+    the error of a table or a roofline is the same in every run. `tail`: the share of itself by which the time would grow if
+    means of timing rounds counted in place of medians, if that is much; the lower bound counts it.
     """
 
     value: float
@@ -257,6 +266,8 @@ class Speedup:
     flattered: float = 0.0
     waited: float = 0.0
     doubt: float = 0.0
+    redrawn: bool = True
+    tail: float = 0.0
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """Return lower and upper bound, each missing with probability `tail`, inside what step times allow.
@@ -271,7 +282,7 @@ class Speedup:
         faster = -math.log(least_time) if least_time > 0 else math.inf
         above, below = math.hypot(slower, timing), math.hypot(faster, timing)
         fastest = self.value / (1 - self.doubt) * math.exp(below) if below < LARGEST else math.inf
-        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / _stretched(above)
+        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / (1 + self.tail) / _stretched(above)
         return max(low, slowest), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
@@ -279,7 +290,7 @@ class Speedup:
         timing = self._timing(tail)
         if timing > LARGEST:
             return 0.0, math.inf
-        return self.least * math.exp(-timing), self.most * math.exp(timing)
+        return self.least / (1 + self.tail) * math.exp(-timing), self.most * math.exp(timing)
 
     @property
     def tells(self) -> bool:
@@ -705,13 +716,15 @@ def _gain_bounds(first: Sequence[Domain], second: Sequence[Domain]) -> tuple[flo
 
 class TimingError(NamedTuple):
     """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
-    in `Speedup`, `flattered` and `waited`.
+    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`.
     """
 
     error: float
     freedom: float
     flattered: float = 0.0
     waited: float = 0.0
+    redrawn: bool = False
+    tail: float = 0.0
 
 
 EXACT = TimingError(0.0, math.inf)
@@ -729,6 +742,8 @@ def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) ->
         timing_freedom=timing.freedom,
         flattered=timing.flattered,
         waited=timing.waited,
+        redrawn=timing.redrawn,
+        tail=timing.tail,
         freedom=time.freedom,
         documents=time.documents,
         least=1 / worst,
@@ -785,7 +800,8 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
     rounds are independent. Times with an error of their own are independent: the derivative of the ratio's logarithm by
     each, its share of one time less that of the other, times its error, add up as squares. An error that steps share adds up
     before it is squared: over all steps if the other way is plain decoding, else over the rounds of each draft alone, since
-    nothing says that two drafts are off by the same.
+    nothing says that two drafts are off by the same. Of such steps each has an error of its own besides, `OWN_ERROR` of the shared one,
+    or two gammas of a draft would have none.
     """
     halves = list(dict.fromkeys(share.half for share in spent))
     if len(halves) > 1:
@@ -796,7 +812,12 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
         freedom = sum(squares) ** 2 / moments if moments > 0 else math.inf
         error = math.sqrt(sum(squares))
         return TimingError(
-            error, freedom if math.isfinite(error) else 0.0, _more_flattered(spent, base), max(one.waited for one in each)
+            error=error,
+            freedom=freedom if math.isfinite(error) else 0.0,
+            flattered=_more_flattered(spent, base),
+            waited=max(one.waited for one in each),
+            redrawn=any(one.redrawn for one in each),
+            tail=sum(one.tail for one in each),
         )
     sums: dict[object, tuple[StepTime, list[float]]] = {}
     shared: dict[object, float] = {}
@@ -805,15 +826,22 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
             shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * time.shared_error
             sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
     used = [item for item in sums.values() if any(item[1])]
-    doubts = _more_flattered(spent, base), max(unheld(time.waiting) for time, _ in used)
+    doubts = (
+        _more_flattered(spent, base),
+        max(unheld(time.waiting) for time, _ in used),
+        any(time.redrawn for time, _ in used),
+    )
     if rounds := min(len(time.rounds) for time, _ in used):
         before, after = (
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
-        return TimingError(*median_error(before - after, max(time.autocorrelation for time, _ in used)), *doubts)
+        error = median_error(before - after, max(time.autocorrelation for time, _ in used))
+        tail = float(np.exp(after).mean() / np.exp(before).mean()) - 1
+        return TimingError(*error, *doubts, tail if tail > SLOW_TAIL else 0.0)
     alike = sum(shared.values()) if all(share.time.shared_error == 0 for share in base) else math.hypot(*shared.values())
-    error = math.hypot(alike, *((before - after) * time.relative_error for time, (before, after) in used))
-    return TimingError(error, math.inf, *doubts)
+    own = [math.hypot(time.relative_error, OWN_ERROR * time.shared_error) for time, _ in used]
+    apart = [(after - before) * error for error, (_, (before, after)) in zip(own, used, strict=True)]
+    return TimingError(math.hypot(alike, *apart), math.inf, *doubts)
 
 
 def _more_flattered(spent: Sequence[Share], base: Sequence[Share]) -> float:

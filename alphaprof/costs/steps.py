@@ -30,7 +30,8 @@ class StepRow:
     lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: times
     in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
     `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the steps
-    had no processor; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share.
+    had no processor; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share;
+    `redrawn`: whether a new run times the step again, so that its error is another one then.
     """
 
     model: str
@@ -44,6 +45,7 @@ class StepRow:
     autocorrelation: float | None = None
     waiting: float = 0.0
     shared_error: float = 0.0
+    redrawn: bool = False
 
 
 class Unmeasured(Exception):
@@ -66,15 +68,16 @@ class StepTable:
 
     @cached_property
     def halves(self) -> tuple[StepTable, StepTable]:
-        """The times of the first, third, ... round, and of every second one: what the one chooses, the other tests. Times
-        that hold no rounds are in both.
+        """The times of two halves of the rounds: what the one chooses, the other tests. Times that hold no rounds are in
+        both.
 
-        A half keeps the autocorrelation of all rounds, though its own lie farther apart: they are too few to tell.
+        The Thue-Morse sequence divides the rounds: the parity of the number of ones in a round's index. What comes back
+        every second or fourth round falls on both halves alike, and so does a drift. A half keeps the autocorrelation of
+        all rounds: its own are too few to tell.
         """
         decode = {(row.batch, row.context): row.rounds for row in self.rows if row.step == "decode"}
         first, second = (
-            StepTable(_every_second(row, decode.get((row.batch, row.context), ()), start) for row in self.rows)
-            for start in (0, 1)
+            StepTable(_half(row, decode.get((row.batch, row.context), ()), half) for row in self.rows) for half in (0, 1)
         )
         return first, second
 
@@ -153,20 +156,22 @@ def _with_autocorrelation(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
     return tuple(replace(row, autocorrelation=known.get((row.batch, row.context), 0.0)) for row in rows)
 
 
-def _every_second(row: StepRow, decode: Sequence[float], start: int) -> StepRow:
-    """Return a step by every second of its rounds, from `start` on. `decode`: the decode step in the same rounds; without it
-    the time is the step's own median.
+def _half(row: StepRow, decode: Sequence[float], half: int) -> StepRow:
+    """Return a step by the rounds of one half. `decode`: the decode step in the same rounds; without it the time is the
+    step's own median.
     """
     rounds = np.array(row.rounds)
-    if row.step == "prefill" or not row.ms or not len(rounds[start::2]):
+    mine = [place for place in range(len(rounds)) if place.bit_count() % 2 == half]
+    if row.step == "prefill" or not row.ms or not mine:
         return row
     turns = np.column_stack([decode if len(decode) == len(rounds) else rounds, rounds])
-    ms = row.ms * float(step_times(turns[start::2])[1] / step_times(turns)[1])
-    return replace(row, ms=ms, rounds=row.rounds[start::2])
+    ms = row.ms * float(step_times(turns[mine])[1] / step_times(turns)[1])
+    return replace(row, ms=ms, rounds=tuple(row.rounds[place] for place in mine))
 
 
 def _as_time(row: StepRow) -> StepTime:
-    return StepTime(row.ms, row.relative_error, row.rounds, row.autocorrelation or 0.0, row.waiting, row.shared_error)
+    r, errors = row.autocorrelation or 0.0, (row.waiting, row.shared_error, row.redrawn)
+    return StepTime(row.ms, row.relative_error, row.rounds, r, *errors)
 
 
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
@@ -197,4 +202,5 @@ def _summed_times(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
     waiting = max((time.waiting for _, time in parts), default=0.0)
     r = max((time.autocorrelation for _, time in parts), default=0.0)
     shared = max((time.shared_error for weight, time in parts if weight * time.ms > 0), default=0.0)
-    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting, shared)
+    redrawn = any(time.redrawn for _, time in parts)
+    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)), r, waiting, shared, redrawn)

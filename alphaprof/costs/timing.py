@@ -25,6 +25,7 @@ ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest o
 BUSY = 0.1  # waiting for a processor takes hardly any time on an idle machine, and half of it beside a busy process a core
 ALL = 0.999  # of a logarithm that is finite
 SURE = 0.02  # error of a round's cost at which more rounds are no longer worth their time
+SLOW_TAIL = 0.05  # by which a mean lies above its median if a few rounds are far slower; noise of 5% stays below it
 STRONGEST = 0.9  # the strongest autocorrelation that is allowed for
 ROUNDING = 1e-12  # of logarithms of times
 

@@ -691,21 +691,31 @@ def times(report: Report) -> Iterator[Block]:
     if cost.concurrency > 1 or cost.padded:
         yield _charged(cost)
     yield ""
-    steps = {f"target, {fmt.many(tokens, 'token')}": ms for tokens, ms in cost.target_ms.items()}
+    steps = {
+        f"target, {fmt.many(tokens, 'token')}": (("target", "decode" if tokens == 1 else "verify", tokens), ms)
+        for tokens, ms in cost.target_ms.items()
+    }
     for draft, first in cost.draft_first_ms.items():
-        steps |= {f"{draft}, first step, {fmt.many(tokens, 'token')} verified": ms for tokens, ms in first.items()}
-    for what, by_draft in (
-        ("a step", cost.draft_ms),
-        ("first step after a full round", cost.draft_after_full_ms),
-        ("a search, once a round", cost.lookup_ms),
-        ("bookkeeping, once a round", cost.bookkeeping_ms),
+        for tokens, ms in first.items():
+            steps[f"{draft}, first step, {fmt.many(tokens, 'token')} verified"] = (draft, "draft_first", tokens), ms
+    for what, step, tokens, by_draft in (
+        ("a step", "draft", 1, cost.draft_ms),
+        ("first step after a full round", "draft", 2, cost.draft_after_full_ms),
+        ("a search, once a round", "lookup", 1, cost.lookup_ms),
+        ("bookkeeping, once a round", "bookkeeping", 1, cost.bookkeeping_ms),
     ):
-        steps |= {f"{draft}, {what}": ms for draft, ms in by_draft.items() if ms > 0}
-    rows = [
-        (name, {"ms": fmt.number(ms, 3), "of T(1)": fmt.number(ms / cost.target_ms[1], 3) if 1 in cost.target_ms else ""})
-        for name, ms in steps.items()
-    ]
-    yield Table(f"step times at {cost.context:.0f} tokens of context", ("ms", "of T(1)"), rows, named="step")
+        steps |= {f"{draft}, {what}": ((draft, step, tokens), ms) for draft, ms in by_draft.items() if ms > 0}
+    spreads = {(each.model, each.step, each.tokens): each for each in cost.spread}
+    rows = []
+    for name, (key, ms) in steps.items():
+        row = {"ms": fmt.number(ms, 3), "of T(1)": fmt.number(ms / cost.target_ms[1], 3) if 1 in cost.target_ms else ""}
+        if spread := spreads.get(key):
+            row |= {"mean": fmt.number(spread.mean_ms, 3), "10%": fmt.number(spread.p10_ms, 3)}
+            row |= {"90%": fmt.number(spread.p90_ms, 3)}
+        rows.append((name, row))
+    columns = ("ms", "of T(1)", *(("mean", "10%", "90%") if spreads else ()))
+    taken = f", medians of {fmt.many(cost.rounds, 'round')}" if cost.rounds else ""
+    yield Table(f"step times at {cost.context:.0f} tokens of context{taken}", columns, rows, named="step")
     for item in cost.memory:
         weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
         cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"

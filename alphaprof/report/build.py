@@ -31,7 +31,7 @@ from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.traffic import Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Question, VerdictName
-from alphaprof.report.warnings import report_warnings
+from alphaprof.report.warnings import report_warnings, timing_notes
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.log_sample import LogPart, limit_of
@@ -94,11 +94,11 @@ def build_report(
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
     judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
     results = [item.result for item in judged]
-    at_best = _at_best(pools, results)
     facts, certificates = _run_facts(inputs.run, documents, part), build_certificates(part, question.confidence)
     surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, traffic.gamma)
     drift = next((axis.drift for axis in axes if axis.draft == traffic.draft), None)
-    more = [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
+    more = [*timing_notes(inputs.timing, traffic.draft, traffic.gamma)]
+    more += [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -120,7 +120,7 @@ def build_report(
         causes=attribution(part, judged, flavour, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
-        documents=extremes(at_best, inputs.timing.times, documents),
+        documents=extremes(_at_best(pools, results), inputs.timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
         notes=report_warnings(run, facts, results, traffic, certificates, inputs.cost, profile.costs.source, more, drift),

@@ -417,14 +417,15 @@ def chance_of_settling(speedup: Speedup, documents: int, min_speedup: float, con
     """Return the chance that a new run of `documents` documents clears the threshold on either side.
 
     The truth is not the estimate: on the log scale what the new run finds is around it by t, with the variance of this
-    sample, that of the new one, which is 1 / documents of it, and the error of step times twice (a predictive distribution).
+    sample, that of the new one, which is 1 / documents of it, and the error of step times twice if they are timed again (a
+    predictive distribution).
     """
     one = speedup.at(documents)
     low, high = one.bounds(1 - confidence)
     lead = math.log(speedup.value / min_speedup)
     below = math.log(speedup.value / low) if low > 0 else math.inf
     above = math.log(high / speedup.value)
-    spread = math.hypot(speedup.sampling_error, one.sampling_error, math.sqrt(2) * speedup.timing_error)
+    spread = math.hypot(speedup.sampling_error, one.sampling_error, math.sqrt(2) * speedup.timing_error * speedup.redrawn)
     if spread == 0:
         return float(lead >= below or -lead > above)
     freedom = speedup.freedom

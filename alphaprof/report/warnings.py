@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
+from alphaprof.costs.rounds import halves_disagree, slow_tail
+from alphaprof.costs.speedup import Timing
 from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.log.notes import concerns_of, note
 from alphaprof.log.run import Run
@@ -164,6 +166,19 @@ def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
     if source == NONE:
         reason = "no step times were asked for (costs.source: none), so no speedup and no verdict"
     yield note("no_step_times", reason=reason, remedy=remedy)
+
+
+def timing_notes(timing: Timing, draft: str | None, gamma: int | None) -> Found:
+    """Return what timing rounds say against the step times of a verdict on `draft` and `gamma`."""
+    if draft is None or gamma is None:
+        return
+    if apart := halves_disagree(timing, draft, gamma):
+        first, second = apart.costs
+        yield note("halves_disagree", rounds=apart.rounds, draft=draft, gamma=gamma, first=first, second=second)
+    times = timing.times.get(draft)
+    if times is not None and times.covers(gamma) and (tail := slow_tail(times, gamma)):
+        mean, median = tail.mean_ms, tail.median_ms
+        yield note("slow_tail", step=tail.step, draft=draft, mean=mean, median=median, more=tail.more)
 
 
 def _cost_notes(cost: Cost, facts: RunFacts) -> Found:

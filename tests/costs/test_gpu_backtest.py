@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ENGINES, ModelShape
-from alphaprof.costs.speedup import Mix, round_costs
+from alphaprof.costs.speedup import Mix, round_costs, time_shares
 from alphaprof.costs.steps import StepTable
 from alphaprof.log.manifest import CostsAsked
 from alphaprof.totals.replay import RoundCounts
@@ -125,7 +125,9 @@ def test_numbers_of_ones_own_and_other_drafts_are_off_as_far_as_elsewhere() -> N
 
 
 def test_an_error_that_steps_share_cancels_between_gammas_of_a_draft_and_not_between_drafts() -> None:
-    """Against plain decoding it is that of the whole round: its 90 % interval is the stated factor."""
+    """Against plain decoding it is that of the whole round: its 90 % interval is the stated factor, and a little more for
+    what each step is off by itself. Between two gamma that alone is left: published speedups are off by 1.6 % there.
+    """
     target, head = shapes("llama-3.1-8b")
     rows = roofline_rows(target, {"one": head, "two": head}, SGLANG, 3, [1], [600], [], ["one", "two"], 600)
     one, two = (StepTable(rows).times(name, 3, 1, 600) for name in ("one", "two"))
@@ -134,9 +136,14 @@ def test_an_error_that_steps_share_cancels_between_gammas_of_a_draft_and_not_bet
     mix = Mix.of({"all": 1.0})
     alone = mix.routed([(rounds, one)])
     assert alone is not None
-    assert math.exp(1.6448536269514722 * alone.timing_error) == pytest.approx(1.25)
+    assert 1.25 < math.exp(1.6448536269514722 * alone.timing_error) < 1.252
     apart, same = mix.gain([(rounds, one)], [(rounds, two)]), mix.gain([(rounds, one)], [(shorter, one)])
     assert apart is not None
     assert same is not None
-    assert apart.timing_error == pytest.approx(math.sqrt(2) * alone.timing_error)
-    assert same.timing_error == pytest.approx(0, abs=1e-12)
+    shared = math.log(1.25) / 1.6448536269514722
+    assert math.sqrt(2) * shared < apart.timing_error <= math.sqrt(2) * alone.timing_error
+    long, short = (time_shares(each, one) for each in (rounds, shorter))
+    verified = np.append(short[:2], [0.0, 0.0]) - long[:4]  # over 1 to 4 tokens; draft steps add a little
+    own = 0.115 * shared * math.hypot(*verified[1:])
+    assert own < same.timing_error < 1.1 * own
+    assert same.timing_error == pytest.approx(0.016, abs=0.003)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,29 @@ def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> Non
     assert report.times.concurrency == 64
     between = asked(run, concurrency=40)
     assert between.times.target_ms[4] == pytest.approx(verified(4, 40, context_of(run)))
+
+
+def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp_path: Path) -> None:
+    """Ten rounds that differ by a few per cent, of which two take ten times as long to verify three drafts."""
+    factors, table = np.linspace(0.97, 1.03, 10), rows(batches=(1,), contexts=(8,))
+    for row in table:
+        if row["step"] != "prefill":
+            slow = np.where(np.arange(10) % 5 == 3, 10.0, 1.0) if row["tokens"] == 4 else 1.0
+            row["rounds_ms"] = (row["median_ms"] * factors * slow).tolist()
+    run = timed(tmp_path / "run", table)
+    report = asked(run, draft="small", gamma=3)
+    verify = next(each for each in report.times.spread if (each.model, each.tokens) == ("target", 4))
+    median = verified(4, 1, 8)
+    assert report.times.rounds == 10
+    assert verify.mean_ms == pytest.approx(np.mean(median * factors * np.where(np.arange(10) % 5 == 3, 10.0, 1.0)))
+    assert verify.p10_ms == pytest.approx(np.quantile(median * factors, 0.1), rel=0.01)
+    assert verify.p90_ms > 9 * median
+    text = as_terminal(report, 120, "times")
+    assert "medians of 10 rounds" in text
+    assert re.search(r"target, 4 tokens +10\.380 +1\.030 +29\.189 +10\.131 +103\.108", text)
+    assert "slow_tail" in codes(report)
+    assert report.traffic.tested.low < report.speedup.value / 2
+    assert "slow_tail" not in codes(asked(run, draft="small", gamma=1))
 
 
 def test_a_context_outside_takes_the_nearest_and_a_note_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""What single timing rounds say: halves that a regular disturbance does not fool, halves that disagree, tails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaprof.costs.cost_model import measured_rows
+from alphaprof.costs.rounds import costs_by_round, halves_disagree, slow_tail
+from alphaprof.costs.speedup import StepTimes, Timing, round_costs, speedup
+from alphaprof.costs.steps import StepRow, StepTable
+from alphaprof.costs.timing import median_error, step_times
+from alphaprof.report.warnings import timing_notes
+from alphaprof.stats.estimate import quantile
+from alphaprof.totals.replay import RoundCounts
+
+Array = np.ndarray[Any, Any]
+GAMMA, ROUNDS = 8, 20
+STEPS = [("target", "decode", 1), *(("target", "verify", n) for n in range(2, GAMMA + 2)), ("small", "draft", 1)]
+MS = np.array([60.0, *(60 * 1.02**n for n in range(1, GAMMA + 1)), 3.0])
+COST = (MS[GAMMA] + GAMMA * MS[-1]) / MS[0]
+
+
+def table(ms: Array) -> StepTable:
+    rows = zip(STEPS, step_times(ms), ms.T, strict=True)
+    return StepTable([StepRow(*step, 1, 0, time, rounds=tuple(each)) for step, time, each in rows])
+
+
+def noisy(rng: np.random.Generator, disturbed: Callable[[Array], Array], rounds: int = ROUNDS) -> Array:
+    """Rounds of steps with log-normal noise of .05, [rounds, steps]; the decode step is `disturbed` by place besides."""
+    ms = MS * np.exp(0.05 * rng.standard_normal((rounds, len(MS))))
+    ms[:, 0] *= np.exp(disturbed(np.arange(rounds)))
+    return ms
+
+
+def alternating(place: Array) -> Array:
+    return 0.1 * np.where(place % 2, 1.0, -1.0)
+
+
+def two_and_two(place: Array) -> Array:
+    return 0.1 * np.where(place % 4 < 2, 1.0, -1.0)
+
+
+def growing(place: Array) -> Array:
+    return np.linspace(-0.1, 0.1, len(place))
+
+
+def still(place: Array) -> Array:
+    return np.zeros(len(place))
+
+
+def timing(ms: Array) -> Timing:
+    whole = table(ms)
+    first, second = ({"small": half.times("small", GAMMA, 1, 0)} for half in whole.halves)
+    return Timing({"small": whole.times("small", GAMMA, 1, 0)}, "", {}, (first, second))
+
+
+def holds(times: StepTimes) -> bool:
+    """Whether the 95 % interval of a round's cost holds the truth."""
+    cost = round_costs(times, GAMMA)[GAMMA]
+    error, freedom = median_error(np.log(costs_by_round(times, GAMMA) / cost), times.decode.autocorrelation)
+    return abs(math.log(cost / COST)) <= quantile(0.975, freedom) * error
+
+
+@pytest.mark.parametrize("disturbed", [alternating, two_and_two, growing, still])
+def test_no_regular_disturbance_falls_on_one_half(disturbed: Callable[[Array], Array]) -> None:
+    """A decode step that takes 10 % more and less by turns, or by two and two: halves that alternate are off by 20 % of each
+    other, and both hold the truth in 1.5 % of all cases.
+    """
+    rng, held, apart = np.random.default_rng(11), 0, []
+    for _ in range(200):
+        first, second = (half.times("small", GAMMA, 1, 0) for half in table(noisy(rng, disturbed)).halves)
+        held += holds(first) and holds(second)
+        apart.append(math.log(first.v(GAMMA) / second.v(GAMMA)))
+    assert held / 200 >= 0.92
+    assert float(np.sqrt(np.mean(np.square(apart)))) < 0.09
+
+
+@pytest.mark.parametrize("rounds", range(2, 40))
+def test_halves_divide_the_rounds_evenly(rounds: int) -> None:
+    ms = MS * np.exp(0.05 * np.random.default_rng(0).standard_normal((rounds, len(MS))))
+    first, second = (half.times("small", GAMMA, 1, 0).decode.rounds for half in table(ms).halves)
+    assert abs(len(first) - len(second)) <= 1
+    assert sorted([*first, *second]) == pytest.approx(sorted(ms[:, 0]))
+
+
+def test_costs_by_round_by_hand() -> None:
+    times = timing(MS * np.array([[1.0], [2.0], [1.0]]))
+    assert costs_by_round(times.times["small"], GAMMA) == pytest.approx([COST] * 3)
+    assert costs_by_round(times.times["small"], 1) == pytest.approx([(MS[1] + MS[-1]) / MS[0]] * 3)
+
+
+def test_halves_that_disagree_are_found_and_those_that_do_not_are_not() -> None:
+    """A disturbance that falls on one half alone; noise by itself in 1 % of all cases."""
+
+    def on_one_half(place: Array) -> Array:
+        return 0.3 * np.array([number.bit_count() % 2 for number in place.tolist()])
+
+    rng = np.random.default_rng(3)
+    found = [halves_disagree(timing(noisy(rng, on_one_half)), "small", GAMMA) for _ in range(50)]
+    assert all(found)
+    assert found[0] is not None
+    assert found[0].costs[0] / found[0].costs[1] == pytest.approx(math.exp(0.3), rel=0.1)
+    assert found[0].rounds == ROUNDS
+    assert sum(halves_disagree(timing(noisy(rng, still)), "small", GAMMA) is not None for _ in range(400)) <= 8
+
+
+def with_tail(rng: np.random.Generator, rounds: int) -> Array:
+    """Noise of 5 %, and in every five rounds 0, 5, 0, 62 and 10 ms more of verification."""
+    ms = noisy(rng, still, rounds)
+    ms[:, 1:-1] += np.resize([0.0, 5.0, 0.0, 62.0, 10.0], rounds)[:, None]
+    return ms
+
+
+@pytest.mark.parametrize("rounds", [6, 10, 20])
+def test_a_tail_is_found_and_noise_is_none(rounds: int) -> None:
+    rng = np.random.default_rng(4)
+    found = [slow_tail(table(with_tail(rng, rounds)).times("small", GAMMA, 1, 0), GAMMA) for _ in range(200)]
+    known = [tail.step for tail in found if tail is not None]
+    assert len(known) / 200 > 0.93
+    assert set(known) == {"verification of 9 tokens"}
+    quiet = [slow_tail(table(noisy(rng, still, rounds)).times("small", GAMMA, 1, 0), GAMMA) for _ in range(400)]
+    assert sum(tail is not None for tail in quiet) <= 1
+
+
+def test_the_lower_bound_counts_the_mean_where_a_tail_lifts_it() -> None:
+    """A server spends the sum of its rounds: the bound is below the true speedup by means, which that by medians is not."""
+    rng, held, by_medians = np.random.default_rng(6), 0, 0
+    full = RoundCounts(*(np.array(each) for each in ([9.0], [1.0], [[1.0] * GAMMA], [[1.0] * GAMMA], [0.0], [0])))
+    certain = {"sampling_error": 0.0, "freedom": math.inf, "skewness": 0.0, "unseen_slower": 0.0, "unseen_faster": 0.0}
+    true = (MS[GAMMA] + 77 / 5 + GAMMA * MS[-1]) / MS[0]
+    for _ in range(200):
+        found = speedup([full], [1.0], table(with_tail(rng, ROUNDS)).times("small", GAMMA, 1, 0))
+        assert found is not None
+        found = replace(found, least=0.0, **certain)
+        held += found.bounds(0.05)[0] <= 9 / true
+        by_medians += replace(found, tail=0.0).bounds(0.05)[0] <= 9 / true
+        assert found.possible(0.05)[0] <= replace(found, tail=0.0).possible(0.05)[0]
+    assert held / 200 >= 0.95
+    assert by_medians / 200 < 0.9
+
+
+def test_what_timing_rounds_say_becomes_notes() -> None:
+    tail = timing(with_tail(np.random.default_rng(4), 20))
+    (only,) = timing_notes(tail, "small", GAMMA)
+    assert only["code"] == "slow_tail"
+    assert "small, verification of 9 tokens: " in only["message"]
+    apart = noisy(np.random.default_rng(3), lambda place: 0.3 * np.array([each.bit_count() % 2 for each in place.tolist()]))
+    assert "halves_disagree" in {each["code"] for each in timing_notes(timing(apart), "small", GAMMA)}
+    for draft, gamma in (("small", None), (None, 1), ("other", 1), ("small", GAMMA + 1)):
+        assert not list(timing_notes(tail, draft, gamma))
+
+
+def test_a_new_run_times_its_own_steps_again_and_no_table() -> None:
+    """Whether a speedup's error is drawn again, from rows of a run's own timing and of a table with the same rounds."""
+    ms = noisy(np.random.default_rng(0), still)
+    one = RoundCounts(*(np.array(each) for each in ([2.0], [1.0], [[1.0]], [[1.0]], [0.0], [0])))
+    for redrawn in (True, False):
+        rows = [replace(row, redrawn=redrawn) for row in table(ms).rows]
+        found = speedup([one], [1.0], StepTable(rows).times("small", 1, 1, 0))
+        assert found is not None
+        assert found.redrawn == redrawn
+    assert all(row.redrawn for row in measured_rows([{**vars(rows[0]), "median_ms": 1.0, "rounds_ms": None}]))
+
+
+def test_halves_that_cannot_disagree() -> None:
+    """Fewer than three rounds in either, times without rounds, a gamma that was not timed, another draft."""
+    few = timing(noisy(np.random.default_rng(0), still, 5))
+    assert halves_disagree(few, "small", GAMMA) is None
+    enough = timing(noisy(np.random.default_rng(0), still, 6))
+    assert halves_disagree(enough, "small", GAMMA + 1) is None
+    assert halves_disagree(enough, "other", 1) is None
+    assert halves_disagree(Timing(enough.times, "", {}), "small", GAMMA) is None
