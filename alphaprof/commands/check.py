@@ -528,7 +528,7 @@ def check_baseline(
         raise NotComparable(
             f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"
         )
-    used = int(deciding_gamma(new.run, both) or 0)
+    used = int(deciding_gamma(new, both) or 0)
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
     inputs = ReportInputs.of(new.run, "engine", profile or new.run.manifest.profile)
     chosen, confidence, weights = rule or one_rule(inputs), inputs.question.confidence, inputs.question.weights

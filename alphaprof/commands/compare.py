@@ -285,7 +285,7 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         unpaired=lone,
         notes=tuple(_unlike_the_engine(first, second) if confirms else _of_heads(first, second)),
         agreement=_agreement(differences, confidence) if confirms else "",
-        gamma=deciding_gamma(first.run, gammas),
+        gamma=deciding_gamma(first, gammas),
         overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired and gammas else (),
         differences=differences,
     )

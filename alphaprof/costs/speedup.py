@@ -800,8 +800,8 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
     rounds are independent. Times with an error of their own are independent: the derivative of the ratio's logarithm by
     each, its share of one time less that of the other, times its error, add up as squares. An error that steps share adds up
     before it is squared: over all steps if the other way is plain decoding, else over the rounds of each draft alone, since
-    nothing says that two drafts are off by the same. Of such steps each has an error of its own besides, `OWN_ERROR` of the shared one,
-    or two gammas of a draft would have none.
+    nothing says that two drafts are off by the same. Of such steps each has an error of its own besides, `OWN_ERROR` of the
+    shared one, or two gammas of a draft would have none.
     """
     halves = list(dict.fromkeys(share.half for share in spent))
     if len(halves) > 1:

@@ -105,6 +105,7 @@ def _about(report: Report) -> Iterator[str]:
     faster = _speedup_text(traffic.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}{here}, {needed}"
+    yield from filter(None, (_alike(report), traffic.disagreement))
     yield from on_for(report)
     if stop:
         yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
@@ -187,7 +188,7 @@ def _draft_cells(report: Report, answer: DraftAnswer) -> dict[str, str]:
         "accept@1" if first else "alpha": fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
         + (MARK if head and not first else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
-        f"speedup [{fmt.level(report.confidence)}]": _speedup_text(answer.speedup, report.traffic.min_speedup),
+        f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
         "verdict": answer.verdict,
     }
 
@@ -217,10 +218,7 @@ def _below(report: Report) -> Iterator[str]:
     """Yield the basis of the table's numbers, its marks, what would settle domains, and drafts that never pay."""
     shown = [item.best for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     if report.traffic.chosen and any(answer.speedup for answer in shown):
-        yield "speedup: held-out documents; other columns: all documents"
-    if any(answer.speedup for answer in shown):
-        level = fmt.level(report.confidence)
-        yield f"[{level}]: the lower and upper bounds that decide, {level} each"
+        yield "speedup: cross-fitted, each half of the documents with what the other half chose"
     if any(MARK in cell for answer in shown for cell in _draft_cells(report, answer).values()):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
@@ -262,9 +260,15 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
     table = table_by_columns("Load", rows, named="sequences at a time")
     last = pays_up_to([item for item, _ in known], traffic.min_speedup)
     if last is None:
-        return table, f"below {traffic.min_speedup:g}x at every load timed"
+        return table, f"not surely above {traffic.min_speedup:g}x"
     where = "at every load timed" if last == known[-1][0].concurrency else f"up to {last} at a time"
-    return table, f"above {traffic.min_speedup:g}x {where}"
+    return table, f"surely above {traffic.min_speedup:g}x {where}"
+
+
+def _alike(report: Report) -> str:
+    """Return the γ that are about as fast as the chosen one, in words; empty if it stands alone."""
+    alike = report.traffic.alike
+    return f"γ {alike[0]} to {alike[-1]}: no clear difference" if len(alike) > 1 else ""
 
 
 def _serve(report: Report) -> tuple[str, str] | None:
@@ -275,8 +279,9 @@ def _serve(report: Report) -> tuple[str, str] | None:
     if not formats:
         return "", f"no known engine serves {report.draft} as measured"
     run = shlex.quote(f"{report.run.path}:{report.draft}")
-    also = f"(also {', '.join(formats[1:])})" if len(formats) > 1 else ""
-    return f"alphaprof export {run} --gamma {report.gamma} --to {formats[0]}", also
+    also = f"also {', '.join(formats[1:])}" if len(formats) > 1 else ""
+    remark = "; ".join(filter(None, (also, _alike(report))))
+    return f"alphaprof export {run} --gamma {report.gamma} --to {formats[0]}", f"({remark})" if remark else ""
 
 
 def _what_else(report: Report, notes: int) -> str:

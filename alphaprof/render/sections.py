@@ -194,6 +194,7 @@ def gammas(report: Report) -> Iterator[Block]:
     has rounds of its own.
     """
     yield _gamma_figure(report)
+    yield from _traffic_by_gamma(report)
     yield _figure(
         report,
         "depths",
@@ -221,6 +222,31 @@ def gammas(report: Report) -> Iterator[Block]:
     yield from map(_hybrid_table, report.hybrids)
 
 
+def _traffic_by_gamma(report: Report) -> Iterator[Block]:
+    """Yield the whole traffic at every gamma, a row a draft, and the gammas that are about as fast as the chosen one."""
+    rows = [
+        (
+            str(answer.draft),
+            {
+                str(item.gamma): fmt.number(item.tokens_per_round)
+                if item.speedup is None
+                else f"{fmt.interval(item.speedup)}{'*' if item.gamma == answer.gamma else ''}"
+                for item in answer.by_gamma
+            },
+        )
+        for answer in report.drafts
+        if answer.by_gamma
+    ]
+    if not rows:
+        return
+    timed = any(item.speedup for answer in report.drafts for item in answer.by_gamma)
+    what = f"speedup [{fmt.level(report.confidence)} each]" if timed else "tokens per round"
+    below = ["  *: the best gamma, as it was judged; others: all documents"] if timed else []
+    if len(alike := report.traffic.alike) > 1:
+        below.append(f"  {report.traffic.draft}, gamma {alike[0]} to {alike[-1]}: no clear difference")
+    yield table_by_columns(f"the whole traffic: {what} by gamma", rows, named="draft", below=below)
+
+
 def _hybrid_table(curve: HybridCurve) -> Table:
     """Return tokens per round and speedup by γ and min_match, and what the better of its drafts reaches alone."""
     below = []
@@ -244,7 +270,7 @@ def _stop_table(surface: StopSurface) -> Table:
         gain = fmt.interval(surface.gain, "x")
         below += [
             "  *: the best p_min by the lower of both",
-            f"  {gain} as fast as gamma {surface.plain_gamma} without p_min, on held-out documents ({MIDDLE})",
+            f"  {gain} as fast as gamma {surface.plain_gamma} without p_min, cross-fitted ({MIDDLE})",
         ]
     what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
     title = f"draft {surface.draft}, whole traffic: {what} by gamma, if drafts stop below top probability p_min"
@@ -293,8 +319,7 @@ def _gamma_figure(report: Report) -> Figure:
         "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
         "tokens are kept, and falls once checking them costs more than they save. Serve with the γ at the peak; below the "
         "dashed line the draft slows decoding down.",
-        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ; if half of the "
-        "documents chose it, another γ may look better on all.",
+        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ, as judged; others: all documents.",
         "speedup",
     )
 
@@ -315,7 +340,8 @@ def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:
         ("v = T(g+1)/T(1)", {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
     ]
     what = "tokens per round / speedup" if timed else "tokens per round"
-    yield table_by_columns(f"{title}: {what} by gamma", rows, footer=costs if timed else (), draft=shown[0].draft)
+    basis = " (all documents; the best gamma as judged)" if timed else ""
+    yield table_by_columns(f"{title}: {what} by gamma{basis}", rows, footer=costs if timed else (), draft=shown[0].draft)
 
 
 def _length(item: GammaResult) -> str:
@@ -405,7 +431,7 @@ def load(report: Report) -> Iterator[Block]:
         last = pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
         limit = {"none": "none of these", "all": "all of these"}.get(last, f"up to {last}")
         yield f"the whole traffic, draft {traffic.draft}, by sequences decoded at a time (best gamma): {each}"
-        yield f"{traffic.min_speedup:g}x is reached at {limit}"
+        yield f"by the lower bound {traffic.min_speedup:g}x is reached at {limit}"
         if report.times is not None:
             yield _charged(report.times)
         yield ""
@@ -419,13 +445,13 @@ def load(report: Report) -> Iterator[Block]:
             rows.append((name, cells | {"pays up to": pays(result.pays_up_to, known)}))
         if rows:
             columns = (*map(str, known), "pays up to")
-            what = "best speedup (gamma) of all documents, by sequences decoded at a time"
+            what = "speedup (gamma) as judged, by sequences decoded at a time"
             yield Table(f"{title}: {what}", columns, rows, draft=shown[0].draft)
 
 
 def best_at(item: AtConcurrency) -> str:
     """Return the best gamma's speedup, and that gamma."""
-    return fmt.NOTHING if item.speedup is None else f"{fmt.number(item.speedup.value, unit='x')} ({item.best_gamma})"
+    return fmt.NOTHING if item.speedup is None else f"{fmt.interval(item.speedup, 'x')} ({item.best_gamma})"
 
 
 def pays(last: int | None, known: Sequence[int]) -> str:
@@ -456,7 +482,8 @@ def context(report: Report) -> Iterator[Block]:
     for axis in report.context:
         rows = [(_tokens_of(item), {name: cell(item) for name, cell in columns.items()}) for item in axis.ranges]
         shown = [name for name in columns if any(cells[name] not in ("", fmt.NOTHING) for _, cells in rows)]
-        title = f"draft {axis.draft}, gamma {axis.gamma} (speedup: the row's best), by tokens of context"
+        what = "speedup: the row's best, chosen on the same documents"
+        title = f"draft {axis.draft}, gamma {axis.gamma} ({what}), by tokens of context"
         timed_at = report.times.contexts if report.times is not None else ()
         below = [f"  {line}" for line in _context_lines(axis, max(timed_at, default=None))]
         yield Table(title, shown, rows, named="context", below=below, draft=axis.draft)

@@ -46,7 +46,7 @@ class Report:
     """The answer. `replay` says which flavor of rounds the numbers follow (engine, llamacpp or hf)."""
 
     format: ClassVar[str] = "alphaprof-report"
-    version: ClassVar[str] = "1.2"
+    version: ClassVar[str] = "2.0"
 
     verdict: VerdictName
     draft: str | None  # that the verdict concerns

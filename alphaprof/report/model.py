@@ -95,6 +95,15 @@ class Result:
 
 
 @dataclass(frozen=True)
+class AtGamma:
+    """The whole traffic with one draft and γ: of the chosen γ as judged, else of all documents."""
+
+    gamma: int
+    tokens_per_round: float
+    speedup: Interval | None  # with the one-sided bounds that decide; None: there are no step times
+
+
+@dataclass(frozen=True)
 class DraftAnswer:
     """A draft and gamma; if there was a choice, each half of the documents is tested as the other half chose."""
 
@@ -108,6 +117,7 @@ class DraftAnswer:
     documents: int  # independent ones that there are
     documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
     documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
+    by_gamma: tuple[AtGamma, ...]  # every γ, on the whole traffic; empty in a domain
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,7 @@ class Traffic:
     break_even_length: float | None  # tokens per round from which decoding is faster
     speedup: Interval | None  # with the one-sided bounds that decide
     chosen: bool  # draft or gamma were chosen on these documents: each half is tested as the other one chose
+    disagreement: str  # what each half chose, in words, if its own number decides beside the cross-fitted one; else empty
     documents: int  # independent documents that the verdict rests on
     length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
     documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance

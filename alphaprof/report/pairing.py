@@ -14,6 +14,9 @@ from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT
 from alphaprof.log.run import Run, RunDraft
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.traffic import basis, why_undecidable
+from alphaprof.report.verdict import judge
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import TotalsRequest, policies
@@ -124,10 +127,23 @@ def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[
     return both if named is None else [named]
 
 
-def deciding_gamma(run: Run, gammas: Sequence[int]) -> int | None:
-    """Return the gamma that a comparison names first: that of the run's decision, or the largest; None of none."""
+def deciding_gamma(side: RunDraft, gammas: Sequence[int]) -> int | None:
+    """Return the gamma that a comparison names first: that of the side's decision, or that its verdict prefers for the draft
+    by step times, or the largest; None of none.
+    """
+    run, largest = side.run, max(gammas, default=None)
     decided = run.manifest.profile.decision.gamma
-    return int(decided) if decided in gammas else max(gammas, default=None)
+    if decided in gammas:
+        return int(decided)
+    inputs = ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft))
+    if not gammas or side.draft not in inputs.timing.times:
+        return largest
+    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))
+    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
+    if side.draft not in candidates or why_undecidable(weights, evidence, candidates[side.draft]):
+        return largest
+    pair, _ = judge(candidates, timing, mix, inputs.question, gammas)
+    return pair[1] if pair else largest
 
 
 def over_domains(

@@ -27,7 +27,7 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.report.format import short
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import AtConcurrency, DomainAnswer, DraftAnswer, OnFor, Traffic
+from alphaprof.report.model import AtConcurrency, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
 from alphaprof.report.speeds import by_concurrency, deciding_interval, pays_up_to, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
@@ -89,6 +89,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         break_even_length=free.value / decision.speedup.value if free and decision.speedup else None,
         speedup=decision.bounds,
         chosen=question.chooses(question.options(candidates, gammas)),
+        disagreement=decision.disagreement,
         documents=decision.speedup.documents if decision.speedup else 0,
         length_correlation=_length_correlation(candidates, timed, times, mix) if timed else None,
         documents_needed=decision.documents_needed,
@@ -276,8 +277,11 @@ def judge_parts(
         return Parts(tuple(domains), ())
     best, _ = answer_of(candidates, mix=mix)
     drafts = [answer_of({draft: pools}, mix=mix)[0] for draft, pools in every.items() if draft != best.draft]
-    drafts = sorted([best, *drafts] if best.draft else drafts, key=_speed_of, reverse=True)
-    return Parts(tuple(domains), tuple(drafts))
+    drafts = [
+        replace(each, by_gamma=_at_gammas(each, every[each.draft], timing, mix, question.confidence)) if each.draft else each
+        for each in ([best, *drafts] if best.draft else drafts)
+    ]
+    return Parts(tuple(domains), tuple(sorted(drafts, key=_speed_of, reverse=True)))
 
 
 class _Claim(NamedTuple):
@@ -323,7 +327,7 @@ def _lead(
 
 
 def _no_answer(reason: str) -> DraftAnswer:
-    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None)
+    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None, ())
 
 
 def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
@@ -360,8 +364,27 @@ def _best_answer(
         documents=distinct(np.concatenate([pool.cluster for pool in pools])),
         documents_needed=decision.documents_needed,
         documents_likely=decision.documents_likely,
+        by_gamma=(),
     )
     return answer, decision
+
+
+def _at_gammas(
+    answer: DraftAnswer, pools: Mapping[str, DocumentTotals], timing: Timing, mix: Mix, confidence: float
+) -> tuple[AtGamma, ...]:
+    """Return what a draft does on the whole traffic at every γ that it has rounds of."""
+    draft, found = str(answer.draft), []
+    known = [name.removeprefix("rounds_") for name in pools[mix.domains[0]].columns if name.startswith("rounds_")]
+    for gamma in sorted(map(int, known)):
+        if not all(pools[domain].has(gamma) for domain in mix.domains):
+            continue
+        free = _tokens_per_round({draft: pools}, (draft, gamma), mix)
+        speedup = answer.speedup
+        if gamma != answer.gamma or speedup is None:
+            faster = pooled_speedup({draft: pools}, (draft, gamma), timing.times, mix) if draft in timing.times else None
+            speedup = deciding_interval(faster, confidence)
+        found.append(AtGamma(gamma, free.value if free else 0.0, speedup))
+    return tuple(found)
 
 
 def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None:
