@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -17,8 +18,9 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
-from alphaprof.costs.cost_model import roofline_ms
+from alphaprof.costs.cost_model import open_costs, roofline_ms
 from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.speedup import NOTHING, round_costs
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.log.manifest import CostsAsked, Environment
@@ -109,16 +111,22 @@ def context_of(run: Run) -> float:
 
 
 def spent_of(run: Run, domain: str, draft: str, gamma: int, batch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Decode times in ms of each document with the draft and without, one round after the other."""
+    """Decode times in ms of each document with the draft and without, one round after the other. The other sequences of a
+    batch draft as any round of the domain does.
+    """
     frame, context = totals(run, domain, draft), context_of(run)
+    exactly = [-np.diff([row[f"rounds_{gamma}"], *row[f"drafted_depths_{gamma}"], 0.0]) for _, row in frame.iterrows()]
+    others = functools.reduce(np.convolve, [np.sum(exactly, 0) / np.sum(exactly)] * (batch - 1), np.ones(1))
+    sizes = range(1, gamma + 2)
+    times = [verified(tokens, batch, context) for tokens in sizes]
     with_draft, plain = [], []
-    for _, row in frame.iterrows():
-        depths = np.append(row[f"drafted_depths_{gamma}"], 0.0)
-        ms = (row[f"rounds_{gamma}"] - depths[0]) * (verified(1, batch, context) + (0.1 if draft == "ngram" else 0.0))
-        for drafted in range(1, gamma + 1):
-            count = depths[drafted - 1] - depths[drafted]
-            own = 0.1 + 0.25 if draft == "ngram" else drafted * 1.0 + 0.25 + 0.5
-            ms += count * (own + verified(drafted + 1, batch, context))
+    for (_, row), rounds in zip(frame.iterrows(), exactly, strict=True):
+        ms = 0.0
+        for drafted, count in enumerate(rounds):
+            verify = others @ np.interp(1 + (drafted + np.arange(len(others))) / batch, sizes, times)
+            any_drafts = 1.0 if drafted else 1 - others[0]
+            own = 0.1 + 0.25 * any_drafts if draft == "ngram" else drafted * 1.0 + 0.75 * any_drafts
+            ms += count * (own + verify)
         if draft == "small":
             ms += row[f"accepted_depths_{gamma}"][-1] * 0.5
         with_draft.append(ms)
@@ -168,6 +176,32 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, b
         spent, plain = spent_of(run, "code", draft, 3, batch)
         found = at(report, "code", draft, 3).request_speedup
         assert found.value == pytest.approx((reading + plain / batch).sum() / (reading * share + spent / batch).sum())
+
+
+def test_reports_say_what_a_verification_in_a_batch_is_charged(run: Run) -> None:
+    shared = "verification: one step for the tokens of all sequences in the batch, which draft independently"
+    alone, batch = asked(run, concurrency=1), asked(run, concurrency=16)
+    assert shared not in as_terminal(alone, 120, "times")
+    for section in ("times", "load"):
+        assert shared in as_terminal(batch, 120, section)
+    assert batch.times is not None
+    padded = dataclasses.replace(batch, times=dataclasses.replace(batch.times, padded=True))
+    for section in ("times", "load"):
+        shown = as_terminal(padded, 120, section)
+        assert "verification: gamma + 1 tokens of every sequence, whatever it drafts" in shown
+        assert shared not in shown
+
+
+def test_an_engine_that_pads_is_one_switch_of_the_step_times(run: Run) -> None:
+    """Every round of prompt lookup then costs a verification of γ + 1 tokens, at one sequence as well."""
+    costs = open_costs(run, run.manifest.profile.costs, context_of(run))
+    assert costs is not None
+    padded = dataclasses.replace(costs, padded=True)
+    for batch in (1, 16):
+        times = padded.times(batch)["ngram"]
+        assert np.ptp(round_costs(dataclasses.replace(times, bookkeeping=NOTHING), 3)) == 0
+        assert padded.timing(batch).testing["ngram"].padded
+        assert not costs.times(batch)["ngram"].padded
 
 
 def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> None:
