@@ -22,7 +22,9 @@ from alphaprof.commands.validate.validation import (
     Validation,
     build_validation,
     clock_error,
+    expected_seconds,
     require_within,
+    say_how_long,
 )
 from alphaprof.errors import (
     CheckUndecided,
@@ -35,6 +37,7 @@ from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
 from alphaprof.log.writer import RunWriter, run_directory
 from alphaprof.render.answer import answer_text
+from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
@@ -263,6 +266,24 @@ def test_the_error_is_predicted_over_measured(tmp_path: Path, factor: float) -> 
     with pytest.raises(OutsideTolerance, match=r"2[05]\.0% \[.*\] by the wall clock, 2[05]\.0% .*; tolerance 10%"):
         require_within(found, undecided_fails=False)
     require_within(compared(tmp_path / "wider", factor, tolerance=0.5), undecided_fails=True)
+
+
+def test_the_estimate_of_decoding_is_the_time_of_steps_and_replayed_rounds(tmp_path: Path) -> None:
+    """The seconds of decodings that take as long as predicted; half of them for half of the documents, and so on."""
+    run_ = synthetic(tmp_path)
+    exactly = timed(run_, 1.0)
+    plain, drafted = exactly.plain.wall_s[0], exactly.drafted[0].wall_s[0]
+    found = expected_seconds(run_, exactly.documents, [GAMMA], 3)
+    assert found == pytest.approx(3 * (plain + drafted).sum())
+    assert expected_seconds(run_, exactly.documents[:2], [GAMMA], 1) == pytest.approx((plain + drafted)[:2].sum())
+    assert expected_seconds(run_, exactly.documents, [GAMMA], 1, rules=2) == pytest.approx((plain + 2 * drafted).sum())
+    said: list[str] = []
+    say_how_long(run_, exactly.documents, [GAMMA], 3, said.append)
+    assert said[0].startswith(f"decoding takes about {fmt.duration(found)} ({len(plain)} documents, 3 repeats, gamma 2)")
+    (times,) = run_.path.glob("latency.*")
+    times.unlink()
+    say_how_long(run_, exactly.documents, [GAMMA], 3, said.append)
+    assert len(said) == 1
 
 
 def test_step_times_with_an_error_widen_the_interval(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from alphaprof.commands.validate.measure import collected, decodable_texts
 from alphaprof.commands.validate.measure import validate as validate_here
-from alphaprof.commands.validate.validation import DecodingTimes, contexts_of
+from alphaprof.commands.validate.validation import DecodingTimes, contexts_of, say_how_long
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import EngineFailed, OptionInvalid
@@ -99,6 +99,9 @@ def _decode_in_turn(
     first. One sequence at a time, all engines decode a document before the next; else each decodes all of them.
     """
     texts, short, foreign = decodable_texts(plan)
+    numbers = np.array([text.document.document for text in texts])
+    gammas = sorted({gamma for draft, gamma in engines.engines if draft in plan.run.manifest.drafts})
+    say_how_long(plan.run, numbers, gammas, repeats, progress.say, concurrency=concurrency)
     names = [PLAIN, *(name for name in engines.engines if name[0] in plan.run.manifest.drafts)]
     prompts = [prompt_of(text.document, plan.target.eos) for text in texts]
     groups = [[row] for row in range(len(texts))] if concurrency == 1 else [list(range(len(texts)))]
@@ -119,7 +122,6 @@ def _decode_in_turn(
         if rows := [row for row, own in enumerate(of_texts) if rule in (None, own)]:
             table = [[found[(draft, gamma), repeat, row] for row in rows] for repeat in range(repeats)]
             decodings.append(collected((draft if rule else None, rule, gamma), rows, table, texts))
-    numbers = np.array([text.document.document for text in texts])
     return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
 
 

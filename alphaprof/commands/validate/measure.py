@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
+from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of, say_how_long
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -90,6 +90,8 @@ def _decode_in_turn(
     drafted = itertools.product(plan.drafts, rules, gammas)
     known = {name: facts.lengths(gammas) for name, facts in plan.run.manifest.drafts.items()}
     ways = [None, *(DecodingSetup(draft, rule, gamma) for draft, rule, gamma in drafted if gamma in known[draft.name])]
+    numbers = np.array([text.document.document for text in texts])
+    say_how_long(plan.run, numbers, gammas, repeats, progress.say, 1 + len(more))
     policies = [(GREEDY, SAMPLED) if way is None else way.rule.rule.policies for way in ways]
     rows = [[row for row, text in enumerate(texts) if text.policy in those] for those in policies]
     regrets = _warm_up(plan, ways, rows, texts, progress)
@@ -106,7 +108,6 @@ def _decode_in_turn(
         table = [[decoded[index, repeat, row] for row in of] for repeat in range(repeats)]
         named = (way.draft.name, way.rule.id, way.gamma) if way else (None, None, 0)
         decodings.append(collected(named, of, table, texts, regret))
-    numbers = np.array([text.document.document for text in texts])
     return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import open_costs, timed_with
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
+from alphaprof.costs.steps import TARGET
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.run import Run
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
@@ -24,7 +25,7 @@ from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, TextGroup, mean_context
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, pools
+from alphaprof.totals.pool import DocumentTotals, decoded_totals, pools
 from alphaprof.totals.replay import RoundCounts
 
 Outcome = Literal["within", "outside", "too_noisy"]
@@ -463,6 +464,47 @@ def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
     if set(outcomes) == {"outside"}:
         return "outside"
     return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
+
+
+def expected_seconds(
+    run: Run, documents: Array, gammas: Sequence[int], repeats: int, rules: int = 1, concurrency: int = 1
+) -> float | None:
+    """Return about how many seconds it takes to decode documents of a run [documents] (their numbers) plainly, and with
+    each draft at each of its gammas by so many `rules`, `repeats` times: by the run's step times and replayed rounds. A
+    lossy rule is taken for as fast as the exact one, and a prompt is read as it was timed. None without step times.
+    """
+    table = run.documents()
+    table = table.filter(pc.is_in(table["document"], value_set=pa.array(documents, table["document"].type)))
+    costs = open_costs(run, run.manifest.profile.costs, mean_context(table) or 0.0)
+    times = costs.times(concurrency) if costs else {}
+    if costs is None or not times:
+        return None
+    ms, ways = 0.0, 1
+    for draft, each in times.items():
+        totals, _ = decoded_totals(run, draft, table, run.manifest.profile.decision.rule)
+        ms += float(totals["tokens"].sum()) * each.decode.ms if ways == 1 else 0.0
+        for gamma in run.manifest.drafts[draft].lengths(gammas):
+            ms += rules * float(time_spent(totals.counts(gamma), each).sum()) * each.decode.ms
+            ways += rules
+    prefill = costs.table.prefill_ms(TARGET, table["prompt_tokens"].to_numpy())
+    read = ways * float(prefill[0].sum()) if prefill else 0.0
+    return repeats * (ms / concurrency + read) / 1e3
+
+
+def say_how_long(
+    run: Run,
+    documents: Array,
+    gammas: Sequence[int],
+    repeats: int,
+    say: Callable[[str], None],
+    rules: int = 1,
+    concurrency: int = 1,
+) -> None:
+    """Say how long decoding takes, if that is known; see `expected_seconds`."""
+    seconds = expected_seconds(run, documents, gammas, repeats, rules, concurrency)
+    if seconds is not None:
+        what = f"{fmt.many(len(documents), 'document')}, {fmt.many(repeats, 'repeat')}, gamma {', '.join(map(str, gammas))}"
+        say(f"decoding takes about {fmt.duration(seconds)} ({what}), if steps take as long as just timed")
 
 
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool, concurrency: int = 1) -> Validation:
