@@ -144,3 +144,13 @@ def test_a_draft_that_never_proposes_pays_at_no_context(tmp_path: Path) -> None:
     assert axis.pays_below is not None
     assert axis.pays_below.value == 0
     assert "no gamma pays at any length" in as_terminal(report, 100, "context")
+
+
+@pytest.mark.parametrize("name", ["documents of one token", "weights"])
+def test_without_rounds_nothing_is_said_of_p_min(name: str, tmp_path: Path) -> None:
+    """Tokens per round are not known, and not 0."""
+    report = RUNS[name].report(tmp_path / "run")
+    assert report.tokens_per_round is None
+    assert report.stopping == ()
+    assert "0.00" not in as_terminal(report, 100, "gammas")
+    assert RUNS["a domain of one token"].report(tmp_path / "other").stopping  # of the domain that has rounds
