@@ -231,8 +231,9 @@ def _below(report: Report) -> Iterator[str]:
     lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
     if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
         yield f"documents for a 50% chance of a verdict: {', '.join(needed)}"
-    untimed = [draft for draft in report.run.drafts if draft not in {answer.draft for answer in report.drafts}]
-    if untimed and report.drafts:
+    judged = {answer.draft for answer in report.drafts}  # without a name if it has no rounds
+    untimed = [draft for draft in report.run.drafts if draft not in judged]
+    if untimed and judged and None not in judged:
         yield f"no step times: {', '.join(untimed)}"
     if slow := [str(answer.draft) for answer in report.drafts if _pays_nowhere(report, answer)]:
         yield f"pays nowhere: {', '.join(slow)}"

@@ -20,14 +20,18 @@ Array = np.ndarray[Any, Any]
 
 
 def tokens_interval(speedup: Speedup | None, gamma: int, confidence: float) -> Interval | None:
-    """Return tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
+    """Return tokens per round, all of it cut to what a round can emit: 1 to gamma + 1."""
     whole = speedup_interval(speedup, confidence)
-    return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
+    return None if whole is None else Interval(*(min(max(1.0, end), gamma + 1.0) for end in vars(whole).values()))
 
 
 def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | None:
     """Return a speedup with its two-sided interval."""
-    return None if speedup is None else Interval(speedup.value, *speedup.bounds((1 - confidence) / 2))
+    if speedup is None:
+        return None
+    low, high = speedup.bounds((1 - confidence) / 2)
+    # The value is a ratio of sums: at the end of what is possible it may lie beyond it by rounding.
+    return Interval(speedup.value, min(low, speedup.value), max(high, speedup.value))
 
 
 def deciding_interval(speedup: Speedup | None, confidence: float) -> Interval | None:

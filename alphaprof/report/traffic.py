@@ -212,13 +212,17 @@ class Tried:
 
     @classmethod
     def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
-        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined."""
+        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, or some domain
+        has no rounds.
+        """
         inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
         evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
         evidence = replace(evidence, candidates={draft: evidence.candidates[draft] for draft in drafts})
         _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
-        undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
-        return None if undecidable else cls(candidates, mix, timing)
+        if why_undecidable(weights, evidence, next(iter(candidates.values()))):
+            return None
+        have_rounds = all(pools[domain]["tokens"].any() for pools in candidates.values() for domain in mix.domains)
+        return cls(candidates, mix, timing) if have_rounds else None
 
     def at(self, draft: str, gamma: int) -> tuple[float, float | None]:
         """Return tokens per round and speedup, None without step times, of a draft at one γ."""

@@ -82,6 +82,17 @@ def test_another_mix_of_domains_is_no_decay() -> None:
     assert grows <= 0.07
 
 
+@pytest.mark.parametrize(
+    ("sizes", "chance"), [([16] * 30, 0.5), ([16] * 30 + [200], 0.5), ([200] * 30, 1.0), ([200] * 30, 0.0)]
+)
+def test_nothing_is_said_of_texts_that_are_too_short_or_all_alike(sizes: list[int], chance: float) -> None:
+    """With 16 tokens one is far enough from both ends; one long text says nothing of others; and what never varies may
+    decay by no more than rounding does.
+    """
+    tokens = tokens_of([np.full(size, chance) for size in sizes], [8] * len(sizes), np.random.default_rng(0))
+    assert tokens.drift(GAMMA, 0.95) is None
+
+
 def test_ranges_begin_at_powers_of_two_and_hold_enough_documents() -> None:
     unit = np.repeat(np.arange(30), 4)
     context = np.tile([70, 130, 300, 600], 30)

@@ -19,7 +19,7 @@ from alphaprof.log.notes import note
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, listed_rounds
@@ -59,7 +59,9 @@ class ContextAxis:
     draft: str
     gamma: int  # of `tokens_per_round` and `drift`
     ranges: tuple[ContextRange, ...]  # from the shortest contexts on
-    drift: Interval | None  # by what share a token takes more rounds with each doubling of the context, within documents
+    # By what share a token takes more rounds with each doubling of the context, within documents; None: too few of them are
+    # long enough, or they do not differ.
+    drift: Interval | None
     pays_below: Interval | None  # tokens of context from which on no gamma pays; None: no such length was seen
 
     @property
@@ -155,19 +157,24 @@ class ContextTokens:
         return RoundCounts.of(rounds, self.unit[chosen][first], self.stop)
 
     def drift(self, gamma: int, confidence: float) -> Interval | None:
-        """By what share a token takes more rounds with each doubling of the context, within documents; None: too few.
+        """By what share a token takes more rounds with each doubling of the context, within documents; None: too few of them
+        are long enough, or they do not differ, so that nothing says how sure it is.
 
-        Where a text begins rounds begin with it, and where it ends they are cut: these tokens are left out.
+        Where a text begins rounds begin with it, and where it ends they are cut: these tokens are left out, which may leave
+        a short text without two tokens to compare.
         """
         chosen = (self.begun > 2 * gamma + 1) & (self.left > gamma + 1)
         document, context = self.document[chosen], np.log2(self.context[chosen])
-        if not len(document) or distinct(self.unit[chosen]) < FEWEST:
-            return None
         paid = 1.0 / self.rounds[gamma][2][chosen]
         off = context - (np.bincount(document, context) / np.maximum(np.bincount(document), 1))[document]
-        slope = ratio(*by_cluster(self.unit[chosen], off * paid, off**2))
+        totals, spread = by_cluster(self.unit[chosen], off * paid, off**2)
+        if np.count_nonzero(spread) < FEWEST:
+            return None
+        slope, mean = ratio(totals, spread), float(paid.mean())
+        if slope.stderr <= NO_SPREAD * mean:
+            return None
         half = quantile((1 + confidence) / 2, slope.freedom) * slope.stderr
-        return Interval(*((slope.value + side * half) / float(paid.mean()) for side in (0, -1, 1)))
+        return Interval(*((slope.value + side * half) / mean for side in (0, -1, 1)))
 
 
 def _of_each_token(trace: Trace, gamma: int, flavour: Flavour) -> Array:
@@ -245,8 +252,8 @@ def _pays_below(ranges: Sequence[ContextRange]) -> Interval | None:
     """
 
     def last(ends: Sequence[float]) -> int | None:
-        """Return where the run of ranges below 1 at the end of `ends` begins; None: the last one is not below."""
-        paying = [place for place, end in enumerate(ends) if end >= 1]
+        """Return where the run of ranges at the end of `ends` begins that are not above 1; None: the last one is."""
+        paying = [place for place, end in enumerate(ends) if end > 1]
         place = paying[-1] + 1 if paying else 0
         return ranges[place].low if place < len(ranges) else None
 

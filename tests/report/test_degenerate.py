@@ -1,0 +1,156 @@
+"""Degenerate runs: a report says what it cannot know, and neither its verdict nor any of its sections dies of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from alphaprof.config.load import changed_question
+from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.log.writer import RunWriter
+from alphaprof.render.report import ReportAnswer
+from alphaprof.render.sections import NAMES
+from alphaprof.report.build import Report, build_report
+from tests.reporting import as_first_screen, as_json, as_markdown, as_terminal, codes
+from tests.synthetic import Domain, Recipe, latency, write_run
+
+HYBRID = "hybrids.both={first: ngram, then: small, min_match: 1}"
+# Texts of one length and so short that hardly a token is far from both ends, beside a domain without any round.
+SHORT = Domain(documents=30, shortest=16, longest=16)
+LEAN = {"short": SHORT, "single": Domain(documents=1, shortest=1, longest=1)}
+SAMPLED = {name: dataclasses.replace(domain, continuation="sampled", temperature=1.0) for name, domain in LEAN.items()}
+
+
+@dataclass(frozen=True)
+class Degenerate:
+    """A run that lacks something. `settings`: as of `--set`; `rounds`: timing rounds, None if only their error is known;
+    `noise`: of their times; `batches`: sequences decoded at a time; `verdict`: None if it may be any.
+    """
+
+    recipe: Recipe
+    settings: Sequence[str] = ()
+    rounds: int | None = None
+    noise: float = 0.02
+    batches: Sequence[int] = (1,)
+    verdict: str | None = None
+
+    def report(self, path: Path) -> Report:
+        run = write_run(path, self.recipe)
+        if self.rounds is not None:
+            rng, rows = np.random.default_rng(0), []
+            for row in latency(self.recipe).to_pylist():
+                for batch in self.batches:
+                    times = row["median_ms"] * np.exp(self.noise * rng.standard_normal(self.rounds))
+                    rows.append(row | {"batch": batch, "rounds_ms": times.tolist(), "repeats": self.rounds})
+            run.write_latency(pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS)))
+            config = run.manifest.config
+            config |= {"costs": config["costs"] | {"concurrency": list(self.batches)}}
+            run.write_manifest(dataclasses.replace(run.manifest, config=config))
+            run = RunWriter.open(run.path)
+        return build_report(run, config=changed_question(run.manifest.config, list(self.settings)))
+
+
+def texts(*domains: Domain, **more: Any) -> Recipe:
+    return Recipe(domains={f"domain {number}": domain for number, domain in enumerate(domains)}, **more)
+
+
+RUNS = {
+    "equal and short texts": Degenerate(texts(SHORT, decision={"draft": "small", "gamma": 4})),
+    "one document": Degenerate(texts(Domain(documents=1)), verdict="UNDECIDED"),
+    "two documents": Degenerate(texts(Domain(documents=2)), verdict="UNDECIDED"),
+    "one document of one token": Degenerate(texts(Domain(documents=1, shortest=1, longest=1)), verdict="UNDECIDED"),
+    "documents of one token": Degenerate(texts(Domain(documents=30, shortest=1, longest=1)), verdict="UNDECIDED"),
+    "documents of one or two tokens": Degenerate(texts(Domain(documents=30, shortest=1, longest=2))),
+    "one independent document": Degenerate(texts(Domain(documents=30, clusters=["one"] * 30)), verdict="UNDECIDED"),
+    "all accepted": Degenerate(texts(Domain(documents=30, alpha=1.0, spread=0.0, shortest=40, longest=60))),
+    "none accepted": Degenerate(texts(Domain(documents=30, alpha=0.0, spread=0.0, shortest=40, longest=60))),
+    "all accepted in short texts": Degenerate(texts(dataclasses.replace(SHORT, alpha=1.0, spread=0.0))),
+    "all accepted at gamma 1": Degenerate(texts(Domain(documents=30, alpha=1.0, spread=0.0), gammas=(1,))),
+    "a draft that never proposes": Degenerate(texts(Domain(documents=30, coverage=0.0))),
+    "a draft that never proposes in one domain": Degenerate(texts(Domain(documents=30), Domain(coverage=0.0))),
+    "one domain": Degenerate(texts(Domain(documents=30))),
+    "a domain of one document": Degenerate(texts(Domain(documents=30), Domain(documents=1))),
+    "a domain of one token": Degenerate(Recipe(domains=LEAN)),
+    "one long document": Degenerate(texts(SHORT, Domain(documents=1, shortest=2000, longest=2000))),
+    "text of no policy": Degenerate(texts(Domain(on_policy=False, continuation="given")), verdict="UNDECIDED"),
+    "no step times": Degenerate(Recipe(domains=LEAN, latency=False), verdict="UNDECIDED"),
+    "one timing round": Degenerate(Recipe(domains=LEAN), rounds=1, verdict="UNDECIDED"),
+    "two timing rounds": Degenerate(Recipe(domains=LEAN), rounds=2, verdict="UNDECIDED"),
+    "equal timing rounds": Degenerate(Recipe(domains=LEAN), rounds=9, noise=0.0),
+    "equal step times": Degenerate(
+        Recipe(domains=LEAN, lookups=("ngram",), draft_ms=10.0, extra_ms=0.0, lookup_ms=10.0, timing_error=0.0)
+    ),
+    "a search that takes no time": Degenerate(Recipe(domains=LEAN, drafts={}, lookups=("ngram",), lookup_ms=0.0)),
+    "certificates": Degenerate(Recipe(domains=LEAN, rules=("strict", "tree_2"), certificates=True, thinking=0.5)),
+    "one_hot": Degenerate(Recipe(domains=SAMPLED, rules=("one_hot",), decision={"rule": "one_hot"})),
+    "lossless": Degenerate(Recipe(domains=SAMPLED, rules=("lossless",), decision={"rule": "lossless"}, certificates=True)),
+    "block": Degenerate(Recipe(domains=SAMPLED, rules=("block",), decision={"rule": "block"})),
+    "a head": Degenerate(Recipe(domains=LEAN, heads={"head": {}}, certificates=True)),
+    "a head on sampled text": Degenerate(
+        Recipe(domains=SAMPLED, drafts={}, heads={"head": {}}, rules=("lossless",), decision={"rule": "lossless"})
+    ),
+    "p_min auto": Degenerate(Recipe(domains=LEAN), ["decision.p_min=auto"]),
+    "a hybrid": Degenerate(Recipe(domains=LEAN, lookups=("ngram",)), [HYBRID]),
+    "weights": Degenerate(Recipe(domains=LEAN), ["decision.weights={short: 0.5, single: 0.5}"]),
+    "weight of a domain without rounds": Degenerate(Recipe(domains=LEAN), ["decision.weights={short: 0, single: 1}"]),
+    "two sequences": Degenerate(Recipe(domains=LEAN), ["decision.concurrency=2"], rounds=9, batches=(1, 2)),
+    "a hybrid of two sequences": Degenerate(
+        Recipe(domains=LEAN, lookups=("ngram",)), [HYBRID, "decision.concurrency=2"], rounds=9, batches=(1, 2)
+    ),
+}
+ON_A_PAGE = ("documents of one token", "a draft that never proposes", "all accepted", "a head", "text of no policy")
+
+
+def intervals(document: Any) -> Iterator[tuple[float, float, float]]:
+    """Low end, value and high end of every interval of a JSON document."""
+    if isinstance(document, Mapping) and set(document) == {"low", "value", "high"}:
+        yield float(document["low"]), float(document["value"]), float(document["high"])
+    elif isinstance(document, Mapping | list):
+        for each in document.values() if isinstance(document, Mapping) else document:
+            yield from intervals(each)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_degenerate_run_has_a_whole_report(name: str, tmp_path: Path) -> None:
+    """A verdict with its reason, every section in every format, and nothing that is not a number. Warnings are errors."""
+    report = RUNS[name].report(tmp_path / "run")
+    assert report.verdict == (RUNS[name].verdict or report.verdict)
+    answers = [answer for answer in (report.traffic, *report.drafts, *report.results) if answer.verdict is not None]
+    assert all(answer.verdict in ("GO", "NO-GO", "UNDECIDED") and answer.reason for answer in answers)
+    assert "decay" not in codes(report)  # none is planted
+    found = list(intervals(as_json(report)))
+    assert [each for each in found if not each[0] <= each[1] <= each[2] or math.isinf(each[1])] == []
+    drawn = (as_first_screen(report), as_terminal(report, 100, *NAMES), as_markdown(report), ReportAnswer.of(report).csv())
+    for text in drawn:
+        assert "nan" not in text.lower().replace(",", " ").replace("[", " ").replace("]", " ").split()
+    assert ("no step times" in drawn[0]) == (report.times is None)
+    if name in ON_A_PAGE:
+        assert "<html" in ReportAnswer.of(report).html()
+
+
+def test_a_draft_that_never_proposes_pays_at_no_context(tmp_path: Path) -> None:
+    """It costs nothing and gains nothing: a speedup of exactly 1."""
+    report = RUNS["a draft that never proposes"].report(tmp_path / "run")
+    (axis,) = report.context
+    assert {best.gamma for item in axis.ranges for best in item.best} == {0}
+    assert axis.pays_below is not None
+    assert axis.pays_below.value == 0
+    assert "no gamma pays at any length" in as_terminal(report, 100, "context")
+
+
+@pytest.mark.parametrize("name", ["documents of one token", "weights"])
+def test_without_rounds_nothing_is_said_of_p_min(name: str, tmp_path: Path) -> None:
+    """Tokens per round are not known, and not 0."""
+    report = RUNS[name].report(tmp_path / "run")
+    assert report.tokens_per_round is None
+    assert report.stopping == ()
+    assert "0.00" not in as_terminal(report, 100, "gammas")
+    assert RUNS["a domain of one token"].report(tmp_path / "other").stopping  # of the domain that has rounds
