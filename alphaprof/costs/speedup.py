@@ -91,7 +91,7 @@ class StepTimes:
         return len(self.decode.rounds)
 
     def covers(self, gamma: int) -> bool:
-        """Return whether there are times of a round of gamma drafts."""
+        """Return whether there are times of a round of gamma drafts. Without them no speedup is known."""
         return gamma + 1 in self.target
 
     def c(self) -> float:
@@ -160,6 +160,10 @@ class Timing:
     def testing(self) -> Mapping[str, StepTimes]:
         """The times that test what others chose."""
         return self.halves[1] if self.halves else self.times
+
+    def covers(self, draft: str, gamma: int) -> bool:
+        """Return whether the times of a draft, if it has any, are those of rounds of gamma drafts as well."""
+        return draft not in self.times or self.times[draft].covers(gamma)
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
         """Return why one of some drafts has no times; None if all have them."""
@@ -384,6 +388,11 @@ def _decoding(times: StepTimes, part: float = 1.0) -> list[Share]:
     return [(part, 1, times.decode, None)]
 
 
+def _covered(domains: Sequence[Decoded]) -> bool:
+    """Return whether there are times of all these rounds."""
+    return all(times.covers(counts.drafted.shape[1]) for counts, times in domains)
+
+
 def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
     """Return the same documents decoded without a draft: a decode step for every token."""
     nothing = np.zeros((len(counts.tokens), 0))
@@ -407,7 +416,7 @@ def _by_weights(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup
     """
     domains = [decoded for decoded, weight in zip(domains, weights, strict=True) if weight > 0]
     weights = [weight for weight in weights if weight > 0]
-    if not domains or any(counts.tokens.sum() == 0 for counts, _ in domains):
+    if not domains or not _covered(domains) or any(counts.tokens.sum() == 0 for counts, _ in domains):
         return None
     sums = [spent_and_base(*decoded) for decoded in domains]
     ratios = [ratio(*each) for each in sums]
@@ -459,7 +468,7 @@ def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | N
     were drawn from one.
     """
     domains = [decoded for decoded in domains if decoded[0].tokens.sum() > 0]
-    if not domains:
+    if not domains or not _covered(domains):
         return None
     sums = [spent_and_base(*decoded) for decoded in domains]
     spent, time = _ratio_of_all([counts for counts, _ in domains], sums, strata)
@@ -518,6 +527,8 @@ class Mix:
 
     def value(self, domains: Sequence[Decoded]) -> float | None:
         """Return the value of `routed` alone, which takes a fraction of its time."""
+        if not _covered(domains):
+            return None
         sums = [tuple(float(part.sum()) for part in spent_and_base(*decoded)) for decoded in domains]
         if self.weights is None:
             spent, base = map(sum, zip(*sums, strict=True))
@@ -535,7 +546,7 @@ class Mix:
         """
         given = self.weights or (1.0,) * len(first)
         kept = [place for place, (counts, _) in enumerate(first) if given[place] > 0 and counts.tokens.sum() > 0]
-        if not kept or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
+        if not kept or not _covered([*first, *second]) or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
             return None
         weights, ways = [given[place] for place in kept], [[way[place] for place in kept] for way in (first, second)]
         one, two = ([spent_and_base(*decoded) for decoded in way] for way in ways)
@@ -630,7 +641,7 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     `target`, `draft` [documents]: what that takes, in units of a decode step; its own error is not in the result's. None
     where there are no tokens.
     """
-    if counts.tokens.sum() == 0:
+    if counts.tokens.sum() == 0 or not _covered([(counts, times)]):
         return None
     prompts, more = by_cluster(counts.cluster, target, draft)
     spent, base = spent_and_base(counts, times)

@@ -167,6 +167,7 @@ def _gamma(
     question: Question,
 ) -> GammaResult:
     counts, confidence = pool.counts(gamma), question.confidence
+    times = times if times is not None and times.covers(gamma) else None
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None

@@ -76,7 +76,7 @@ def find_route(
     if missing := next((draft for draft in candidates if draft not in timing.times), None):
         return f"there are no step times for {missing}"
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
-    options = question.options(candidates, gammas)
+    options = question.options(candidates, gammas, timing)
     if parts is None or not options:
         return f"there are no {'documents' if options else 'rounds'} to choose pools by"
     halves_of_times = zip((timing.choosing, timing.testing), parts, strict=True)
@@ -217,7 +217,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         break_even_length=free.value / whole.value if free and whole else None,
         speedup=speedup_interval(decision.speedup, question.confidence),
         tested=decision.tested,
-        chosen=question.chooses(question.options(candidates, gammas)),
+        chosen=question.chooses(question.options(candidates, gammas, timing)),
         documents=decision.speedup.documents if decision.speedup else 0,
         effective_documents=effective,
         length_correlation=correlation,
@@ -255,8 +255,8 @@ def tested_rows(
     """Return the documents of each domain that did not choose what `judge_traffic` chose, [documents] each; None: all may
     judge.
     """
-    _, _, candidates, mix, _ = basis(evidence, costs, question)
-    if not question.chooses(question.options(candidates, gammas)):
+    _, timing, candidates, mix, _ = basis(evidence, costs, question)
+    if not question.chooses(question.options(candidates, gammas, timing)):
         return None
     parts = halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, question.order)
     return parts[1] if parts else None

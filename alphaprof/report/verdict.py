@@ -13,7 +13,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.costs.speedup import FEWEST, Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
+from alphaprof.costs.speedup import (
+    FEWEST,
+    UNTIMED,
+    Decoded,
+    Mix,
+    Speedup,
+    StepTimes,
+    Timing,
+    cost_bounds,
+    time_spent,
+)
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.log.manifest import DecisionAsked, DraftFacts, Manifest
 from alphaprof.rules import default_rule, parse_rule
@@ -83,10 +93,11 @@ class Question(DecisionAsked):
         """Return whether one half of the documents chooses draft, γ or p_min, and the other half tests the choice."""
         return self.chose_p_min or len(options) > 1
 
-    def options(self, candidates: Pools, known: Sequence[int]) -> list[Pair]:
-        """Return each draft with each γ that the verdict may choose and the draft has rounds of."""
+    def options(self, candidates: Pools, known: Sequence[int], timing: Timing = UNTIMED) -> list[Pair]:
+        """Return each draft with each γ that the verdict may choose, the draft has rounds of, and its step times cover."""
         gammas = self.gammas(known)
         each = ((draft, gamma) for draft in candidates for gamma in gammas)
+        each = ((draft, gamma) for draft, gamma in each if timing.covers(draft, gamma))
         return [(draft, gamma) for draft, gamma in each if all(pool.has(gamma) for pool in candidates[draft].values())]
 
     def gammas(self, known: Sequence[int]) -> list[int]:
@@ -147,9 +158,9 @@ def judge(
     order. What is `auto` is chosen by some documents and tested on the others, so that the winner is not judged by the luck
     that made it win.
     """
-    options = question.options(candidates, gammas)
+    options = question.options(candidates, gammas, timing)
     if not options:
-        return None, no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
+        return None, _no_options(candidates, question, gammas)
     only = None if question.chooses(options) else options[0]
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
@@ -187,6 +198,14 @@ def judge(
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
+
+
+def _no_options(candidates: Pools, question: Question, gammas: Sequence[int]) -> Decision:
+    """Return why there is no draft and γ to judge: there are no rounds, or step times do not cover them."""
+    if not question.options(candidates, gammas):
+        return no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
+    least = min(question.gammas(gammas))
+    return no_decision(f"step times do not reach gamma {least}: that takes steps over {least + 1} tokens")
 
 
 def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:

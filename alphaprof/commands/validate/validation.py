@@ -532,6 +532,7 @@ def _compared_cell(
     on_cpu: bool,
 ) -> Cell:
     counts = pool.counts(way.gamma) if pool is not None else None
+    times = times if times is not None and times.covers(way.gamma) else None
     free = speedup([counts], [1.0], free_draft(way.gamma)) if counts is not None else None
     faster = speedup([counts], [1.0], times) if counts is not None and times is not None else None
     wall = TimedPair(plain.wall_s, way.wall_s, plain.tokens, way.tokens)

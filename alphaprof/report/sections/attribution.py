@@ -221,7 +221,8 @@ def _speeds(counts: RoundCounts, times: StepTimes | None) -> tuple[float | None,
 
     if counts.tokens.sum() == 0:
         return None, None
-    return point(free_draft(counts.drafted.shape[1])), (point(times) if times is not None else None)
+    gamma = counts.drafted.shape[1]
+    return point(free_draft(gamma)), (point(times) if times is not None and times.covers(gamma) else None)
 
 
 def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
