@@ -138,7 +138,8 @@ def test_what_a_table_covers_has_times_and_the_rest_has_none() -> None:
 def test_rounds_without_times_have_no_speedup() -> None:
     times = TABLE.times("small", 8, 1, 100)
     one = np.ones(1)
-    rounds = {gamma: RoundCounts(2 * one, one, np.ones((1, gamma)), np.eye(1, gamma), 0 * one, np.array([0])) for gamma in (3, 4)}
+    places = np.array([0])
+    rounds = {gamma: RoundCounts(2 * one, one, np.ones((1, gamma)), np.eye(1, gamma), 0 * one, places) for gamma in (3, 4)}
     for mix in (Mix.of({"all": 1.0}), Mix(("all",), None)):
         ways = {gamma: [(counts, times)] for gamma, counts in rounds.items()}
         for gamma, way in ways.items():
