@@ -481,7 +481,7 @@ def _choice(inputs: ReportInputs, evidence: Evidence, needs_gamma: bool) -> tupl
     """
     question, run = inputs.question, inputs.run
     _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
-    options, (first, *others) = question.options(candidates, run.gammas), candidates
+    options, (first, *others) = question.options(candidates, run.gammas, timing), candidates
     if not others and not (needs_gamma and question.chooses(options)):
         return options[0] if options else (first, max(run.gammas)), None
     reason = why_undecidable(weights, evidence, candidates[first])

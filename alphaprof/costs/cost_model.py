@@ -196,6 +196,8 @@ class Cost:
     draft_first_ms: dict[str, dict[int, float]]  # of a head: the first step of a round, by number of verified tokens
     lookup_ms: dict[str, float]  # by draft without steps (prompt lookup), once a round
     bookkeeping_ms: dict[str, float]  # once a round that drafts
+    covered: int  # the largest gamma that there are times for
+    lacking: tuple[str, ...]  # rows that larger gamma of the run need, in words
     rounds: int | None  # of timing; None: not known, or the times were not taken in rounds
     spread: tuple[StepSpread, ...]  # of steps that were timed in rounds
     memory: tuple[DraftMemoryShare, ...]  # one a draft
@@ -396,12 +398,25 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         },
         lookup_ms={draft: time.lookup.ms for draft, time in times.items() if not manifest.drafts[draft].has_steps},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
+        covered=min((max(time.target) - 1 for time in every.values()), default=0),
+        lacking=tuple(_lacking(costs, times, concurrency)),
         rounds=first.rounds or None if first else None,
         spread=tuple(_spreads(times)),
         memory=tuple(_memory_shares(manifest, options)),
         beyond_prefill=prefill[1] if prefill else None,
         padded=costs.padded,
     )
+
+
+def _lacking(costs: CostModel, times: Mapping[str, StepTimes], concurrency: int) -> Iterator[str]:
+    """Yield the rows without which there are no times of the run's largest gamma."""
+    needed = costs.gamma + 1
+    short = [draft for draft, time in times.items() if not time.covers(costs.gamma)]
+    steps = [(TARGET, "verify")] if short else []
+    steps += [(draft, "draft_first") for draft in short if times[draft].draft_first]
+    for model, step in steps:
+        if not costs.table.reaches(model, step, needed, concurrency):
+            yield f"{model}, {step}, {needed} tokens, batch {concurrency}"
 
 
 def _spreads(times: Mapping[str, StepTimes]) -> Iterator[StepSpread]:

@@ -142,7 +142,7 @@ class StepTimes:
         return len(self.decode.rounds)
 
     def covers(self, gamma: int) -> bool:
-        """Return whether there are times of a round of gamma drafts."""
+        """Return whether there are times of a round of gamma drafts. Without them no speedup is known."""
         return gamma + 1 in self.target
 
     def c(self) -> float:
@@ -216,6 +216,10 @@ class Timing:
     missing: Mapping[str, str]
     halves: tuple[Mapping[str, StepTimes], Mapping[str, StepTimes]] | None = None
     surer: str = MORE_ROUNDS
+
+    def covers(self, draft: str, gamma: int) -> bool:
+        """Return whether the times of a draft, if it has any, are those of rounds of gamma drafts as well."""
+        return draft not in self.times or self.times[draft].covers(gamma)
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
         """Return why one of some drafts has no times; None if all have them."""
@@ -502,6 +506,11 @@ def _shares(counts: RoundCounts, times: StepTimes, part: float) -> list[Share]:
     return [Share(fraction, *step, id(times.target), times.half) for fraction, step in steps]
 
 
+def _covered(domains: Sequence[Domain]) -> bool:
+    """Return whether there are times of all these rounds."""
+    return all(times.covers(counts.drafted.shape[1]) for domain in domains for counts, times in parts_of(domain))
+
+
 def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
     """Return the same documents decoded without a draft: a decode step for every token."""
     nothing = np.zeros((len(counts.tokens), 0))
@@ -526,8 +535,8 @@ def _by_weights(domains: Sequence[Domain], weights: Sequence[float]) -> Speedup 
     """
     domains = [domain for domain, weight in zip(domains, weights, strict=True) if weight > 0]
     weights = [weight for weight in weights if weight > 0]
-    sums = [_sums(domain) for domain in domains]
-    if not domains or any(each.base.sum() == 0 for each in sums):
+    sums = [_sums(domain) for domain in domains] if _covered(domains) else []
+    if not sums or any(each.base.sum() == 0 for each in sums):
         return None
     ratios = [ratio(each.spent, each.base) for each in sums]
     parts = [weight * one.value for weight, one in zip(weights, ratios, strict=True)]
@@ -577,7 +586,7 @@ def _as_sampled(domains: Sequence[Domain], strata: Array | None) -> Speedup | No
     were drawn from one.
     """
     domains = [domain for domain in domains if any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain))]
-    if not domains:
+    if not domains or not _covered(domains):
         return None
     time = _ratio_of_all(domains, [_sums(domain) for domain in domains], strata)
     timing = _timing_error(*_spent_on(domains, [1.0] * len(domains)))
@@ -639,6 +648,8 @@ class Mix:
 
     def value(self, domains: Sequence[Domain]) -> float | None:
         """Return the value of `routed` alone, which takes a fraction of its time."""
+        if not _covered(domains):
+            return None
         return self.value_of([tuple(float(part.sum()) for part in _sums(domain)[:2]) for domain in domains])
 
     def value_of(self, sums: Sequence[tuple[float, ...]]) -> float | None:
@@ -670,7 +681,7 @@ class Mix:
         given = self.weights or (1.0,) * len(first)
         seen = [any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain)) for domain in first]
         kept = [place for place, weight in enumerate(given) if weight > 0 and seen[place]]
-        if not kept or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
+        if not kept or not _covered([*first, *second]) or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
             return None
         weights, ways = [given[place] for place in kept], [[way[place] for place in kept] for way in (first, second)]
         one, two = ([_sums(domain) for domain in way] for way in ways)
@@ -761,6 +772,8 @@ def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Spee
     `prefill` [parts]: what that takes target and draft, in units of a decode step, [documents] each; its own error is not in
     the result's. None where there are no tokens.
     """
+    if not _covered([domain]):
+        return None
     parts, (spent, base, _) = parts_of(domain), _sums(domain)
     if base.sum() == 0:
         return None

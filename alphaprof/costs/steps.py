@@ -91,7 +91,9 @@ class StepTable:
         return tuple(row.context for row in self._of(TARGET, "decode").get(batch, {}).get(1, ()))
 
     def times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes:
-        """Return times of rounds with up to `gammas_max` drafts. Raises `Unmeasured`."""
+        """Return times of rounds with up to `gammas_max` drafts, or of as many as there are times for
+        (`StepTimes.covers`). Raises `Unmeasured` if there are none for a round of one draft.
+        """
         steps, first, searches = (self._of(draft, step) for step in ("draft", "draft_first", "lookup"))
         if not steps and not searches:
             raise Unmeasured(f"no step time for draft {draft}")
@@ -99,18 +101,35 @@ class StepTable:
         after_full = not first and any(2 in cell for cell in steps.values())
         # A first step over one token that was not timed by itself is as long as a later one.
         first = {near: {**steps.get(near, {}), **cell} for near, cell in first.items()}
-        counts = range(1, gammas_max + 2) if first else ()
+        verified, first_over = dict[int, StepTime](), dict[int, StepTime]()
+        for n in range(1, gammas_max + 2):
+            try:
+                time = _time(target, TARGET, n, batch, context)
+                own = _time(first, f"the first step of {name}", n, batch, context) if first else None
+            except Unmeasured:
+                if n <= 2:
+                    raise
+                break
+            verified[n] = time
+            if own is not None:
+                first_over[n] = own
         owners = ((TARGET, f"the {TARGET}"), (draft, name))
         kept = [(self._of(model, "bookkeeping"), f"bookkeeping of {words}") for model, words in owners]
         return StepTimes(
-            target={n: _time(target, TARGET, n, batch, context) for n in range(1, gammas_max + 2)},
+            target=verified,
             draft=_time(steps, name, 1, batch, context) if steps else NOTHING,
             lookup=_time(searches, f"lookup of {name}", 1, batch, context) if searches else NOTHING,
             draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
             bookkeeping=_summed_times([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
-            draft_first={n: _time(first, f"the first step of {name}", n, batch, context) for n in counts},
+            draft_first=first_over,
             batch=batch,
         )
+
+    def reaches(self, model: str, step: str, tokens: int, batch: int) -> bool:
+        """Return whether there is a time for a step over `tokens` tokens at a batch size."""
+        cells = self._of(model, "decode" if step == "verify" else step)
+        usable = [near for near, cell in cells.items() if _neighbors(sorted(cell), tokens)]
+        return bool(_neighbors(usable, batch))
 
     def prefill_ms(self, model: str, prompt_tokens: Array) -> tuple[Array, float] | None:
         """Prefill time of prompts at batch 1, in ms, and the share of them beyond the longest that was measured.

@@ -85,6 +85,12 @@ NOTES: Mapping[str, NoteKind] = {
         "resume it with alphaprof profile --resume",
         "texts",
     ),
+    "not_covered": NoteKind(
+        "step times do not reach the largest gamma of the run: above gamma {covered} there is no speedup, and the verdict "
+        "does not choose from there",
+        "give the times that are missing ({rows}), see docs/costs.md",
+        "times",
+    ),
     "other_context": NoteKind(
         "step times are for {timed:.0f} tokens in the KV cache, but these documents decode at about {typical:.0f}",
         "time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",

@@ -179,6 +179,7 @@ def _gamma(
     confidence: float,
 ) -> GammaResult:
     counts = pool.counts(gamma)
+    times = times if times is not None and times.covers(gamma) else None
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
     mixed = times.mixed([counts]) if times is not None else None

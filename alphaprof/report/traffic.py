@@ -88,7 +88,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
         break_even_length=free.value / decision.speedup.value if free and decision.speedup else None,
         speedup=decision.bounds,
-        chosen=question.chooses(question.options(candidates, gammas)),
+        chosen=question.chooses(question.options(candidates, gammas, timing)),
         disagreement=decision.disagreement,
         documents=decision.speedup.documents if decision.speedup else 0,
         length_correlation=_length_correlation(candidates, timed, times, mix) if timed else None,
@@ -110,7 +110,7 @@ def _alike(
     """Return the gammas next to a pair's own, it included, between which and it these documents show no clear difference."""
     draft, own = pair
     named, tail = decoded(candidates, pair, timing.times, mix), 1 - question.confidence
-    known = sorted({own, *(gamma for drafted, gamma in question.options(candidates, gammas) if drafted == draft)})
+    known = sorted({own, *(gamma for drafted, gamma in question.options(candidates, gammas, timing) if drafted == draft)})
     place = known.index(own)
 
     def differs(gamma: int) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from alphaprof.costs.speedup import (
     FEWEST,
     MORE_ROUNDS,
+    UNTIMED,
     Decoded,
     Domain,
     Mix,
@@ -69,10 +70,11 @@ class Question(DecisionAsked):
         """Return whether draft, γ or p_min are chosen on these documents."""
         return self.chose_p_min or len(options) > 1
 
-    def options(self, candidates: Pools, known: Sequence[int]) -> list[Pair]:
-        """Return each draft with each γ that the verdict may choose and the draft has rounds of."""
+    def options(self, candidates: Pools, known: Sequence[int], timing: Timing = UNTIMED) -> list[Pair]:
+        """Return each draft with each γ that the verdict may choose, the draft has rounds of, and its step times cover."""
         gammas = self.gammas(known)
         each = ((draft, gamma) for draft in candidates for gamma in gammas)
+        each = ((draft, gamma) for draft, gamma in each if timing.covers(draft, gamma))
         return [(draft, gamma) for draft, gamma in each if all(pool.has(gamma) for pool in candidates[draft].values())]
 
     def gammas(self, known: Sequence[int]) -> list[int]:
@@ -247,9 +249,9 @@ def judge(
     """Return the chosen draft and gamma, and the verdict on them: the one home of choosing and testing, for the traffic, a
     domain, a draft alone, at any concurrency.
     """
-    options = question.options(candidates, gammas)
+    options = question.options(candidates, gammas, timing)
     if not options:
-        return None, no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
+        return None, _no_options(candidates, question, gammas)
     chooses = question.chooses(options)
     if lacking := timing.lacks(candidates):
         return (None if chooses else options[0]), no_decision(without_times([], lacking))
@@ -272,6 +274,14 @@ def judge(
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
+
+
+def _no_options(candidates: Pools, question: Question, gammas: Sequence[int]) -> Decision:
+    """Return why there is no draft and γ to judge: there are no rounds, or step times do not cover them."""
+    if not question.options(candidates, gammas):
+        return no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
+    least = min(question.gammas(gammas))
+    return no_decision(f"step times do not reach gamma {least}: that takes steps over {least + 1} tokens")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.costs.speedup import NOTHING, StepTime
+from alphaprof.costs.speedup import NOTHING, Mix, StepTime, speedup, with_prefill
 from alphaprof.costs.steps import StepRow, StepTable, Unmeasured
+from alphaprof.totals.replay import RoundCounts
 from tests.loops import each
 
 
@@ -111,7 +112,6 @@ def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
     ("draft", "gamma", "batch", "reason"),
     [
         ("other", 1, 1, "no step time for draft other"),
-        ("small", 4, 1, "no step time for target at batch 1, tokens 5 (timed: batch 1, tokens 1-4; batch 5, tokens 1-4)"),
         ("small", 1, 6, "no step time for target at batch 6, tokens 1 (timed: batch 1, tokens 1-4; batch 5, tokens 1-4)"),
         ("ngram", 1, 2, "no step time for lookup of draft ngram at batch 2, tokens 1 (timed: batch 1, tokens 1-1)"),
     ],
@@ -119,6 +119,36 @@ def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
 def test_what_was_not_measured_has_no_time_and_a_reason(draft: str, gamma: int, batch: int, reason: str) -> None:
     with pytest.raises(Unmeasured, match=re.escape(reason)):
         TABLE.times(draft, gamma, batch, 100)
+
+
+def test_what_a_table_covers_has_times_and_the_rest_has_none() -> None:
+    """Up to 4 tokens a step: 3 drafts, however many the run has. Of a head its first steps limit it as well."""
+    times = TABLE.times("small", 8, 1, 100)
+    assert list(times.target) == [1, 2, 3, 4]
+    assert [gamma for gamma in range(1, 9) if times.covers(gamma)] == [1, 2, 3]
+    assert times == TABLE.times("small", 3, 1, 100)
+    assert (TABLE.reaches("target", "verify", 4, 1), TABLE.reaches("target", "verify", 5, 1)) == (True, False)
+    assert not TABLE.reaches("target", "verify", 4, 6)
+    head = StepTable([*ROWS, row("target", "verify", 9, 1, 100, 20.0), *HEAD]).times("eagle", 8, 1, 100)
+    assert (list(head.target), list(head.draft_first)) == ([1, 2, 3, 4], [1, 2, 3, 4])
+    with pytest.raises(Unmeasured, match=re.escape("no step time for target at batch 1, tokens 2 (timed: batch 1")):
+        StepTable([row for row in ROWS if row.step != "verify"]).times("small", 8, 1, 100)
+
+
+def test_rounds_without_times_have_no_speedup() -> None:
+    times = TABLE.times("small", 8, 1, 100)
+    one = np.ones(1)
+    places = np.array([0])
+    rounds = {gamma: RoundCounts(2 * one, one, np.ones((1, gamma)), np.eye(1, gamma), 0 * one, places) for gamma in (3, 4)}
+    for mix in (Mix.of({"all": 1.0}), Mix(("all",), None)):
+        ways = {gamma: [(counts, times)] for gamma, counts in rounds.items()}
+        for gamma, way in ways.items():
+            known = gamma == 3
+            assert (mix.routed(way) is not None) == known
+            assert (mix.value(way) is not None) == known
+            assert (mix.gain(ways[3], way) is not None) == known
+    assert speedup([rounds[4]], [1.0], times) is None
+    assert with_prefill(rounds[4], times, np.ones(1), np.ones(1)) is None
 
 
 def test_batches_without_enough_tokens_are_passed_over() -> None:

@@ -237,6 +237,40 @@ def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp
     assert "slow_tail" not in codes(asked(run, draft="small", gamma=1))
 
 
+def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(tmp_path: Path) -> None:
+    """A table up to 3 tokens for a run with gamma 1 to 4: both that it covers are judged, the others shown without a
+    speedup. One that is fixed beyond it is not judged, and says why.
+    """
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, gammas=(1, 2, 3, 4)))
+    table = tmp_path / "steps.csv"
+    table.write_text(
+        "model,step,tokens,batch,context,ms\ntarget,decode,1,1,8,10\ntarget,verify,2,1,8,10.5\n"
+        "target,verify,3,1,8,11\nsmall,draft,1,1,8,1\nngram,lookup,1,1,8,0.1\n"
+    )
+    costs = {"costs": run.manifest.config["costs"] | {"source": "table", "path": str(table)}}
+    config = run.manifest.config | costs
+
+    def decided(**decision: Any) -> Report:
+        return build_report(run, config=config | {"decision": config["decision"] | decision})
+
+    report = decided()
+    assert report.traffic.gamma in (1, 2)
+    assert report.traffic.speedup is not None
+    shown = only(report, "code", "small", "strict").gammas
+    assert [item.speedup is not None for item in shown] == [True, True, False, False]
+    assert [item.verify_cost for item in shown] == [pytest.approx(1.05), pytest.approx(1.1), None, None]
+    assert all(item.tokens_per_round is not None for item in shown)
+    (note,) = [each for each in report.notes if each.code == "not_covered"]
+    assert "above gamma 2 there is no speedup" in note.message
+    assert "target, verify, 5 tokens, batch 1" in note.remedy
+    fixed = decided(draft="small", gamma=2)
+    assert (fixed.traffic.gamma, fixed.traffic.chosen) == (2, False)
+    assert fixed.speedup is not None
+    beyond = decided(draft="small", gamma=4)
+    assert (beyond.verdict, beyond.speedup) == ("UNDECIDED", None)
+    assert "step times do not reach gamma 4: that takes steps over 5 tokens" in beyond.traffic.reason
+
+
 def test_a_context_outside_takes_the_nearest_and_a_note_says_so(tmp_path: Path) -> None:
     report = build_report(timed(tmp_path / "run", rows(contexts=(1000, 2000)), context=[1000, 2000]))
     assert (report.times.context, report.times.contexts) == (1000, (1000, 2000))

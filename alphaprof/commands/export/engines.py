@@ -364,7 +364,7 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
 def _priced_as_layers(scope: ExportScope, times: StepTimes | None) -> Iterator[str]:
     """Say what a reader that takes each draft for a layer of the target makes of a round, beside this run's step times."""
     gamma, shape = scope.gamma, scope.side.run.manifest.target.shape
-    if times is None or shape is None:
+    if times is None or not times.covers(gamma) or shape is None:
         yield f"AIConfigurator charges a round {gamma} extra target layers, not this draft's steps"
         return
     layers = float(shape["layers"])

@@ -574,6 +574,7 @@ def _compared_cell(
     on_cpu: bool,
 ) -> Cell:
     counts = pool.counts(way.gamma) if pool is not None else None
+    times = times if times is not None and times.covers(way.gamma) else None
     times = times.mixed([counts]) if times is not None and counts is not None else times
     free = speedup([counts], [1.0], free_draft(way.gamma)) if counts is not None else None
     faster = speedup([counts], [1.0], times) if counts is not None and times is not None else None

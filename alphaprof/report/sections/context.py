@@ -233,9 +233,10 @@ def _best(
 
     def fastest(concurrency: int) -> tuple[int, float, StepTimes] | None:
         times = costs.times(concurrency).get(draft) if costs else None
-        if times is None or not gammas:
+        covered = [gamma for gamma in gammas if times is not None and times.covers(gamma)]
+        if times is None or not covered:
             return None
-        values = {gamma: ALL.value(ALL.decoded([counts[gamma]], times)) or 0.0 for gamma in gammas}
+        values = {gamma: ALL.value(ALL.decoded([counts[gamma]], times)) or 0.0 for gamma in covered}
         best = max(values, key=lambda gamma: values[gamma])
         return best, values[best], times
 

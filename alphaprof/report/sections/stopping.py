@@ -118,9 +118,9 @@ def _together(tried: Mapping[float, Tried], drafts: Sequence[str]) -> Halves:
 
 def _chosen(tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int]) -> Choice | None:
     """Return the draft, γ and p_min that each half of the documents makes fastest, drafts as `_named`."""
-    return _together(tried, drafts).chosen(
-        [(_named(p_min, draft), gamma) for p_min in tried for draft in drafts for gamma in gammas]
-    )
+    timing = next(iter(tried.values())).timing
+    options = [(draft, gamma) for draft in drafts for gamma in gammas if timing.covers(draft, gamma)]
+    return _together(tried, drafts).chosen([(_named(p_min, draft), gamma) for p_min in tried for draft, gamma in options])
 
 
 def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> StopSurface:
