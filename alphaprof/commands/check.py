@@ -50,7 +50,7 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.sections.stopping import answered_p_min
 from alphaprof.report.traffic import basis, why_undecidable
-from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Pair, judge, no_decision, not_defined
+from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, together
@@ -415,7 +415,8 @@ def _check_thresholds(
 
     def sides(domain: str) -> list[list[_Part]]:
         """Return the documents of a domain as they are judged: cross-fitted; and also as named, if that counts too."""
-        found, halves = [[((draft, gamma), None, timing.times)]], timing.halves or (timing.times, timing.times)
+        halves = timing.halves or (timing.times, timing.times)
+        found: list[list[tuple[Pair, Mask | None, Mapping[str, StepTimes]]]] = [[((draft, gamma), None, timing.times)]]
         if tested is not None and tested.choice is not None and tested.rows is not None and domain in mix.domains:
             rows = [each[domain] for each in tested.rows]
             found = [list(zip(tested.choice.halves[::-1], rows, halves, strict=True))]
@@ -455,9 +456,11 @@ def _check_thresholds(
                     parts.append((item("undecided", FIRST if first else None), _widest([bounds for _, bounds in each])))
     items = _judged_together(parts, question.confidence)
     if draft in timing.times and 0 < timing.times[draft].rounds < GO_ROUNDS:  # a report has no GO then
-        short_of = {"outcome": "undecided", "note": f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"}
+        why = f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"
         items = tuple(
-            dataclasses.replace(item, **short_of) if (item.measure, item.outcome) == ("speedup", "pass") else item
+            dataclasses.replace(item, outcome="undecided", note=why)
+            if (item.measure, item.outcome) == ("speedup", "pass")
+            else item
             for item in items
         )
     outcome = together([item.outcome for item in items])

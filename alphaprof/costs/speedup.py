@@ -818,26 +818,26 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
     """
     halves = list(dict.fromkeys(share.half for share in spent))
     if len(halves) > 1:
-        sides = [[[share for share in side if share.half == half] for side in (spent, base)] for half in halves]
-        each = [_timing_error(*side) for side in sides]
-        squares = [one.error**2 for one in each]
-        moments = sum(square**2 / one.freedom for square, one in zip(squares, each, strict=True) if square > 0)
+        of_halves = [
+            _timing_error(*([share for share in side if share.half == half] for side in (spent, base))) for half in halves
+        ]
+        squares = [one.error**2 for one in of_halves]
+        moments = sum(square**2 / one.freedom for square, one in zip(squares, of_halves, strict=True) if square > 0)
         freedom = sum(squares) ** 2 / moments if moments > 0 else math.inf
-        error = math.sqrt(sum(squares))
         return TimingError(
-            error=error,
-            freedom=freedom if math.isfinite(error) else 0.0,
+            error=math.sqrt(sum(squares)),
+            freedom=freedom if math.isfinite(sum(squares)) else 0.0,
             flattered=_more_flattered(spent, base),
-            waited=max(one.waited for one in each),
-            redrawn=any(one.redrawn for one in each),
-            tail=sum(one.tail for one in each),
+            waited=max(one.waited for one in of_halves),
+            redrawn=any(one.redrawn for one in of_halves),
+            tail=sum(one.tail for one in of_halves),
         )
     sums: dict[object, tuple[StepTime, list[float]]] = {}
     shared: dict[object, float] = {}
     for side, each in enumerate((base, spent)):
-        for share, key, time, owner, _ in each:
-            shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * time.shared_error
-            sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
+        for fraction, key, time, owner, _ in each:
+            shared[owner] = shared.get(owner, 0.0) + (fraction if side else -fraction) * time.shared_error
+            sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += fraction
     used = [item for item in sums.values() if any(item[1])]
     doubts = (
         _more_flattered(spent, base),
@@ -848,9 +848,9 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
         before, after = (
             np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
         )
-        error = median_error(before - after, max(time.autocorrelation for time, _ in used))
+        error, freedom = median_error(before - after, max(time.autocorrelation for time, _ in used))
         tail = float(np.exp(after).mean() / np.exp(before).mean()) - 1
-        return TimingError(*error, *doubts, tail if tail > SLOW_TAIL else 0.0)
+        return TimingError(error, freedom, *doubts, tail if tail > SLOW_TAIL else 0.0)
     alike = sum(shared.values()) if all(share.time.shared_error == 0 for share in base) else math.hypot(*shared.values())
     own = [math.hypot(time.relative_error, OWN_ERROR * time.shared_error) for time, _ in used]
     apart = [(after - before) * error for error, (_, (before, after)) in zip(own, used, strict=True)]

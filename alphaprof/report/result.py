@@ -108,7 +108,7 @@ def _round_results(
         if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
             (domain,), shown = decision.tested.domains, decision.bounds
             if prefill is not None and decision.tested.rows is not None:
-                read = [tuple(each[rows[key.domain]] for each in prefill) for rows in decision.tested.rows]
+                read = [(prefill[0][rows[key.domain]], prefill[1][rows[key.domain]]) for rows in decision.tested.rows]
         request = speeds.request_speedup(domain, read, question.concurrency) if domain else None
         by_gamma.append(_gamma(pool, gamma, times, shown, request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth

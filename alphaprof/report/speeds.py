@@ -54,6 +54,7 @@ def by_concurrency(
         return ()
     each, (draft,) = [], candidates
     for concurrency in costs.concurrencies:
+        pair: Pair | None
         pair, decision = asked
         if concurrency != question.concurrency:
             timing = costs.timing(concurrency)

@@ -143,15 +143,16 @@ def on_for(
     on, other = chosen
     if on != other or not 0 < len(on) < len(mix.domains):
         return None
-    there: list[Domain] = [
-        each if domain in on else [without_draft(*part) for part in parts_of(each)]
-        for domain, each in zip(mix.domains, tested.domains, strict=True)
-    ]
-    gain, speedup = mix.gain(tested.domains, there), mix.routed(there)
-    if gain is None or speedup is None or gain.deciding(1 - question.confidence)[0] <= 1:
+    there = list[Domain]()
+    for domain, each in zip(mix.domains, tested.domains, strict=True):
+        off: Domain = [without_draft(*part) for part in parts_of(each)]
+        there.append(each if domain in on else off)
+    gain, speedup = (
+        deciding_interval(each, question.confidence) for each in (mix.gain(tested.domains, there), mix.routed(there))
+    )
+    if gain is None or speedup is None or gain.low <= 1:
         return None
-    names = tuple(domain for domain in mix.domains if domain in on)
-    return OnFor(names, *(deciding_interval(each, question.confidence) for each in (speedup, gain)))
+    return OnFor(tuple(domain for domain in mix.domains if domain in on), speedup, gain)
 
 
 def _length_correlation(candidates: Pools, pair: Pair, times: Mapping[str, StepTimes], mix: Mix) -> float | None:

@@ -140,7 +140,7 @@ class Halves:
         second = held_out({domain: pools[domain].units.lots for domain in mix.domains})
         return cls(candidates, timing, mix, ({domain: ~mask for domain, mask in second.items()}, second))
 
-    def decoded(self, options: tuple[Pair, Pair]) -> list[Domain]:
+    def decoded(self, options: tuple[Pair, Pair]) -> list[list[Decoded]]:
         """Return how each domain is decoded if each half has its own draft and gamma."""
         times = self.timing.halves or (self.timing.times, self.timing.times)
         sides = [
@@ -226,8 +226,8 @@ class CrossFit:
     ) -> CrossFit:
         """Choose among options and test the choice; `chooses`: whether anything is chosen at all."""
         if not chooses:
-            domains = decoded(candidates, options[0], timing.times, mix)
-            return cls(domains, mix.routed(domains))
+            fixed = decoded(candidates, options[0], timing.times, mix)
+            return cls(fixed, mix.routed(fixed))
         halves = Halves.of(candidates, timing, mix)
         if (choice := halves.chosen(options)) is None:
             return cls([], None)
