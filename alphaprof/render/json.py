@@ -44,7 +44,7 @@ def plain_values(value: Any) -> Any:
 
 
 def published() -> dict[str, str]:
-    """File names of the schemas by what they describe: report -> alphaprof-report-1.json; the latest version of each."""
+    """File names of the schemas by what they describe: report -> alphaprof-report-2.json; the latest version of each."""
     names = sorted(path.name for path in files("alphaprof.render").joinpath("schemas").iterdir())
     return {name.removeprefix(PREFIX).rsplit("-", 1)[0]: name for name in names if name.startswith(PREFIX)}
 
