@@ -17,6 +17,8 @@ case "${1:-}" in
   *) echo "usage: ./scripts/demo.sh [--train]" >&2; exit 2 ;;
 esac
 
+NEXT="== next: . .venv/bin/activate   (puts alphaprof on the path)"
+
 ./scripts/install.sh
 echo "== demo model"
 .venv/bin/python scripts/fetch_demo_models.py models "$model"
@@ -37,6 +39,7 @@ train() {
 }
 if [ "$model" = stories15m ]; then
   train
+  echo "$NEXT"
   exit
 fi
 
@@ -52,3 +55,4 @@ done
 echo "== reports: sampled text, the verdict; then greedy text (in the browser, with figures: report.html beside each run)"
 .venv/bin/alphaprof report runs/demo-sampled | sed -n 4,5p
 .venv/bin/alphaprof report runs/demo
+echo "$NEXT"

@@ -51,7 +51,7 @@ def test_every_answer_has_the_formats_that_the_readme_names(command: str) -> Non
 
 
 def test_the_road_and_the_places_that_the_page_for_developers_names_exist() -> None:
-    (road,) = re.findall(r"\| file \| hands on \|\n(.*?)\n\n", README, re.DOTALL)
+    (road,) = re.findall(r"\| file \| produces \|\n(.*?)\n\n", README, re.DOTALL)
     places = re.findall(r"`([\w/]+\.py)`", road)
     assert len(places) >= 12
     assert [place for place in places if not (ROOT / "alphaprof" / place).exists()] == []

@@ -37,7 +37,7 @@ class Latency:
     device: str
     threads: int | None  # of torch; None: the device is not a CPU
     engine: str
-    waiting: float | None  # share of the timing in which the steps had no processor; None: not known
+    waiting: float | None  # share of the timing in which the steps waited for a CPU; None: not known
     steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of a run's step times
 
     @classmethod

@@ -1,5 +1,5 @@
 """The profile file: every option declared once, read from YAML with its overrides, and refused with a hint where it is
 wrong.
 
-Not here: options of single commands (`cli`). This is the only room that imports pydantic and yaml.
+Not here: options of single commands (`cli`). This is the only package that imports pydantic and yaml.
 """

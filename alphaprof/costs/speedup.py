@@ -46,7 +46,7 @@ LARGEST = 600.0  # of a logarithm that is turned into a number
 class StepTime:
     """The time of one kind of step in ms. `rounds`: its times in each timing round, which runs all steps in turn (nothing to
     do with rounds of drafting) and is one unit of their sampling; `autocorrelation`: that of the rounds; `waiting`: the
-    share of their time in which the steps had no processor. Without rounds `relative_error`, a standard error, counts, and
+    share of their time in which the steps waited for a CPU. Without rounds `relative_error`, a standard error, counts, and
     `shared_error`, that of all computed steps together. `redrawn`: whether a new run times the step again.
     """
 

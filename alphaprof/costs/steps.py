@@ -30,7 +30,7 @@ class StepRow:
     lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: times
     in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known);
     `autocorrelation` of those rounds (None: `StepTable` works it out); `waiting`: the share of their time in which the steps
-    had no processor; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share;
+    waited for a CPU; `shared_error`: a relative standard error that all steps that have one, such as computed ones, share;
     `redrawn`: whether a new run times the step again, so that its error is another one then.
     """
 

@@ -38,7 +38,7 @@ def is_busy(waiting: float) -> bool:
 
 
 def unheld(waiting: float) -> float:
-    """Return how far off, as a logarithm, a step's time may be that had no processor for this share of it: on a busy machine
+    """Return how far off, as a logarithm, a step's time may be that waited for a CPU for this share of it: on a busy machine
     no bound may be nearer, since rounds that were all disturbed alike differ little. 0 if the machine was not busy.
     """
     return -math.log1p(-min(waiting, ALL)) if is_busy(waiting) else 0.0

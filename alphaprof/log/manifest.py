@@ -48,7 +48,7 @@ LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; 
 
 class Environment(TypedDict, total=False):
     """What a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
-    `timing_waiting`: the share of the timing in which the steps had no processor, if that is known.
+    `timing_waiting`: the share of the timing in which the steps waited for a CPU, if that is known.
     """
 
     device_memory: int | None

@@ -91,11 +91,11 @@ def _what_was_run(report: Report) -> str:
 
 
 def _about(report: Report) -> Iterator[str]:
-    """Yield the draft, its speedup and the one that is needed; the domains on which alone it is faster; and, if nothing is
+    """Yield the draft, its speedup and the threshold; the domains on which alone it is faster; and, if nothing is
     decided, what would decide it.
     """
     traffic = report.traffic
-    needed = f"needed {traffic.min_speedup:g}x"
+    needed = f"threshold {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
         yield f"speedup not known, {needed}"
         yield traffic.reason
@@ -223,23 +223,25 @@ def _below(report: Report) -> Iterator[str]:
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
     if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
-        marks.append(f"{SAME}: not clearly different from the best")
+        marks.append(f"{SAME}: no clear difference from the best")
     if any(_alone(item) for item in report.domains):
         marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
     if marks:
         yield "; ".join(marks)
     lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
-    if needed := [f"{fmt.short(domain, NAME)} {fmt.count(best.documents_needed or 0)}" for domain, best in lacking.items()]:
-        yield f"documents for a 50% chance of a verdict: {', '.join(needed)}"
+    if needed := [(fmt.short(domain, NAME), fmt.count(best.documents_needed or 0)) for domain, best in lacking.items()]:
+        (domain, count), *others = needed
+        rest = "".join(f", {name} {number}" for name, number in others)
+        yield f"to settle: {domain} needs about {count} documents{rest} (even odds)"
     judged = {answer.draft for answer in report.drafts}  # without a name if it has no rounds
     untimed = [draft for draft in report.run.drafts if draft not in judged]
     if untimed and judged and None not in judged:
         yield f"no step times: {', '.join(untimed)}"
-    if slow := [str(answer.draft) for answer in report.drafts if _pays_nowhere(report, answer)]:
-        yield f"pays nowhere: {', '.join(slow)}"
+    if slow := [str(answer.draft) for answer in report.drafts if _is_no_go_everywhere(report, answer)]:
+        yield f"below {report.traffic.min_speedup:g}x in every domain: {', '.join(slow)}"
 
 
-def _pays_nowhere(report: Report, answer: DraftAnswer) -> bool:
+def _is_no_go_everywhere(report: Report, answer: DraftAnswer) -> bool:
     """Return whether a draft is NO-GO in every domain."""
     verdicts = {result.verdict for result in report.results if result.draft == answer.draft and result.verdict is not None}
     return verdicts == {"NO-GO"}

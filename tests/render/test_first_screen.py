@@ -114,7 +114,7 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     assert (
         f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.traffic.tested, 'x')}" in first
     )
-    assert first.endswith(" with Hugging Face, needed 1.1x")
+    assert first.endswith(" with Hugging Face, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
 
 
@@ -197,7 +197,7 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     report = asked(two, "costs.source=none")
     text = as_first_screen(report)
     assert text.splitlines()[2].startswith("UNDECIDED  ")
-    assert text.splitlines()[2] == "UNDECIDED  speedup not known, needed 1.1x"  # and no draft
+    assert text.splitlines()[2] == "UNDECIDED  speedup not known, threshold 1.1x"  # and no draft
     assert "no step times: tokens per round hold on any engine" in text
     assert [cells["speedup [95%]"] for _, cells in first_screen(report).table.rows] == [fmt.NOTHING] * 2
 
@@ -240,3 +240,15 @@ def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str,
     marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "csv": "GO", "json": '"adjusted": "UNDECIDED"'}[form]
     assert text.count(marked) >= len(alone)
     assert ("for all 2 domains together" in text) == (form not in ("csv", "json"))
+
+
+def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_nowhere(two: Run) -> None:
+    report = asked(two, "decision.min_speedup=9")
+    needed = [
+        dataclasses.replace(item, best=dataclasses.replace(item.best, documents_needed=count))
+        for item, count in zip(report.domains, (60, 1200), strict=True)
+    ]
+    below = first_screen(dataclasses.replace(report, domains=tuple(needed))).table.below
+    first, second = (item.domain for item in report.domains)
+    assert f"to settle: {first} needs about 60 documents, {second} 1,200 (even odds)" in below
+    assert "below 9x in every domain: ngram, small" in below

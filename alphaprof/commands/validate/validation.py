@@ -470,7 +470,7 @@ def expected_seconds(
     run: Run, documents: Array, gammas: Sequence[int], repeats: int, rules: int = 1, concurrency: int = 1
 ) -> float | None:
     """Return about how many seconds it takes to decode documents of a run [documents] (their numbers) plainly, and with
-    each draft at each of its gammas by so many `rules`, `repeats` times: by the run's step times and replayed rounds. A
+    each draft at each of its gammas by `rules` rules, `repeats` times: by the run's step times and replayed rounds. A
     lossy rule is taken for as fast as the exact one, and a prompt is read as it was timed. None without step times.
     """
     table = run.documents()
