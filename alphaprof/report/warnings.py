@@ -91,11 +91,11 @@ def _length_notes(facts: RunFacts, traffic: Traffic, drift: Interval | None) -> 
             remedy += ", and set decision.weights to your traffic's shares of output tokens"
         yield note("cut_by_length", share=percent(facts.cut), direction=direction, remedy=remedy)
     lengths, direction, correlation = "", "off either way", traffic.length_correlation
-    if traffic.documents and facts.mean_length and facts.longest:
-        rest = unseen(traffic.documents) * facts.longest
-        if (share := rest / (rest + facts.mean_length)) > UNSEEN_SHARE:
-            lengths = f"a few documents of {count(facts.longest)} tokens that {traffic.documents} miss could be "
-            lengths += f"{percent(share)} of all tokens"
+    known = traffic.documents and facts.mean_length and facts.longest
+    share = unseen_share(traffic.documents, facts.mean_length or 0.0, facts.longest or 0) if known else 0.0
+    if share > UNSEEN_SHARE:
+        lengths = f"a few documents of {count(facts.longest or 0)} tokens that {traffic.documents} miss could be "
+        lengths += f"{percent(share)} of all tokens"
     if correlation is not None:
         slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")
         also = f"long documents are {slower} with the draft (rank correlation {correlation:+.2f})"
@@ -103,6 +103,14 @@ def _length_notes(facts: RunFacts, traffic: Traffic, drift: Interval | None) -> 
         direction = f"too {high} if longer ones are missing here"
     if lengths:
         yield note("long_tail", lengths=lengths, direction=direction)
+
+
+def unseen_share(documents: int, mean: float, longest: int) -> float:
+    """Return the share of all tokens that documents of the full length `longest` would have if as many of them were missing
+    as a sample of so many documents, of `mean` tokens, allows (`estimate.unseen`).
+    """
+    rest = unseen(documents) * longest
+    return rest / (rest + mean)
 
 
 def _numeric_notes(results: Sequence[Result], dtype: str) -> Found:

@@ -16,8 +16,7 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
 SPARSE = 16  # numbers up to this multiple of their count are counted in a table
-UNSEEN = 2  # documents of another kind that may have gone unseen
-MOST_FOR_A_TENTH = 28  # up to this many documents, a tenth of the traffic may be of a kind not seen yet
+MISSED = 0.05  # of samples may contain no document of another kind, although there are some
 NO_SPREAD = 1e-6  # relative standard error below which documents agree within the precision of float32 columns
 
 
@@ -178,13 +177,13 @@ def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
 
 
 def unseen(documents: int) -> float:
-    """Return the share of documents that a bound takes to be of another kind than all that were seen: 2 / documents, at most
-    1, and a tenth up to 28 documents, with which a tenth goes unseen in more than 5% of samples (0.9^28 = 0.052).
+    """Return the share of documents that a bound takes to be of another kind than all that were seen: the largest that goes
+    unseen in 5% of samples, 1 - 0.05^(1 / documents) (Clopper-Pearson at none of them; about 3 / documents).
 
     No bound may be nearer than what that share at the far end of what is possible would make of it. Agreement is
     not certainty, and one document that differs is not a gain (docs/decisions/020).
     """
-    return max(min(1.0, UNSEEN / documents), 0.1 if documents <= MOST_FOR_A_TENTH else 0.0)
+    return float(1 - MISSED ** (1 / documents))
 
 
 def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tuple[float, float, float]:

@@ -41,11 +41,11 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.verdict import EVEN, LIKELY, Question, decide, halves, held_out, judge
+from alphaprof.report.verdict import EVEN, LIKELY, CrossFit, Decision, Question, decide, judge
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
 from alphaprof.stats.gates import judge as judge_gates
-from alphaprof.totals.documents import Units, lots_of
+from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
@@ -199,6 +199,11 @@ def found_intervals(population: Traffic, rows: Array) -> list[Any]:
     ]
 
 
+def verdict_on(one: Speedup | None, threshold: float, confidence: float) -> Decision:
+    """The decision on a speedup for which nothing was chosen."""
+    return decide(CrossFit([], one), threshold, confidence)
+
+
 def intervals(name: str, population: Traffic, repetitions: int, rng: Random) -> list[Line]:
     """How often intervals hold the truth, and on which side they miss it."""
     truths, lines = population.truths(), []
@@ -219,7 +224,7 @@ def asked_again(counts: RoundCounts, threshold: float) -> str:
     """The first verdict of fixed size that is not UNDECIDED, asked after every few documents."""
     for size in range(EVERY, len(counts.tokens) + 1, EVERY):
         seen = speedup([counts.rows(np.arange(size))], [1.0], TIMES)
-        if (verdict := decide(seen, threshold, CONFIDENCE, held_out=False).verdict) != "UNDECIDED":
+        if (verdict := verdict_on(seen, threshold, CONFIDENCE).verdict) != "UNDECIDED":
             return verdict
     return "UNDECIDED"
 
@@ -230,7 +235,7 @@ def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[
     once, again = [], []
     for _ in range(repetitions):
         counts = population.sample(population.draw(rng, MOST))
-        once.append(decide(speedup([counts], [1.0], TIMES), threshold, CONFIDENCE, held_out=False).verdict)
+        once.append(verdict_on(speedup([counts], [1.0], TIMES), threshold, CONFIDENCE).verdict)
         again.append(asked_again(counts, threshold))
     lines = []
     for kind, verdicts in (("asked once", once), ("asked again", again)):
@@ -240,57 +245,60 @@ def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[
     return lines
 
 
-def best(samples: Sequence[RoundCounts], rows: Array) -> tuple[int, Speedup]:
-    """The draft with the highest speedup on some of the documents."""
-    found = [one for counts in samples if (one := speedup([counts.rows(rows)], [1.0], TIMES)) is not None]
-    index = max(range(len(found)), key=lambda draft: found[draft].value)
-    return index, found[index]
+def chosen_pools(rounds: Sequence[RoundCounts]) -> dict[str, dict[str, DocumentTotals]]:
+    """Some drafts on the same documents, one domain."""
+    names = [str(index) for index in range(len(rounds[0].tokens))]
+    return {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
+
+
+def crossed(rounds: Sequence[RoundCounts], threshold: float) -> Decision:
+    """The verdict if the best of some drafts is chosen."""
+    timing = Timing({str(draft): TIMES for draft in range(len(rounds))}, "", {})
+    question = Question(
+        rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
+    )
+    return judge(chosen_pools(rounds), timing, Mix.of({"all": 1.0}), question, [GAMMA])[1]
+
+
+def naive(rounds: Sequence[RoundCounts]) -> Speedup:
+    """The best of some drafts, on the documents that it is the best on."""
+    found = [one for counts in rounds if (one := speedup([counts], [1.0], TIMES)) is not None]
+    return max(found, key=lambda one: one.value)
 
 
 def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) -> list[Line]:
-    """False GO of the best of DRAFTS drafts, none of which is above the threshold: tested on the other half, or not."""
+    """False GO of the best of DRAFTS drafts, none of which is above the threshold: cross-fitted, or not."""
     threshold, lines = population.truths()["speedup"], []
     for size in CHOICE_SIZES:
-        tested = held_out({name: lots_of(str(index) for index in range(size))})[name]
-        halves = naive = 0
+        wrong = fooled = 0
         for _ in range(repetitions):
             samples = [population.sample(rows) for rows in population.draw_drafts(rng, size)]
-            chosen, _ = best(samples, ~tested)
-            judged = speedup([samples[chosen].rows(tested)], [1.0], TIMES)
-            halves += decide(judged, threshold, CONFIDENCE, held_out=True).verdict == "GO"
-            _, winner = best(samples, np.full(size, True))
-            naive += decide(winner, threshold, CONFIDENCE, held_out=False).verdict == "GO"
-        met = halves / repetitions <= ERROR + noise(repetitions)
-        lines.append(Line(f"{name:16}{'the other half':20}{threshold:8.3f}{size:11}", (halves / repetitions,), met))
-        lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (naive / repetitions,), None))
+            wrong += crossed(samples, threshold).verdict == "GO"
+            fooled += verdict_on(naive(samples), threshold, CONFIDENCE).verdict == "GO"
+        met = wrong / repetitions <= ERROR + noise(repetitions)
+        lines.append(Line(f"{name:16}{'cross-fitted':20}{threshold:8.3f}{size:11}", (wrong / repetitions,), met))
+        lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (fooled / repetitions,), None))
     return lines
 
 
 def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
     """How often a threshold that is the truth of all drafts passes for the one that the decision chooses, as `check` judges
-    it: by the documents that did not choose, or by all.
+    it: cross-fitted, or by the documents that chose.
     """
     texts = traffic(name, members, rng)
     threshold = texts.truths()["speedup"]
     for drafts, size in itertools.product(CHECK_DRAFTS, CHECK_SIZES):
-        names = [str(index) for index in range(size)]
-        timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
-        question = Question(
-            rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
-        )
         passed = [0, 0]
         for _ in range(repetitions):
             rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
-            pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
-            pair, _ = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
-            parts = halves(pools["0"])
-            chosen = rounds[int(pair[0])]
-            for place, counts in enumerate((chosen.rows(parts[1]["all"]), chosen)):
-                [result] = judge_gates([Gate(threshold, speedup([counts], [1.0], TIMES).bounds)], CONFIDENCE)
-                passed[place] += result.outcome == "pass"
-        for place, tested in enumerate(("the other half", "the same documents")):
+            tested = crossed(rounds, threshold).tested
+            for place, bounds in enumerate((tested.deciding if tested else None, naive(rounds).bounds)):
+                if bounds is not None:
+                    [result] = judge_gates([Gate(threshold, bounds)], CONFIDENCE)
+                    passed[place] += result.outcome == "pass"
+        for place, way in enumerate(("cross-fitted", "the same documents")):
             met = passed[place] / repetitions <= ERROR + noise(repetitions) if not place else None
-            yield Line(f"{name:16}{tested:20}{drafts:8}{size:11}", (passed[place] / repetitions,), met)
+            yield Line(f"{name:16}{way:20}{drafts:8}{size:11}", (passed[place] / repetitions,), met)
 
 
 def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
@@ -303,7 +311,7 @@ def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[
             found = [speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES) for _ in range(DOMAINS)]
 
             def go(error: float, one: Speedup | None) -> bool:
-                return decide(one, threshold, 1 - error, held_out=False).verdict == "GO"
+                return verdict_on(one, threshold, 1 - error).verdict == "GO"
 
             each = [go(ERROR, one) for one in found]
             together = holm([partial(go, one=one) for one in found], ERROR)
@@ -324,14 +332,14 @@ def needed(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
         while undecided < repetitions:
             threshold = truth * math.exp(rng.uniform(-distance, distance))
             first = speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES)
-            decision = decide(first, threshold, CONFIDENCE, held_out=False)
+            decision = verdict_on(first, threshold, CONFIDENCE)
             if decision.verdict != "UNDECIDED":
                 continue
             undecided += 1
             for place, asked in enumerate((decision.documents_needed, decision.documents_likely)):
                 if asked is not None and asked <= MOST_ASKED:
                     again = speedup([texts.sample(texts.draw(rng, asked))], [1.0], TIMES)
-                    decided[place].append(decide(again, threshold, CONFIDENCE, held_out=False).verdict != "UNDECIDED")
+                    decided[place].append(verdict_on(again, threshold, CONFIDENCE).verdict != "UNDECIDED")
         rates = [rate for one in decided for rate in (len(one) / undecided, float(np.mean(one)) if one else math.nan)]
         met = None
         if distance == DISTANCES[0]:
@@ -395,20 +403,32 @@ def true_speedup(domains: Sequence[Traffic]) -> float:
     return float(tokens / sum(time_spent(domain.counts, TIMES).mean() for domain in domains))
 
 
-def halved(sample: Sample, lots: Array) -> Speedup:
-    """What `auto` is judged by: the better of the drafts on one half of the documents, tested on the other."""
-    size = len(sample.rounds[0][0].tokens)
-    tested = held_out({"a": lots[:size], "b": lots[size:]})
-    choosing = [~tested["a"], ~tested["b"]]
-    best = max(range(len(sample.rounds)), key=lambda draft: sample.speedup(draft, choosing).value)
-    return sample.speedup(best, [tested["a"], tested["b"]])
+def crossed_traffic(sample: Sample) -> Speedup:
+    """What `auto` is judged by: the better of the drafts on either half of the documents, tested on the other."""
+    first = len(sample.rounds[0][0].tokens)
+    size = first + len(sample.rounds[0][1].tokens)
+    units = Units.named([str(place) for place in range(size)])
+    rows = {"a": slice(0, first), "b": slice(first, size)}
+    pools = {
+        str(draft): {
+            domain: dataclasses.replace(as_pool(counts, ["-"] * len(counts.tokens)), units=units.take(rows[domain]))
+            for domain, counts in zip(("a", "b"), each, strict=True)
+        }
+        for draft, each in enumerate(sample.rounds)
+    }
+    timing = Timing(dict.fromkeys(pools, TIMES), "", {})
+    options = [(draft, GAMMA) for draft in pools]
+    found = CrossFit.of(pools, timing, Mix(("a", "b"), None, sample.strata), options, True, ERROR).speedup
+    if found is None:
+        raise ValueError("no speedup of a sample")
+    return found
 
 
 def rates(found: Sequence[Speedup], truth: float) -> tuple[float, ...]:
     """Shares of intervals that hold the truth, lie above it and below it, and of false GO and NO-GO at that threshold."""
     bounds = np.array([one.bounds((1 - CONFIDENCE) / 2) for one in found])
     above, below = float((bounds[:, 0] > truth).mean()), float((bounds[:, 1] < truth).mean())
-    verdicts = [decide(one, truth, CONFIDENCE, held_out=False).verdict for one in found]
+    verdicts = [verdict_on(one, truth, CONFIDENCE).verdict for one in found]
     return 1 - above - below, above, below, verdicts.count("GO") / len(found), verdicts.count("NO-GO") / len(found)
 
 
@@ -419,11 +439,10 @@ def whole_traffic(name: str, members: int, repetitions: int, rng: Random) -> Ite
     domains = [population(size, spread_around(*domain), rng) for domain in alphas]
     truth = true_speedup(domains)
     for sampling, documents in itertools.product(SAMPLINGS, TRAFFIC_SIZES):
-        lots = lots_of(map(str, range(documents)))
         samples = [drawn(domains, sampling, documents, rng, drafts=2) for _ in range(repetitions)]
         ways = {
             "one ratio": [sample.speedup(0) for sample in samples],
-            "tested half": [halved(sample, lots) for sample in samples],
+            "cross-fitted": [crossed_traffic(sample) for sample in samples],
             "shares as known": [sample.with_shares_as_known() for sample in samples],
         }
         for way, found in ways.items():
@@ -451,7 +470,7 @@ def bad_documents(name: str, members: int, repetitions: int, rng: Random) -> Ite
         shown = []
         for documents in BAD_SIZES:
             found = [speedup([texts.sample(texts.draw(rng, documents))], [1.0], TIMES) for _ in range(repetitions)]
-            verdicts = [decide(one, truth, CONFIDENCE, held_out=False).verdict for one in found]
+            verdicts = [verdict_on(one, truth, CONFIDENCE).verdict for one in found]
             shown.append(verdicts.count("GO") / repetitions)
         promised = kind == "one length" and part > 0.05
         met = max(shown[BAD_SIZES.index(16) :]) <= ERROR + noise(repetitions) if promised else None

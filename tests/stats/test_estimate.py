@@ -27,6 +27,7 @@ from alphaprof.stats.estimate import (
     ratio,
     share_interval,
     small_sample,
+    unseen,
     without_single,
 )
 from alphaprof.stats.paired import mean_difference
@@ -123,6 +124,12 @@ def test_a_bounded_interval_is_t_where_documents_spread_enough(found: list[tuple
     wide = dataclasses.replace(plain, documents=10**9, third=0.0)
     expected = (max(0.0, plain.value - half), min(60.0, plain.value + half))
     assert bounded_interval(wide, 0.0, 60.0, tail) == pytest.approx(expected, abs=1e-6)
+
+
+@each("documents", [1, 5, 16, 48, 112])
+def test_what_goes_unseen_is_the_largest_share_that_a_twentieth_of_samples_misses(documents: int) -> None:
+    """All of so many documents are of the kind that was seen with a chance of 5%."""
+    assert (1 - unseen(documents)) ** documents == pytest.approx(0.05)
 
 
 def test_skewness_by_hand() -> None:
