@@ -265,12 +265,11 @@ def judge(
         decision = replace(decision, verdict="UNDECIDED", reason=needed, remedy=timing.surer)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     few = decision.verdict == "UNDECIDED" and (decision.speedup is None or not decision.speedup.tells)
-    reason = decision.reason if few else f"{timing.basis}: {decision.reason}"
+    remedy = f"{decision.remedy}; " if decision.remedy and not question.stand_in else ""  # first: a screen cuts what is long
+    reason = remedy + (decision.reason if few else f"{timing.basis}: {decision.reason}")
     if question.stand_in:
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
-    elif decision.remedy:
-        reason = f"{decision.remedy}; {reason}"  # first: a screen cuts what is long
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
