@@ -18,12 +18,13 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from scipy.stats import norm, truncnorm
 
 from alphaprof.config.options import MeasuredCosts
@@ -41,11 +42,11 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.verdict import EVEN, LIKELY, Question, decide, halves, held_out, judge
+from alphaprof.report.verdict import EVEN, LIKELY, CrossFit, Decision, Question, decide, judge
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
 from alphaprof.stats.gates import judge as judge_gates
-from alphaprof.totals.documents import Units, lots_of
+from alphaprof.totals.documents import Names, Units
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
@@ -63,6 +64,7 @@ DISTANCES, NEEDED_SIZES, MOST_ASKED = (0.3, 0.05), (16, 32, 64), 20_000
 SHORT = 0.05  # of a chance that is promised, over truths within the first of these distances
 BURSTINESS = 0.6
 HELD_BY_TIMES, HELD_IN_A_ROW = 0.93, 0.90  # what intervals of step times must hold at least
+CROSS_FITTED = "cross-fitted"
 ROUNDS = (5, 10, 20)  # of step times, where nothing stops them earlier
 SPREADS = (0.005, 0.01, 0.02)  # standard deviation of the logarithm of a step's time
 OUTLIERS, DISTURBED = 0.05, 3.0  # share of steps that take three times as long
@@ -165,6 +167,27 @@ def population(size: Array, alphas: Alphas, rng: Random, burstiness: float = 0.0
     return Traffic(counts, accepted, size.astype(float))
 
 
+def decided(found: Speedup | None, threshold: float, confidence: float = CONFIDENCE) -> Decision:
+    """The verdict on a draft and gamma that were named."""
+    return decide(CrossFit([], found), threshold, confidence)
+
+
+def cross_fitted(drafts: Sequence[Mapping[str, RoundCounts]], mix: Mix, threshold: float) -> Decision:
+    """The verdict on the best of some drafts, with their rounds by domain: each half of the documents is decoded as the
+    other half chose.
+    """
+    clusters = 1 + max(int(counts.cluster.max()) for counts in drafts[0].values())
+    names = Names(pa.array(map(str, range(clusters)), pa.string()))
+    pools = {
+        str(number): {domain: as_pool(counts, names) for domain, counts in rounds.items()}
+        for number, rounds in enumerate(drafts)
+    }
+    question = Question(
+        rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights=None
+    )
+    return judge(pools, Timing(dict.fromkeys(pools, TIMES), "", {}), mix, question, [GAMMA])[1]
+
+
 def noise(repetitions: int) -> float:
     """Three standard errors of a rate of 5 %."""
     return 3 * math.sqrt(ERROR * (1 - ERROR) / repetitions)
@@ -219,7 +242,7 @@ def asked_again(counts: RoundCounts, threshold: float) -> str:
     """The first verdict of fixed size that is not UNDECIDED, asked after every few documents."""
     for size in range(EVERY, len(counts.tokens) + 1, EVERY):
         seen = speedup([counts.rows(np.arange(size))], [1.0], TIMES)
-        if (verdict := decide(seen, threshold, CONFIDENCE, held_out=False).verdict) != "UNDECIDED":
+        if (verdict := decided(seen, threshold).verdict) != "UNDECIDED":
             return verdict
     return "UNDECIDED"
 
@@ -230,7 +253,7 @@ def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[
     once, again = [], []
     for _ in range(repetitions):
         counts = population.sample(population.draw(rng, MOST))
-        once.append(decide(speedup([counts], [1.0], TIMES), threshold, CONFIDENCE, held_out=False).verdict)
+        once.append(decided(speedup([counts], [1.0], TIMES), threshold).verdict)
         again.append(asked_again(counts, threshold))
     lines = []
     for kind, verdicts in (("asked once", once), ("asked again", again)):
@@ -240,57 +263,46 @@ def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[
     return lines
 
 
-def best(samples: Sequence[RoundCounts], rows: Array) -> tuple[int, Speedup]:
-    """The draft with the highest speedup on some of the documents."""
-    found = [one for counts in samples if (one := speedup([counts.rows(rows)], [1.0], TIMES)) is not None]
-    index = max(range(len(found)), key=lambda draft: found[draft].value)
-    return index, found[index]
+ALL = Mix.of({"all": 1.0})
+
+
+def best(samples: Sequence[RoundCounts]) -> Speedup:
+    """The highest speedup of some drafts on all documents."""
+    return max((found for counts in samples if (found := speedup([counts], [1.0], TIMES))), key=lambda found: found.value)
 
 
 def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) -> list[Line]:
-    """False GO of the best of DRAFTS drafts, none of which is above the threshold: tested on the other half, or not."""
+    """False GO of the best of DRAFTS drafts, none of which is above the threshold: cross-fitted, or not."""
     threshold, lines = population.truths()["speedup"], []
     for size in CHOICE_SIZES:
-        tested = held_out({name: lots_of(str(index) for index in range(size))})[name]
-        halves = naive = 0
+        fitted = naive = 0
         for _ in range(repetitions):
             samples = [population.sample(rows) for rows in population.draw_drafts(rng, size)]
-            chosen, _ = best(samples, ~tested)
-            judged = speedup([samples[chosen].rows(tested)], [1.0], TIMES)
-            halves += decide(judged, threshold, CONFIDENCE, held_out=True).verdict == "GO"
-            _, winner = best(samples, np.full(size, True))
-            naive += decide(winner, threshold, CONFIDENCE, held_out=False).verdict == "GO"
-        met = halves / repetitions <= ERROR + noise(repetitions)
-        lines.append(Line(f"{name:16}{'the other half':20}{threshold:8.3f}{size:11}", (halves / repetitions,), met))
+            fitted += cross_fitted([{"all": counts} for counts in samples], ALL, threshold).verdict == "GO"
+            naive += decided(best(samples), threshold).verdict == "GO"
+        met = fitted / repetitions <= ERROR + noise(repetitions)
+        lines.append(Line(f"{name:16}{CROSS_FITTED:20}{threshold:8.3f}{size:11}", (fitted / repetitions,), met))
         lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (naive / repetitions,), None))
     return lines
 
 
 def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
     """How often a threshold that is the truth of all drafts passes for the one that the decision chooses, as `check` judges
-    it: by the documents that did not choose, or by all.
+    it: by the bounds of what is cross-fitted, or by all documents of the chosen one.
     """
     texts = traffic(name, members, rng)
     threshold = texts.truths()["speedup"]
     for drafts, size in itertools.product(CHECK_DRAFTS, CHECK_SIZES):
-        names = [str(index) for index in range(size)]
-        timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
-        question = Question(
-            rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
-        )
         passed = [0, 0]
         for _ in range(repetitions):
             rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
-            pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
-            pair, _ = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
-            parts = halves(pools["0"])
-            chosen = rounds[int(pair[0])]
-            for place, counts in enumerate((chosen.rows(parts[1]["all"]), chosen)):
-                [result] = judge_gates([Gate(threshold, speedup([counts], [1.0], TIMES).bounds)], CONFIDENCE)
+            tested = cross_fitted([{"all": counts} for counts in rounds], ALL, threshold).tested
+            for place, bounds in enumerate((tested.deciding, best(rounds).deciding)):
+                [result] = judge_gates([Gate(threshold, bounds)], CONFIDENCE)
                 passed[place] += result.outcome == "pass"
-        for place, tested in enumerate(("the other half", "the same documents")):
+        for place, way in enumerate((CROSS_FITTED, "the same documents")):
             met = passed[place] / repetitions <= ERROR + noise(repetitions) if not place else None
-            yield Line(f"{name:16}{tested:20}{drafts:8}{size:11}", (passed[place] / repetitions,), met)
+            yield Line(f"{name:16}{way:20}{drafts:8}{size:11}", (passed[place] / repetitions,), met)
 
 
 def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
@@ -303,7 +315,7 @@ def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[
             found = [speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES) for _ in range(DOMAINS)]
 
             def go(error: float, one: Speedup | None) -> bool:
-                return decide(one, threshold, 1 - error, held_out=False).verdict == "GO"
+                return decided(one, threshold, 1 - error).verdict == "GO"
 
             each = [go(ERROR, one) for one in found]
             together = holm([partial(go, one=one) for one in found], ERROR)
@@ -319,20 +331,20 @@ def needed(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
     texts = traffic(name, members, rng)
     truth = texts.truths()["speedup"]
     for distance, size in itertools.product(DISTANCES, NEEDED_SIZES):
-        decided: list[list[bool]] = [[], []]
+        settled: list[list[bool]] = [[], []]
         undecided = 0
         while undecided < repetitions:
             threshold = truth * math.exp(rng.uniform(-distance, distance))
             first = speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES)
-            decision = decide(first, threshold, CONFIDENCE, held_out=False)
+            decision = decided(first, threshold)
             if decision.verdict != "UNDECIDED":
                 continue
             undecided += 1
             for place, asked in enumerate((decision.documents_needed, decision.documents_likely)):
                 if asked is not None and asked <= MOST_ASKED:
                     again = speedup([texts.sample(texts.draw(rng, asked))], [1.0], TIMES)
-                    decided[place].append(decide(again, threshold, CONFIDENCE, held_out=False).verdict != "UNDECIDED")
-        rates = [rate for one in decided for rate in (len(one) / undecided, float(np.mean(one)) if one else math.nan)]
+                    settled[place].append(decided(again, threshold).verdict != "UNDECIDED")
+        rates = [rate for one in settled for rate in (len(one) / undecided, float(np.mean(one)) if one else math.nan)]
         met = None
         if distance == DISTANCES[0]:
             met = min(rates[1] - EVEN, rates[3] - LIKELY) >= -SHORT - grant(repetitions)
@@ -362,14 +374,22 @@ class Sample:
     rounds: list[list[RoundCounts]]
     strata: Array | None
 
-    def speedup(self, draft: int, rows: Sequence[Array] | None = None) -> Speedup:
-        """Of one draft, the shares of the domains being those of the documents."""
-        counts = self.rounds[draft]
-        if rows is not None:
-            counts = [each.rows(chosen) for each, chosen in zip(counts, rows, strict=True)]
-        return Mix(("a", "b"), None, self.strata).speedup(counts, TIMES)
+    @property
+    def mix(self) -> Mix:
+        """The shares of the domains are those of the documents."""
+        return Mix(("a", "b"), None, self.strata)
 
-    def with_shares_as_known(self) -> Speedup:
+    def one_ratio(self) -> Speedup | None:
+        """Of the first draft."""
+        return self.mix.speedup(self.rounds[0], TIMES)
+
+    def cross_fitted(self, threshold: float) -> Decision:
+        """On the better of the drafts."""
+        return cross_fitted(
+            [dict(zip(self.mix.domains, rounds, strict=True)) for rounds in self.rounds], self.mix, threshold
+        )
+
+    def with_shares_as_known(self) -> Speedup | None:
         """The same with the observed shares as weights: their error is left out."""
         counts = self.rounds[0]
         tokens = sum(each.tokens.sum() for each in counts)
@@ -395,20 +415,13 @@ def true_speedup(domains: Sequence[Traffic]) -> float:
     return float(tokens / sum(time_spent(domain.counts, TIMES).mean() for domain in domains))
 
 
-def halved(sample: Sample, lots: Array) -> Speedup:
-    """What `auto` is judged by: the better of the drafts on one half of the documents, tested on the other."""
-    size = len(sample.rounds[0][0].tokens)
-    tested = held_out({"a": lots[:size], "b": lots[size:]})
-    choosing = [~tested["a"], ~tested["b"]]
-    best = max(range(len(sample.rounds)), key=lambda draft: sample.speedup(draft, choosing).value)
-    return sample.speedup(best, [tested["a"], tested["b"]])
-
-
-def rates(found: Sequence[Speedup], truth: float) -> tuple[float, ...]:
-    """Shares of intervals that hold the truth, lie above it and below it, and of false GO and NO-GO at that threshold."""
-    bounds = np.array([one.bounds((1 - CONFIDENCE) / 2) for one in found])
+def rates(found: Sequence[Decision], truth: float) -> tuple[float, ...]:
+    """Shares of intervals that hold the truth, lie above it and below it, and of GO and NO-GO, which are false at that
+    threshold.
+    """
+    bounds = np.array([one.tested.deciding((1 - CONFIDENCE) / 2) for one in found])
     above, below = float((bounds[:, 0] > truth).mean()), float((bounds[:, 1] < truth).mean())
-    verdicts = [decide(one, truth, CONFIDENCE, held_out=False).verdict for one in found]
+    verdicts = [one.verdict for one in found]
     return 1 - above - below, above, below, verdicts.count("GO") / len(found), verdicts.count("NO-GO") / len(found)
 
 
@@ -419,12 +432,11 @@ def whole_traffic(name: str, members: int, repetitions: int, rng: Random) -> Ite
     domains = [population(size, spread_around(*domain), rng) for domain in alphas]
     truth = true_speedup(domains)
     for sampling, documents in itertools.product(SAMPLINGS, TRAFFIC_SIZES):
-        lots = lots_of(map(str, range(documents)))
         samples = [drawn(domains, sampling, documents, rng, drafts=2) for _ in range(repetitions)]
         ways = {
-            "one ratio": [sample.speedup(0) for sample in samples],
-            "tested half": [halved(sample, lots) for sample in samples],
-            "shares as known": [sample.with_shares_as_known() for sample in samples],
+            "one ratio": [decided(sample.one_ratio(), truth) for sample in samples],
+            CROSS_FITTED: [sample.cross_fitted(truth) for sample in samples],
+            "shares as known": [decided(sample.with_shares_as_known(), truth) for sample in samples],
         }
         for way, found in ways.items():
             shown = rates(found, truth)
@@ -451,14 +463,14 @@ def bad_documents(name: str, members: int, repetitions: int, rng: Random) -> Ite
         shown = []
         for documents in BAD_SIZES:
             found = [speedup([texts.sample(texts.draw(rng, documents))], [1.0], TIMES) for _ in range(repetitions)]
-            verdicts = [decide(one, truth, CONFIDENCE, held_out=False).verdict for one in found]
+            verdicts = [decided(one, truth).verdict for one in found]
             shown.append(verdicts.count("GO") / repetitions)
         promised = kind == "one length" and part > 0.05
         met = max(shown[BAD_SIZES.index(16) :]) <= ERROR + noise(repetitions) if promised else None
         yield Line(f"{name:16}{kind:13}{part:7.0%}{truth:8.3f}", tuple(shown), met)
 
 
-def as_pool(counts: RoundCounts, names: Sequence[str]) -> DocumentTotals:
+def as_pool(counts: RoundCounts, names: Names) -> DocumentTotals:
     """Rounds of some documents as a pool of totals."""
     columns = {
         "tokens": counts.tokens,
@@ -467,7 +479,7 @@ def as_pool(counts: RoundCounts, names: Sequence[str]) -> DocumentTotals:
         f"accepted_depths_{GAMMA}": counts.accepted,
         f"control_{GAMMA}": counts.control,
     }
-    return DocumentTotals(columns, Units.named(names), "greedy", "greedy", None)
+    return DocumentTotals(columns, Units(counts.cluster, names), "greedy", "greedy", None)
 
 
 def persistent(rng: Random, shape: tuple[int, ...]) -> Array:
@@ -523,12 +535,15 @@ def step_table(ms: Array) -> StepTable:
     return StepTable([StepRow(*step, 1, 256, time, rounds=tuple(each)) for step, time, each in rows])
 
 
+def certain(found: Speedup) -> Speedup:
+    """The same on documents that are certain: step times alone are not."""
+    return dataclasses.replace(found, sampling_error=0.0, skewness=0.0, unseen_slower=0.0, unseen_faster=0.0)
+
+
 def timing_bounds(counts: RoundCounts, ms: Array) -> tuple[float, float]:
     """The 95 % interval of a speedup on documents that are certain."""
     times = step_table(ms).times("small", GAMMA, 1, 256)
-    found = speedup([counts], [1.0], times)
-    certain = {"sampling_error": 0.0, "skewness": 0.0, "unseen_slower": 0.0, "unseen_faster": 0.0}
-    return dataclasses.replace(found, **certain).bounds((1 - CONFIDENCE) / 2)
+    return certain(speedup([counts], [1.0], times)).bounds((1 - CONFIDENCE) / 2)
 
 
 def timings(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
@@ -554,17 +569,26 @@ def timings(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[
 
 def chosen_times(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
     """The fastest of some drafts that are equally fast, on documents that are certain: what is shown over what is true, and
-    false GO with that as the threshold; judged by the rounds of step times that did not choose, and by those that did.
+    false GO with that as the threshold; each half of the timing rounds judging what the other chose, or all what all chose.
     """
     texts = traffic("alike", members, rng)
     counts = dataclasses.replace(texts.counts.rows(texts.draw(rng, 50)), cluster=np.arange(50))
+    pool = as_pool(counts, Names(pa.array(map(str, range(50)), pa.string())))
     every, own = list(STEPS), slice(STEPS.index(("small", "draft", 1)), None)
     drafts = [f"draft {number}" for number in range(FASTEST_OF)]
     steps = every[: own.start] + [(draft, *step[1:]) for draft in drafts for step in every[own]]
 
     def judged(table: StepTable, draft: str) -> Speedup:
-        found = speedup([counts], [1.0], table.times(draft, GAMMA, 1, 256))
-        return dataclasses.replace(found, sampling_error=0.0, skewness=0.0, unseen_slower=0.0, unseen_faster=0.0)
+        return certain(speedup([counts], [1.0], table.times(draft, GAMMA, 1, 256)))
+
+    def fitted(table: StepTable) -> tuple[float, float]:
+        """What is shown, and the lower bound."""
+        first, second = ({draft: half.times(draft, GAMMA, 1, 256) for draft in drafts} for half in table.halves)
+        times = {draft: table.times(draft, GAMMA, 1, 256) for draft in drafts}
+        pools, options = {draft: {"all": pool} for draft in drafts}, [(draft, GAMMA) for draft in drafts]
+        tested = CrossFit.of(pools, Timing(times, "", {}, (first, second)), ALL, options, True, ERROR)
+        found = dataclasses.replace(tested, speedup=certain(tested.speedup), own=tested.own and certain(tested.own))
+        return found.shown.value, found.deciding(ERROR)[0]
 
     exact = StepTable([StepRow(*step, 1, 256, ms) for step, ms in zip(STEPS, TRUE_MS, strict=True)])
     truth = judged(exact, "small").value
@@ -576,11 +600,11 @@ def chosen_times(kind: str, members: int, repetitions: int, rng: Random) -> Iter
             ms = np.column_stack([shared[:, : own.start], *each])
             rows = zip(steps, step_times(ms), ms.T, strict=True)
             whole = StepTable([StepRow(*step, 1, 256, time, rounds=tuple(column)) for step, time, column in rows])
-            for place, (choosing, testing) in enumerate((whole.halves, (whole, whole))):
-                found = judged(testing, max(drafts, key=lambda draft: judged(choosing, draft).value))
-                logs[place, repetition] = math.log(found.value / truth)
-                wrong[place] += found.bounds(ERROR)[0] >= truth
-        for place, name in enumerate(("the other rounds", "the same rounds")):
+            fastest = max((judged(whole, draft) for draft in drafts), key=lambda found: found.value)
+            for place, (value, low) in enumerate((fitted(whole), (fastest.value, fastest.bounds(ERROR)[0]))):
+                logs[place, repetition] = math.log(value / truth)
+                wrong[place] += low >= truth
+        for place, name in enumerate((CROSS_FITTED, "the same rounds")):
             rates = (math.expm1(logs[place].mean()), wrong[place] / repetitions)
             met = None if place else rates[1] <= ERROR + noise(repetitions)
             yield Line(f"{kind:18}{name:20}{rounds:6}", rates, met)
