@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -144,11 +145,15 @@ class Halves:
     def decoded(self, options: tuple[Pair, Pair]) -> list[list[Decoded]]:
         """Return how each domain is decoded if each half has its own draft and gamma."""
         times = self.timing.halves or (self.timing.times, self.timing.times)
-        sides = [
-            decoded(self.candidates, option, each, self.mix, rows)
-            for option, each, rows in zip(options, times, self.rows, strict=True)
-        ]
+        for place, option in enumerate(options):
+            if (place, option) not in self._known:
+                self._known[place, option] = decoded(self.candidates, option, times[place], self.mix, self.rows[place])
+        sides = (self._known[place, option] for place, option in enumerate(options))
         return [list(parts) for parts in zip(*sides, strict=True)]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, Pair], list[Decoded]]:
+        return {}
 
     def chosen(self, options: Sequence[Pair]) -> Choice | None:
         """Return what each half makes fastest, and both together; None if no speedup is known. Rounds of which the log does
