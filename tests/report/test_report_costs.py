@@ -263,6 +263,9 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     (note,) = [each for each in report.notes if each.code == "not_covered"]
     assert "above gamma 2 there is no speedup" in note.message
     assert "target, verify, 5 tokens, batch 1" in note.remedy
+    table.write_text(table.read_text() + "huge,draft,1,1,8,1\n")
+    (note,) = [each for each in decided().notes if each.code == "other_rows"]
+    assert "rows of huge, which this run does not have" in note.message
     fixed = decided(draft="small", gamma=2)
     assert (fixed.traffic.gamma, fixed.traffic.chosen) == (2, False)
     assert fixed.speedup is not None
