@@ -7,9 +7,10 @@ prompts, and two questions are asked: does the whole traffic, by the weights of 
 decides, and is any domain shown to lose more than the margin, which fails too. Few domains are large enough to be shown to
 lose nothing: a gate that asked that of each would hardly ever pass.
 
-Gammas are those that are named, of the decision, or the largest. A draft that proposed something in a domain and no longer
-does fails there, whatever the margin: nothing is left to take a bound from, and a gate that skipped it would pass the worst
-case. The same draft with equal totals has not changed: it passes, and nothing is estimated.
+The gamma is the one that is named, else that of the decision, else the one that the verdict prefers for the baseline: a
+draft whose deeper tokens got worse would itself prefer one at which nothing is lost. A draft that proposed something in a
+domain and no longer does fails there, whatever the margin: nothing is left to take a bound from, and a gate that skipped it
+would pass the worst case. The same draft with equal totals has not changed: it passes, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from alphaprof.report.pairing import (
     paired_texts,
     require_comparable,
 )
+from alphaprof.report.result import contradiction
 from alphaprof.report.sections.stopping import answered_p_min
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
@@ -531,9 +533,10 @@ def check_baseline(
         raise NotComparable(
             f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"
         )
-    used = int(deciding_gamma(new, both) or 0)
+    profile = profile or new.run.manifest.profile
+    used = int(deciding_gamma(old, both, profile) or 0)
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
-    inputs = ReportInputs.of(new.run, "engine", profile or new.run.manifest.profile)
+    inputs = ReportInputs.of(new.run, "engine", profile)
     chosen, confidence, weights = rule or one_rule(inputs), inputs.question.confidence, inputs.question.weights
     texts, rows, unpaired = paired_texts(old, new, [chosen])
     judged, unjudged = list[TextPair](), list[Unjudged]()
@@ -549,11 +552,13 @@ def check_baseline(
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
         hint = "name a --rule that applies to this text, or use a baseline with longer texts and a draft that proposes"
         raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
-    same, stand_in = _same_draft(old, new), inputs.question.stand_in
-    whole = [_kept_of_baseline(WHOLE, judged, weights, used, margin, same, confidence)] if len(judged) > 1 else []
-    parts = whole + [_kept_of_baseline(text.domain, [text], None, used, margin, same, confidence) for text in judged]
-    if stand_in:
-        parts = [(dataclasses.replace(item, outcome="undecided", note=stand_in), None) for item, _ in parts]
+    same, parts = _same_draft(old, new), list[tuple[Item, Bounds | None]]()
+    whole = [(WHOLE, judged, weights)] if len(judged) > 1 else []
+    for domain, those, shares in (*whole, *((text.domain, [text], None) for text in judged)):
+        item, bounds = _kept_of_baseline(domain, those, shares, used, margin, same, confidence)
+        if doubt := inputs.question.stand_in or next(filter(None, map(_doubt, those)), ""):
+            item, bounds = dataclasses.replace(item, outcome="undecided", note=doubt), None
+        parts.append((item, bounds))
     items = _judged_together(parts, confidence)
     unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
@@ -588,6 +593,11 @@ def _why_not_judged(text: TextPair, gamma: int, drafts: Sequence[DraftFacts]) ->
     if proposes_nothing(old, gamma):
         return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
     return None
+
+
+def _doubt(text: TextPair) -> str:
+    """Return why rounds of a text describe other traffic, on either side; empty if nothing says so."""
+    return contradiction(text.second) or contradiction(text.first)
 
 
 def _kept_of_baseline(

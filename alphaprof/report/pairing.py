@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT
+from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT, StoredProfile
 from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import basis, why_undecidable
-from alphaprof.report.verdict import judge
+from alphaprof.report.verdict import AUTO, judge
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import TotalsRequest, policies
@@ -127,15 +127,20 @@ def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[
     return both if named is None else [named]
 
 
-def deciding_gamma(side: RunDraft, gammas: Sequence[int]) -> int | None:
-    """Return the gamma that a comparison names first: that of the side's decision, or that its verdict prefers for the draft
-    by step times, or the largest; None of none.
+def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: StoredProfile | None = None) -> int | None:
+    """Return the gamma that a comparison names first, one of `gammas`: that of the decision, or that the side's verdict
+    prefers for the draft by step times, or the largest; None of none. `asked`: a profile whose gamma, concurrency and source
+    of step times count before the side's own.
     """
-    run, largest = side.run, max(gammas, default=None)
-    decided = run.manifest.profile.decision.gamma
-    if decided in gammas:
-        return int(decided)
-    inputs = ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft))
+    run, own = side.run, side.run.manifest.profile
+    asked = asked or own
+    for decided in (asked.decision.gamma, own.decision.gamma):
+        if decided in gammas:
+            return int(decided)
+    # Pairs are compared without p_min.
+    decision = replace(own.decision, gamma=AUTO, concurrency=asked.decision.concurrency, p_min=0.0)
+    inputs = ReportInputs.of(run, "engine", replace(own, decision=decision, costs=asked.costs).deciding(side.draft))
+    largest = max(gammas, default=None)
     if not gammas or side.draft not in inputs.timing.times:
         return largest
     evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))

@@ -25,7 +25,7 @@ from alphaprof.render.json import json_schema
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
-WIDE = ("--margin", "1")  # whatever alpha is, it is not lower by more
+WIDE = ("--margin", "1")  # no draft can lose more than all
 
 
 def run_of(folder: Path, silent: tuple[str, ...] = (), **domains: Domain) -> Run:
@@ -61,12 +61,20 @@ def held(new: Run, old: Run, *arguments: str) -> tuple[int, Any, str]:
     return error.exit_code, json.loads(result.stdout) if result.stdout else None, f"{error.message} | {error.hint}"
 
 
+def tokens_per_round(run: Run, gamma: int, draft: str = "small", domain: str | None = None) -> float:
+    """What all documents of a run, or of one of its domains, have, from the stored totals."""
+    frame = stored_totals(run, draft).merge(run.documents().to_pandas(), on="document")
+    frame = frame[frame["domain"].astype(str) == domain] if domain else frame
+    return float(frame["tokens"].sum() / frame[f"rounds_{gamma}"].sum())
+
+
 def test_a_draft_that_stops_proposing_in_a_domain_fails_there(runs: dict[str, Run]) -> None:
     code, found, text = held(runs["quiet"], runs["whole"], *WIDE)
     items = {item["domain"]: item for item in found["items"]}
     assert (code, found["outcome"], items["code"]["outcome"], items["chat"]["outcome"]) == (10, "fail", "pass", "fail")
-    assert [items["chat"][name] for name in ("value", "low", "high", "documents")] == [None, None, None, 24]
-    assert "alpha_difference of chat: the draft proposes nothing there, but did in the baseline" in text
+    assert [items["chat"][name] for name in ("low", "high", "documents")] == [None, None, 24]
+    assert items["chat"]["value"] == pytest.approx(1 / tokens_per_round(runs["whole"], 3, domain="chat") - 1)
+    assert "tokens_per_round_change of chat: the draft proposes nothing there, but did in the baseline" in text
     jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
 
 
@@ -138,9 +146,9 @@ def test_a_served_draft_that_proposes_more_rarely_fails(tmp_path: Path) -> None:
     often, rarely = logged(tmp_path / "often", (3, 1) * 10, 0), logged(tmp_path / "rarely", (3, 1), 36)
     code, found, _ = held(rarely, often, "--margin", "0.1")
     (item,) = found["items"]
-    assert (code, item["measure"], item["outcome"]) == (10, "tokens_per_round_difference", "fail")
+    assert (code, item["measure"], item["outcome"]) == (10, "tokens_per_round_change", "fail")
     # 12 requests of 60 tokens, every second with one more, in 20 rounds (21), and of 42 (43) in 38 (39).
-    assert item["value"] == pytest.approx((12 * 42 + 6) / (12 * 38 + 6) - (12 * 60 + 6) / (12 * 20 + 6))
+    assert item["value"] == pytest.approx((12 * 42 + 6) / (12 * 38 + 6) / ((12 * 60 + 6) / (12 * 20 + 6)) - 1)
     assert held(often, rarely, "--margin", "0.1")[0] == 0
 
 
@@ -149,7 +157,7 @@ def test_a_served_draft_that_proposes_nothing_fails_with_one_token_a_round(tmp_p
     code, found, text = held(never, often, *WIDE)
     (item,) = found["items"]
     assert (code, item["outcome"], item["low"], item["high"]) == (10, "fail", None, None)
-    assert item["value"] == pytest.approx(1 - (12 * 6 + 6) / (12 * 2 + 6))
+    assert item["value"] == pytest.approx((12 * 2 + 6) / (12 * 6 + 6) - 1)
     assert "proposes nothing there, but did in the baseline" in text
     assert held(often, never)[0] == 12
 
@@ -180,14 +188,16 @@ def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_pat
 
 
 def test_another_draft_with_the_same_rows_is_judged_by_bounds(tmp_path: Path) -> None:
-    """One changed weight is another fingerprint. The bound is what a share of the documents could lose."""
+    """One changed weight is another fingerprint. The bound is what a share of the documents could lose, of the three tokens
+    by which rounds of gamma 3 can differ.
+    """
     for documents, code in ((10, 11), (96, 0)):
         run = run_of(tmp_path / f"old {documents}", code=dataclasses.replace(CODE, documents=documents))
         other = rerun(run, tmp_path / f"new {documents}", fingerprint="0" * 64)
         exit_code, found, _ = held(other, run, *STRICTLY)
         (item,) = found["items"]
         assert (exit_code, item["value"]) == (code, 0)
-        assert item["low"] == pytest.approx(-0.225 * (1 - 0.05 ** (1 / documents)))
+        assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / documents)) / tokens_per_round(run, 3))
 
 
 def test_another_dtype_or_target_is_never_the_same_draft(tmp_path: Path) -> None:
@@ -200,27 +210,29 @@ def test_another_dtype_or_target_is_never_the_same_draft(tmp_path: Path) -> None
     assert held(other, run)[0] == 12
 
 
-def one_miss(frame: pd.DataFrame) -> None:
-    """At the first accepted position of document 0 the draft proposes another token."""
-    rows = frame.index[(frame["document"] == 0) & (frame["accept_strict"] == 1)][:1]
+def misses(frame: pd.DataFrame) -> None:
+    """At every second accepted position of document 0 the draft proposes another token."""
+    rows = frame.index[(frame["document"] == 0) & (frame["accept_strict"] == 1)][::2]
     frame.loc[rows, "draft_top"] = frame.loc[rows, "token"] + 1
     frame.loc[rows, "accept_strict"] = 0
 
 
-def test_one_row_that_differs_is_judged_by_bounds(tmp_path: Path) -> None:
-    """Ten documents do not show a margin of 0.02, whether none of their positions differs or one."""
+def test_one_document_that_differs_is_judged_by_bounds(tmp_path: Path) -> None:
+    """Ten documents do not show a margin of 0.03, whether none of them differs or one."""
     run = run_of(tmp_path / "old", code=dataclasses.replace(CODE, documents=10))
-    other = rewritten(rerun(run, tmp_path / "new"), "small", one_miss)
+    other = rewritten(rerun(run, tmp_path / "new"), "small", misses)
     alike = held(rerun(run, tmp_path / "other", fingerprint="0" * 64), run, *STRICTLY)[1]["items"][0]
     code, found, _ = held(other, run, *STRICTLY)
     (item,) = found["items"]
     assert (code, item["outcome"], item["note"]) == (11, "undecided", None)
-    assert item["low"] <= alike["low"] < -0.02
+    assert item["value"] == pytest.approx(tokens_per_round(other, 3) / tokens_per_round(run, 3) - 1)
+    assert item["low"] < item["value"] < 0 == alike["value"]
+    assert item["low"] <= alike["low"] < -0.03
 
 
 def test_a_domain_that_differs_does_not_take_the_others_along(tmp_path: Path) -> None:
     run = run_of(tmp_path / "old", **FEW)
-    other = rewritten(rerun(run, tmp_path / "new"), "small", one_miss)
+    other = rewritten(rerun(run, tmp_path / "new"), "small", misses)
     code, found, _ = held(other, run, *STRICTLY)
     assert code == 11
     assert {item["domain"]: item["outcome"] for item in found["items"]} == {
@@ -236,23 +248,25 @@ def test_a_domain_that_differs_does_not_take_the_others_along(tmp_path: Path) ->
 def test_probabilities_may_differ_in_their_last_bits(noise: float, same: bool, tmp_path: Path) -> None:
     """Where acceptance is a probability, another machine computes it to about seven digits."""
     domain = Domain(documents=3, temperature=1.0, continuation="sampled")
-    run = write_run(tmp_path / "old", Recipe(domains={"story": domain}, rules=("one_hot",), gammas=(1, 3)))
+    run = write_run(tmp_path / "old", Recipe(domains={"story": domain}, rules=("lossless",), gammas=(1, 3)))
 
     def shaken(frame: pd.DataFrame) -> None:
-        frame["target_prob_of_draft_top"] *= np.float32(1 - noise)  # what its totals are made of
+        frame["draft_token_prob"] *= np.float32(1 + noise)  # what its rounds are made of
 
-    code, found, _ = held(rewritten(rerun(run, tmp_path / "new"), "small", shaken), run, *STRICTLY)
+    new = rewritten(rerun(run, tmp_path / "new"), "small", shaken)
+    code, found, _ = held(new, run, "--rule", "lossless", *STRICTLY)
     assert (code, found["items"][0]["note"] is not None) == ((0, True) if same else (11, False))
 
 
 def test_imported_runs_with_equal_counts_are_judged_by_bounds(tmp_path: Path) -> None:
     """A served draft is known by its name, and every request may have been served by another one."""
     runs = [logged(tmp_path / name, (3, 1), 0) for name in ("old", "new")]
-    code, found, _ = held(runs[1], runs[0], "--margin", "0.1", *STRICTLY)
+    code, found, _ = held(runs[1], runs[0], "--margin", "0.05", *STRICTLY)
     (item,) = found["items"]
     assert code == 11
-    assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / 12)))
-    assert held(runs[1], runs[0], "--margin", "0.15", *STRICTLY)[0] == 0
+    before = (12 * 6 + 6) / (12 * 2 + 6)  # tokens of 12 requests and their rounds, one more each in every second request
+    assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / 12)) / before)  # -0.0573
+    assert held(runs[1], runs[0], "--margin", "0.06", *STRICTLY)[0] == 0
 
 
 def deep_misses(frame: pd.DataFrame) -> None:
@@ -273,10 +287,9 @@ def test_a_head_that_is_worse_at_depth_2_fails_where_its_first_drafts_are_the_sa
     new = rewritten(rerun(old, tmp_path / "new"), "head", deep_misses)
     code, found, _ = held(new, old, "--margin", "0.1")
     (item,) = found["items"]
-    assert (code, item["measure"], item["outcome"], found["gamma"]) == (10, "tokens_per_round_difference", "fail", 3)
-    tokens = [stored_totals(run, "head")[["tokens", "rounds_3"]].sum() for run in (old, new)]
-    before, after = (float(each["tokens"] / each["rounds_3"]) for each in tokens)
-    assert item["value"] == pytest.approx(after - before)
+    assert (code, item["measure"], item["outcome"], found["gamma"]) == (10, "tokens_per_round_change", "fail", 3)
+    before, after = (tokens_per_round(run, 3, "head") for run in (old, new))
+    assert item["value"] == pytest.approx(after / before - 1)
     code, found, _ = held(new, old, "--gamma", "1")
     assert (code, found["gamma"], found["items"][0]["value"]) == (0, 1, 0)
     jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
@@ -285,8 +298,11 @@ def test_a_head_that_is_worse_at_depth_2_fails_where_its_first_drafts_are_the_sa
 def test_a_gamma_that_is_named_compares_tokens_per_round_of_any_draft(tmp_path: Path) -> None:
     old = run_of(tmp_path / "old", code=CODE)
     new = run_of(tmp_path / "new", code=dataclasses.replace(CODE, alpha=0.4))
-    code, found, _ = held(new, old, "--gamma", "3", "--margin", "0.5")
-    assert (code, found["gamma"], found["items"][0]["measure"]) == (10, 3, "tokens_per_round_difference")
+    for gamma in (1, 3):
+        code, found, _ = held(new, old, "--gamma", str(gamma), "--margin", "0.1")
+        (item,) = found["items"]
+        assert (code, found["gamma"], item["measure"]) == (10, gamma, "tokens_per_round_change")
+        assert item["value"] == pytest.approx(tokens_per_round(new, gamma) / tokens_per_round(old, gamma) - 1)
     code, _, text = held(new, old, "--gamma", "2")
     assert (code, text) == (2, "gamma 2 was not replayed in both runs | name a shared one: 1 or 3")
 
@@ -314,5 +330,6 @@ def test_heads_on_sampled_text_are_the_same_with_equal_expectations_by_depth(
     def shaken(frame: pd.DataFrame) -> None:
         frame["emitted_lossless_2"] *= np.float32(1 - noise)
 
-    _, found, _ = held(rewritten(rerun(old, tmp_path / "new"), "head", shaken), old, "--rule", "lossless")
+    new = rewritten(rerun(old, tmp_path / "new"), "head", shaken)
+    _, found, _ = held(new, old, "--rule", "lossless", "--gamma", "3")
     assert (found["items"][0]["note"] is not None) == same
