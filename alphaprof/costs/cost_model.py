@@ -212,7 +212,8 @@ class CostModel:
 
     `padded`: the engine verifies gamma + 1 tokens of every sequence, whatever it drafts, so that every round costs T(gamma +
     1). This is the one switch: without it, which is what every source of times now takes, a step is charged by all tokens of
-    its batch. `others`: models of a table that the run does not have, whose rows are not used.
+    its batch. `others`: models of a table that the run does not have, whose rows are not used. `contexts`: the mean context
+    of each domain.
     """
 
     table: StepTable
@@ -223,6 +224,15 @@ class CostModel:
     context: float
     padded: bool = False
     others: tuple[str, ...] = ()
+    contexts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def of_domain(self, domain: str) -> CostModel:
+        """Return the times of batches that hold sequences of one domain alone: at its own mean context, where times depend
+        on it.
+        """
+        context = self.contexts.get(domain, self.context)
+        timed = {row.context for row in self.table.rows if row.step != "prefill"}
+        return self if context == self.context or len(timed) == 1 else self.at(context)
 
     def at(self, context: float) -> CostModel:
         """Return the same times for another mean context: only those of a roofline are worked out for one."""
@@ -278,11 +288,13 @@ class CostModel:
         return f"by step times computed for {_devices(options)}, not measured"
 
 
-def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostModel | None:
+def open_costs(
+    run: Run, options: CostsAsked, context: float | None, contexts: Mapping[str, float] | None = None
+) -> CostModel | None:
     """Return the step times that `costs` options name; None if they ask for none, or were to be measured and were not.
 
-    `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
-    is not known what they drafted.
+    `context`: tokens before a position, on average over the documents; `contexts`: the same of each domain. Raises
+    `CostsUnreadable`, also for rounds of which it is not known what they drafted.
     """
     manifest = run.manifest
     gamma, mode, others = max(run.gammas), None, tuple[str, ...]()
@@ -310,7 +322,7 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
         rows, others = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
     else:
         rows = _roofline(manifest, options, gamma, context)
-    return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0, others=others)
+    return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0, others=others, contexts=contexts or {})
 
 
 def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) -> list[StepRow]:
