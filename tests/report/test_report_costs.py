@@ -181,7 +181,7 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, b
 
 
 def test_a_domain_is_judged_at_its_own_context_and_the_traffic_at_that_of_all(tmp_path: Path) -> None:
-    """Batches of one domain hold its contexts, those of the traffic all: answers of domains, their results and check agree."""
+    """Batches of one domain hold its contexts, those of the traffic all: answers of domains, results and check agree."""
     domains = {"short": Domain(documents=12, alpha=0.7), "long": Domain(documents=12, shortest=900, longest=1000)}
     run = timed(tmp_path / "run", recipe=dataclasses.replace(RECIPE, domains=domains))
     report = asked(run, draft="small", gamma=3, concurrency=16)
