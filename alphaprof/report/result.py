@@ -96,7 +96,7 @@ def _round_results(
     """
     draft, mix = key.draft, Mix.of({key.domain: 1.0})
     candidates = {draft: {key.domain: pool}}
-    costs = key.costs if key.rule.rule.timed else None
+    costs = key.costs.of_domain(key.domain) if key.costs and key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
     best, decision = judge(candidates, timing, mix, question, gammas)

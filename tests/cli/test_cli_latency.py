@@ -58,7 +58,7 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path, mon
     assert {row["mode"] for row in found["steps"]} == {"eager"}
     out = tmp_path / "steps.csv"
     out.write_text(latency.csv())
-    rows = read_engine_table(out, ["close"], ["ngram"], None)
+    rows = read_engine_table(out, ["close"], ["ngram"], None).rows
     assert len(rows) == len(found["steps"]) == len(list(csv.DictReader(io.StringIO(out.read_text()))))
     assert {row.batch for row in rows} == {1, 2}
 

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.commands.check import checked
 from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import open_costs, roofline_ms
@@ -104,8 +105,9 @@ def totals(run: Run, domain: str, draft: str) -> pd.DataFrame:
     return frame[frame["domain"].astype(str) == domain]
 
 
-def context_of(run: Run) -> float:
+def context_of(run: Run, domain: str | None = None) -> float:
     documents = run.documents().to_pandas()
+    documents = documents[documents["domain"].astype(str) == domain] if domain else documents
     length = documents["continuation_tokens"]
     return float(((documents["prompt_tokens"] + length / 2) * length).sum() / length.sum())
 
@@ -114,7 +116,7 @@ def spent_of(run: Run, domain: str, draft: str, gamma: int, batch: int) -> tuple
     """Decode times in ms of each document with the draft and without, one round after the other. The other sequences of a
     batch draft as any round of the domain does.
     """
-    frame, context = totals(run, domain, draft), context_of(run)
+    frame, context = totals(run, domain, draft), context_of(run, domain)
     exactly = [-np.diff([row[f"rounds_{gamma}"], *row[f"drafted_depths_{gamma}"], 0.0]) for _, row in frame.iterrows()]
     others = functools.reduce(np.convolve, [np.sum(exactly, 0) / np.sum(exactly)] * (batch - 1), np.ones(1))
     sizes = range(1, gamma + 2)
@@ -176,6 +178,29 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, b
         spent, plain = spent_of(run, "code", draft, 3, batch)
         found = at(report, "code", draft, 3).request_speedup
         assert found.value == pytest.approx((reading + plain / batch).sum() / (reading * share + spent / batch).sum())
+
+
+def test_a_domain_is_judged_at_its_own_context_and_the_traffic_at_that_of_all(tmp_path: Path) -> None:
+    """Batches of one domain hold its contexts, those of the traffic all: answers of domains, results and check agree."""
+    domains = {"short": Domain(documents=12, alpha=0.7), "long": Domain(documents=12, shortest=900, longest=1000)}
+    run = timed(tmp_path / "run", recipe=dataclasses.replace(RECIPE, domains=domains))
+    report = asked(run, draft="small", gamma=3, concurrency=16)
+    contexts = {domain: context_of(run, domain) for domain in domains}
+    assert contexts["long"] > 10 * contexts["short"]
+    for answer in report.domains:
+        spent, plain = spent_of(run, answer.domain, "small", 3, 16)
+        assert answer.best.speedup.value == pytest.approx(plain.sum() / spent.sum())
+        assert answer.best.speedup == at(report, answer.domain, "small", 3).speedup
+        threshold = {"speedup": [f"{answer.domain}=0.5"]}
+        asks = ["decision.draft=small", "decision.gamma=3", "decision.concurrency=16"]
+        found = checked(Path(run.path), None, None, None, threshold, None, 0.05, False, asks)
+        assert [item.value for item in found.items] == pytest.approx([answer.best.speedup.value])
+    assert report.times.context == pytest.approx(context_of(run))
+    costs = open_costs(run, run.manifest.profile.costs, context_of(run), contexts)
+    assert costs.of_domain("long").times(16)["small"].decode.ms == pytest.approx(verified(1, 16, contexts["long"]))
+    assert costs.of_domain("another") is costs
+    mean = costs.times(16)["small"].decode.ms
+    assert mean == pytest.approx(verified(1, 16, context_of(run)))
 
 
 def test_reports_say_what_a_verification_in_a_batch_is_charged(run: Run) -> None:
@@ -263,6 +288,9 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     (note,) = [each for each in report.notes if each.code == "not_covered"]
     assert "above gamma 2 there is no speedup" in note.message
     assert "target, verify, 5 tokens, batch 1" in note.remedy
+    table.write_text(table.read_text() + "huge,draft,1,1,8,1\n")
+    (note,) = [each for each in decided().notes if each.code == "other_rows"]
+    assert "rows of huge, which this run does not have" in note.message
     fixed = decided(draft="small", gamma=2)
     assert (fixed.traffic.gamma, fixed.traffic.chosen) == (2, False)
     assert fixed.speedup is not None
