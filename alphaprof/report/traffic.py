@@ -75,6 +75,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
     timed = best if best is not None and best[0] in times else None
     free = _tokens_per_round(candidates, best, mix) if best else None
+    named = decision.tested.named if decision.tested else None
     load: tuple[AtConcurrency, ...] = ()
     if best is not None:
         load = by_concurrency({best[0]: candidates[best[0]]}, costs, mix, question, gammas, (best, decision))
@@ -86,7 +87,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         gamma=best[1] if best else None,
         alike=_alike(candidates, timed, timing, mix, question, gammas) if timed else (),
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / decision.speedup.value if free and decision.speedup else None,
+        break_even_length=free.value / named.value if free and named else None,
         speedup=decision.bounds,
         chosen=question.chooses(question.options(candidates, gammas, timing)),
         disagreement=decision.disagreement,
