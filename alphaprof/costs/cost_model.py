@@ -266,9 +266,9 @@ class CostModel:
     def timing(self, concurrency: int) -> Timing:
         """Return the same for a verdict, with the reasons of drafts that have none."""
         times, missing = self._times(self.table, concurrency)
-        first, second = (
+        first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
             {
-                draft: dataclasses.replace(each, half=place) if each.rounds else each
+                draft: dataclasses.replace(each, half=place) if each.rounds else times[draft]
                 for draft, each in self._times(half, concurrency)[0].items()
             }
             for place, half in enumerate(self.table.halves)

@@ -75,6 +75,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
     timed = best if best is not None and best[0] in times else None
     free = _tokens_per_round(candidates, best, mix) if best else None
+    named = decision.tested.named if decision.tested else None
     load: tuple[AtConcurrency, ...] = ()
     if best is not None:
         load = by_concurrency({best[0]: candidates[best[0]]}, costs, mix, question, gammas, (best, decision))
@@ -86,7 +87,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         gamma=best[1] if best else None,
         alike=_alike(candidates, timed, timing, mix, question, gammas) if timed else (),
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / decision.speedup.value if free and decision.speedup else None,
+        break_even_length=free.value / named.value if free and named else None,
         speedup=decision.bounds,
         chosen=question.chooses(question.options(candidates, gammas, timing)),
         disagreement=decision.disagreement,
@@ -213,8 +214,8 @@ class Tried:
 
     @classmethod
     def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
-        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, or some domain
-        has no rounds.
+        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, no domain has
+        rounds, or one has none that has a weight.
         """
         inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
         evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
@@ -222,7 +223,8 @@ class Tried:
         _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
         if why_undecidable(weights, evidence, next(iter(candidates.values()))):
             return None
-        have_rounds = all(pools[domain]["tokens"].any() for pools in candidates.values() for domain in mix.domains)
+        needed = any if mix.weights is None else all  # as drawn, a domain without rounds adds nothing
+        have_rounds = all(needed(pools[domain]["tokens"].any() for domain in mix.domains) for pools in candidates.values())
         return cls(candidates, mix, timing) if have_rounds else None
 
     def at(self, draft: str, gamma: int) -> tuple[float, float | None]:

@@ -225,7 +225,7 @@ def test_an_engine_that_pads_is_one_switch_of_the_step_times(run: Run) -> None:
     for batch in (1, 16):
         times = padded.times(batch)["ngram"]
         assert np.ptp(round_costs(dataclasses.replace(times, bookkeeping=NOTHING), 3)) == 0
-        assert padded.timing(batch).testing["ngram"].padded
+        assert all(half["ngram"].padded for half in padded.timing(batch).halves)
         assert not costs.times(batch)["ngram"].padded
 
 
@@ -258,8 +258,23 @@ def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp
     assert "medians of 10 rounds" in text
     assert re.search(r"target, 4 tokens +10\.380 +1\.030 +29\.189 +10\.131 +103\.108", text)
     assert "slow_tail" in codes(report)
-    assert report.traffic.speedup.low < report.traffic.speedup.value / 2
+    assert report.speedup.low < report.speedup.value / 2
     assert "slow_tail" not in codes(asked(run, draft="small", gamma=1))
+
+
+def test_halves_of_times_without_rounds_have_one_error(tmp_path: Path) -> None:
+    """The steps of a half are those of the other, and so are their errors: a cross-fitted speedup is no surer of them."""
+    table = [row | {"relative_error": 0.1 if row["step"] == "draft" else 0.0} for row in rows(batches=(1,))]
+    run = timed(tmp_path / "run", table)
+    costs = open_costs(run, run.manifest.profile.costs, context_of(run))
+    assert costs is not None
+    timing = costs.timing(1)
+    assert timing.halves is not None
+    assert all(half["small"] is timing.times["small"] for half in timing.halves)
+    crossed, known = asked(run, draft="small"), asked(run, draft="small", gamma=3)
+    chosen, fixed = (only(each, "code", "small", "strict") for each in (crossed, known))
+    assert (chosen.chosen, chosen.best_gamma, fixed.chosen, fixed.best_gamma) == (True, 3, False, 3)
+    assert dataclasses.astuple(chosen.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))
 
 
 def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(tmp_path: Path) -> None:
