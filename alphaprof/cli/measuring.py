@@ -46,7 +46,7 @@ APART = (
 )
 
 
-@command(group, "alphaprof init Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --data chat.jsonl --data code.jsonl")
+@command(group, "alphaprof init Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --data traffic.jsonl")
 def init(
     target: Annotated[str, Argument(metavar="TARGET", help="Hub id, local directory or .gguf file.")],
     data: Annotated[

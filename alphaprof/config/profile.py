@@ -115,14 +115,14 @@ class DecisionOptions(Options):
         AUTO,
         description="acceptance rule of the verdict; auto: strict on greedy text, one_hot on sampled text",
     )
-    draft: str = Field("auto", description="name of a draft; auto chooses on half of the documents")
+    draft: str = Field("auto", description="name of a draft; auto is cross-fitted on both halves of the documents")
     gamma: Whole | Literal["auto"] = Field(
-        "auto", description="drafted tokens per round; auto chooses on half of the documents"
+        "auto", description="drafted tokens per round; auto is cross-fitted on both halves of the documents"
     )
     p_min: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = Field(
         0.0,
         description="a draft model stops drafting in a round when its top probability is below this (llama.cpp, Hugging "
-        "Face); auto chooses on half of the documents; 0: it never stops",
+        "Face); auto is cross-fitted on both halves of the documents; 0: it never stops",
     )
     min_speedup: float = Field(1.10, gt=0, le=100, description="threshold: GO if the speedup's lower bound reaches it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")

@@ -727,7 +727,7 @@ def _gain_bounds(first: Sequence[Domain], second: Sequence[Domain]) -> tuple[flo
 
 class TimingError(NamedTuple):
     """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
-    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`.
+    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`, here also if it is small.
     """
 
     error: float
@@ -754,7 +754,7 @@ def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) ->
         flattered=timing.flattered,
         waited=timing.waited,
         redrawn=timing.redrawn,
-        tail=timing.tail,
+        tail=timing.tail if timing.tail > SLOW_TAIL else 0.0,  # of both halves of the rounds together
         freedom=time.freedom,
         documents=time.documents,
         least=1 / worst,
@@ -850,7 +850,7 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
         )
         error, freedom = median_error(before - after, max(time.autocorrelation for time, _ in used))
         tail = float(np.exp(after).mean() / np.exp(before).mean()) - 1
-        return TimingError(error, freedom, *doubts, tail if tail > SLOW_TAIL else 0.0)
+        return TimingError(error, freedom, *doubts, tail)
     alike = sum(shared.values()) if all(share.time.shared_error == 0 for share in base) else math.hypot(*shared.values())
     own = [math.hypot(time.relative_error, OWN_ERROR * time.shared_error) for time, _ in used]
     apart = [(after - before) * error for error, (_, (before, after)) in zip(own, used, strict=True)]

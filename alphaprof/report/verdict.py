@@ -42,6 +42,7 @@ Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MIDDLE = "middle of what the log allows"  # of a value with a `Speedup.doubt`
+UNLIKE = "profile more documents: the halves of these do not choose alike"
 MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
 
@@ -213,8 +214,18 @@ class CrossFit:
         each = [one.deciding(tail) for one in (self.speedup, self.own) if one is not None]
         return (min(low for low, _ in each), max(high for _, high in each)) if each else (0.0, math.inf)
 
+    def astride(self, min_speedup: float) -> bool:
+        """Return whether one of the speedups that have to clear the threshold is above it and the other below."""
+        if self.own is None or self.speedup is None:
+            return False
+        return (self.own.value < min_speedup) != (self.speedup.value < min_speedup)
+
     def documents_needed(self, min_speedup: float, confidence: float, wanted: float) -> int | None:
-        """Return what `documents_needed` does, for all the speedups that have to clear the threshold."""
+        """Return what `documents_needed` does, for all the speedups that have to clear the threshold; None if that would be
+        on different sides of it.
+        """
+        if self.astride(min_speedup):
+            return None
         each = [
             documents_needed(one, min_speedup, confidence, wanted) for one in (self.speedup, self.own) if one is not None
         ]
@@ -265,12 +276,11 @@ def judge(
         decision = replace(decision, verdict="UNDECIDED", reason=needed, remedy=timing.surer)
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     few = decision.verdict == "UNDECIDED" and (decision.speedup is None or not decision.speedup.tells)
-    reason = decision.reason if few else f"{timing.basis}: {decision.reason}"
+    remedy = f"{decision.remedy}; " if decision.remedy and not question.stand_in else ""  # first: a screen cuts what is long
+    reason = remedy + (decision.reason if few else f"{timing.basis}: {decision.reason}")
     if question.stand_in:
         decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
         reason = f"{question.stand_in}; {reason}"
-    elif decision.remedy:
-        reason = f"{decision.remedy}; {reason}"  # first: a screen cuts what is long
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
@@ -367,7 +377,7 @@ def decide(
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
     else:
         reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}"
-        remedy = _remedy(needed, likely, speedup, surer)
+        remedy = UNLIKE if tested.astride(min_speedup) else _remedy(needed, likely, speedup, surer)
     decision = Decision(verdict, reason, speedup, low, high, needed, likely, tested, remedy)
     if speedup.tells and decision.disagreement:
         decision = replace(decision, reason=f"{reason}; {decision.disagreement}")

@@ -148,7 +148,7 @@ def test_rounds_without_times_have_no_speedup() -> None:
             assert (mix.value(way) is not None) == known
             assert (mix.gain(ways[3], way) is not None) == known
     assert speedup([rounds[4]], [1.0], times) is None
-    assert with_prefill(rounds[4], times, np.ones(1), np.ones(1)) is None
+    assert with_prefill((rounds[4], times), [(np.ones(1), np.ones(1))]) is None
 
 
 def test_batches_without_enough_tokens_are_passed_over() -> None:

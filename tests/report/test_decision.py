@@ -15,7 +15,19 @@ from alphaprof.costs import timing as costs_timing
 from alphaprof.costs.speedup import Mix, Speedup, StepTime, StepTimes, Timing, free_draft, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
-from alphaprof.report.verdict import Question, chance_of_settling, decide, documents_needed, held_out, judge, pooled_speedup
+from alphaprof.report.verdict import (
+    Choice,
+    CrossFit,
+    Decision,
+    Halves,
+    Question,
+    chance_of_settling,
+    decide,
+    documents_needed,
+    held_out,
+    judge,
+    pooled_speedup,
+)
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
@@ -27,6 +39,15 @@ CONFIDENCE = 0.95
 def found(value: float, error: float = 0.1, documents: int = 10, timing: float = 0.0) -> Speedup:
     """A speedup of one domain."""
     return Speedup(value, error, timing, documents - 1, documents)
+
+
+AGREED = Choice(("small", 4), (("small", 4), ("small", 4)))
+TORN = Choice(("small", 4), (("small", 4), ("ngram", 8)))
+
+
+def decided(one: Speedup | None, min_speedup: float, documents: int = 0) -> Decision:
+    """The verdict on a draft and gamma that nothing chose."""
+    return decide(CrossFit([], one), min_speedup, CONFIDENCE, documents)
 
 
 def factor(one: Speedup) -> float:
@@ -42,22 +63,21 @@ def factor(one: Speedup) -> float:
 def test_the_lower_bound_decides_on_go_and_the_upper_one_on_no_go(end: int, threshold: float, verdict: str) -> None:
     """On either side of each bound."""
     one = found(1.5, timing=0.02)
-    assert decide(one, threshold * 1.5 * factor(one) ** end, CONFIDENCE, held_out=False).verdict == verdict
+    assert decided(one, threshold * 1.5 * factor(one) ** end).verdict == verdict
 
 
 def test_a_lower_bound_at_the_threshold_is_go_and_an_upper_bound_there_is_not_no_go() -> None:
     low, high = found(1.5).bounds(1 - CONFIDENCE)
-    assert decide(found(1.5), low, CONFIDENCE, held_out=False).verdict == "GO"
-    assert decide(found(1.5), high, CONFIDENCE, held_out=False).verdict == "UNDECIDED"
+    assert decided(found(1.5), low).verdict == "GO"
+    assert decided(found(1.5), high).verdict == "UNDECIDED"
 
 
 @pytest.mark.parametrize("one", [None, Speedup(3.0, math.inf, 0.0, 0, 1), Speedup(0.3, math.inf, 0.01, 0, 5)])
-@pytest.mark.parametrize("half", [True, False])
-def test_what_is_unknown_is_undecided(one: Speedup | None, half: bool) -> None:
-    decision = decide(one, 1.1, CONFIDENCE, held_out=half)
+def test_what_is_unknown_is_undecided(one: Speedup | None) -> None:
+    decision = decided(one, 1.1)
     assert (decision.verdict, decision.low, decision.high) == ("UNDECIDED", 0.0, math.inf)
     assert decision.documents_needed is None
-    assert ("profile 10 or more" in decision.reason) == half
+    assert decision.reason.endswith("profile 5 or more")
 
 
 @pytest.mark.parametrize(("threshold", "verdict"), [(0.8, "GO"), (0.81, "UNDECIDED"), (4.0, "UNDECIDED"), (4.01, "NO-GO")])
@@ -65,11 +85,11 @@ def test_what_is_unknown_is_undecided(one: Speedup | None, half: bool) -> None:
 def test_few_documents_decide_only_what_step_times_decide(documents: int, threshold: float, verdict: str) -> None:
     """However much they agree."""
     one = Speedup(3.0, 1e-6 if documents > 1 else math.inf, 0.0, documents - 1, documents, least=0.8, most=4.0)
-    decision = decide(one, threshold, CONFIDENCE, held_out=False)
+    decision = decided(one, threshold)
     assert (decision.verdict, decision.low, decision.high) == (verdict, 0.8, 4.0)
     assert ("at any acceptance" in decision.reason) == (verdict != "UNDECIDED")
     enough = dataclasses.replace(one, sampling_error=1e-6, freedom=4, documents=5)
-    assert decide(enough, 2.9, CONFIDENCE, held_out=False).verdict == "GO"
+    assert decided(enough, 2.9).verdict == "GO"
 
 
 @pytest.mark.parametrize(("above", "says"), [(True, "bound 1.100 reaches 1.1"), (False, "bounds 1.09997 and")])
@@ -77,7 +97,7 @@ def test_a_bound_is_never_rounded_across_the_threshold(above: bool, says: str) -
     """A lower bound of 1.09996667 is undecided and must not read as 1.100."""
     shift = 1e-4 / 3 if above else -1e-4 / 3
     one = found((1.1 + shift) * factor(found(1.0)))
-    decision = decide(one, 1.1, CONFIDENCE, held_out=False)
+    decision = decided(one, 1.1)
     assert decision.verdict == ("GO" if above else "UNDECIDED")
     assert says in decision.reason
 
@@ -96,13 +116,13 @@ def test_documents_needed_is_the_smallest_number_that_settles(
         assert not any(chance_of_settling(one, fewer, 1.5, CONFIDENCE) >= wanted for fewer in range(documents, needed))
 
 
-def test_step_times_without_bounds_leave_it_undecided_and_say_so() -> None:
-    decision = decide(found(3.0, timing=math.inf), 1.1, CONFIDENCE, held_out=True)
+@pytest.mark.parametrize(("choice", "of"), [(None, ""), (AGREED, " of each half of the timing rounds")])
+def test_step_times_without_bounds_leave_it_undecided_and_say_so(choice: Choice | None, of: str) -> None:
+    """Both halves need three rounds where draft or gamma was chosen."""
+    decision = decide(CrossFit([], found(3.0, timing=math.inf), choice), 1.1, CONFIDENCE)
     assert (decision.verdict, decision.low, decision.high) == ("UNDECIDED", 0, math.inf)
-    assert decision.reason.startswith(
-        "half of the timing rounds chose draft or gamma, and step times of fewer than 3 rounds"
-    )
-    assert "chose" not in decide(found(3.0, timing=math.inf), 1.1, CONFIDENCE, held_out=False).reason
+    assert decision.reason == f"step times{of} of fewer than 3 rounds have no bounds"
+    assert decision.remedy.startswith("time more rounds")
 
 
 def test_a_reason_begins_with_the_remedy_for_the_step_times_that_it_rests_on() -> None:
@@ -115,12 +135,50 @@ def test_a_reason_begins_with_the_remedy_for_the_step_times_that_it_rests_on() -
     assert decision.reason.startswith("use other times (more documents alone would not settle it); by a roofline: speedup")
 
 
-def test_a_tested_half_needs_twice_its_documents() -> None:
-    whole, half = (decide(found(1.6), 1.5, CONFIDENCE, held_out=half) for half in (False, True))
-    assert half.documents_needed == 2 * whole.documents_needed
-    assert half.remedy.startswith(f"a new run of {half.documents_needed} independent documents would settle it with a 50%")
-    assert half.documents_likely == 2 * (whole.documents_likely or 0)
-    assert "10 independent held-out documents" in half.reason
+def test_a_choice_needs_no_more_documents_than_a_fixed_draft() -> None:
+    """All documents test, so the numbers are those of all documents."""
+    fixed, chosen = (decide(CrossFit([], found(1.6), choice), 1.5, CONFIDENCE) for choice in (None, AGREED))
+    assert dataclasses.replace(chosen, tested=fixed.tested) == fixed
+    assert chosen.remedy.startswith(
+        f"a new run of {chosen.documents_needed} independent documents would settle it with a 50%"
+    )
+    assert "on 10 independent documents" in chosen.reason
+
+
+@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize(("mean", "own"), [(found(1.6), found(1.52)), (found(1.53), found(1.6))])
+def test_where_halves_disagree_both_numbers_have_to_clear_the_threshold(mean: Speedup, own: Speedup, close: bool) -> None:
+    """The lower bound is the lesser of two, the upper one the greater, and so many documents settle both."""
+    torn = CrossFit([], mean, TORN, own, close)
+    decision = decide(torn, 1.5, CONFIDENCE)
+    each = [mean.bounds(1 - CONFIDENCE), own.bounds(1 - CONFIDENCE)]
+    assert (decision.low, decision.high) == (min(low for low, _ in each), max(high for _, high in each))
+    assert decision.speedup == (mean if close else own)
+    needed = [documents_needed(one, 1.5, CONFIDENCE, 0.5) for one in (mean, own)]
+    assert decision.documents_needed == max(needed) > min(needed)
+    says = "one half of the documents prefers small with 4 speculative tokens, the other ngram with 8"
+    assert decision.disagreement == says
+    assert decision.reason.endswith(f"; {says}")
+    for threshold, verdict in ((0.999 * decision.low, "GO"), (1.001 * decision.low, "UNDECIDED")):
+        assert decide(torn, threshold, CONFIDENCE).verdict == verdict
+    for threshold, verdict in ((0.999 * decision.high, "UNDECIDED"), (1.001 * decision.high, "NO-GO")):
+        assert decide(torn, threshold, CONFIDENCE).verdict == verdict
+
+
+def test_no_number_of_documents_settles_numbers_on_both_sides_of_the_threshold() -> None:
+    """Each by itself would be settled by few more; together they contradict each other however many there are."""
+    apart = decide(CrossFit([], found(1.7), TORN, found(1.3)), 1.5, CONFIDENCE)
+    assert apart.verdict == "UNDECIDED"
+    assert all(documents_needed(found(value), 1.5, CONFIDENCE, 0.8) is not None for value in (1.7, 1.3))
+    assert (apart.documents_needed, apart.documents_likely) == (None, None)
+    assert apart.remedy == "profile more documents: the halves of these do not choose alike"
+
+
+def test_no_number_of_documents_settles_what_is_unsettled_for_either_number() -> None:
+    """The named pair's own number is at the threshold: no size clears it with 80 %."""
+    torn = decide(CrossFit([], found(1.6), TORN, found(1.5, timing=0.02)), 1.5, CONFIDENCE)
+    assert decided(found(1.6), 1.5).documents_likely is not None
+    assert torn.documents_likely is None
 
 
 def test_the_numbers_needed_settle_as_often_as_they_say() -> None:
@@ -132,12 +190,12 @@ def test_the_numbers_needed_settle_as_often_as_they_say() -> None:
     for _ in range(800):
         truth = 1.5 * math.exp(rng.uniform(-0.3, 0.3))
         pilot = speedup([documents(rng, 16, truth, 0.4)], [1.0], free_draft(1))
-        if decide(pilot, 1.5, CONFIDENCE, held_out=False).verdict != "UNDECIDED":
+        if decided(pilot, 1.5).verdict != "UNDECIDED":
             continue
         for wanted, found in settled.items():
             if (needed := documents_needed(pilot, 1.5, CONFIDENCE, wanted)) is not None and needed < 5000:
                 sample = speedup([documents(rng, needed, truth, 0.4)], [1.0], free_draft(1))
-                found.append(decide(sample, 1.5, CONFIDENCE, held_out=False).verdict != "UNDECIDED")
+                found.append(decided(sample, 1.5).verdict != "UNDECIDED")
     assert all(len(found) > 200 for found in settled.values())
     assert 0.4 < np.mean(settled[0.5]) < 0.65
     assert 0.7 < np.mean(settled[0.8]) < 0.95
@@ -152,7 +210,7 @@ def test_a_new_run_does_not_draw_the_error_of_a_table_or_roofline_again(value: f
     rng, one = np.random.default_rng(8), pilot.at(size)
     off = math.hypot(pilot.sampling_error, one.sampling_error) * rng.standard_t(pilot.freedom, 4000)
     runs = [dataclasses.replace(one, value=value * math.exp(each)) for each in off]
-    settled = np.mean([decide(run, 1.5, CONFIDENCE, held_out=False).verdict != "UNDECIDED" for run in runs])
+    settled = np.mean([decided(run, 1.5).verdict != "UNDECIDED" for run in runs])
     chance = chance_of_settling(pilot, size, 1.5, CONFIDENCE)
     assert chance == pytest.approx(settled, abs=3 * math.sqrt(0.25 / 4000))
     assert abs(chance_of_settling(dataclasses.replace(pilot, redrawn=True), size, 1.5, CONFIDENCE) - chance) > 0.05
@@ -198,7 +256,7 @@ def equal_drafts() -> list[dict[str, dict[str, DocumentTotals]]]:
     return [{name: {"code": pool(documents(rng, SIZE, TRUTH, 0.3))} for name in TIMES} for _ in range(REPEATS)]
 
 
-def test_choosing_on_one_half_and_testing_on_the_other_is_not_fooled(equal_drafts: list[Any]) -> None:
+def test_cross_fitting_is_not_fooled(equal_drafts: list[Any]) -> None:
     """The best of 20 drafts that are exactly at the threshold is GO as rarely as one of them would be: nominally 5 %."""
     verdicts = [judge(sample, TIMING, ALONE, QUESTION, [1])[1].verdict for sample in equal_drafts]
     three_sigma = 3 * math.sqrt(0.05 * 0.95 / REPEATS)
@@ -209,7 +267,7 @@ def test_verdicts_at_the_threshold_are_wrong_as_rarely_as_they_say() -> None:
     """One draft and gamma, 25 documents, a speedup exactly at the threshold: GO and NO-GO nominally 5 % each."""
     rng = np.random.default_rng(11)
     samples = [speedup([documents(rng, 25, TRUTH, 0.3)], [1.0], free_draft(1)) for _ in range(1000)]
-    verdicts = [decide(sample, TRUTH, CONFIDENCE, held_out=False).verdict for sample in samples]
+    verdicts = [decided(sample, TRUTH).verdict for sample in samples]
     for wrong in ("GO", "NO-GO"):
         assert abs(verdicts.count(wrong) / 1000 - 0.05) <= 3 * math.sqrt(0.05 * 0.95 / 1000)
 
@@ -221,7 +279,7 @@ def test_verdicts_with_a_control_variate_are_wrong_as_rarely_as_they_say(size: i
     """
     rng = np.random.default_rng(12)
     samples = [speedup([sampled(rng, size, TRUTH, 0.03, 10.0)], [1.0], free_draft(1)) for _ in range(2000)]
-    verdicts = [decide(sample, TRUTH, CONFIDENCE, held_out=False).verdict for sample in samples]
+    verdicts = [decided(sample, TRUTH).verdict for sample in samples]
     for wrong in ("GO", "NO-GO"):
         assert verdicts.count(wrong) / 2000 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)
 
@@ -232,17 +290,154 @@ def test_a_fixed_draft_and_gamma_are_tested_on_all_documents() -> None:
     option, decision = judge(only, TIMING, ALONE, QUESTION, [1])
     assert option == ("draft 0", 1)
     assert decision.speedup == pooled_speedup(only, ("draft 0", 1), TIMES, ALONE)
-    assert "held-out" not in decision.reason
+    assert decision.tested.choice is None
+    assert decision.disagreement == ""
 
 
-def test_a_chosen_draft_is_tested_on_the_other_half() -> None:
+Candidates = dict[str, dict[str, DocumentTotals]]
+
+
+def second_half(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
+    """Which documents of each domain are in the second half."""
+    return held_out({domain: each.units.lots for domain, each in next(iter(candidates.values())).items()})
+
+
+def test_a_chosen_draft_is_tested_on_all_documents_if_the_halves_agree() -> None:
     rng = np.random.default_rng(0)
-    two = {name: {"code": pool(documents(rng, SIZE, value, 0.3))} for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
+    two = {name: {"code": pool(documents(rng, SIZE, value, 0.3))} for name, value in (("draft 0", 1.2), ("draft 1", 1.9))}
     option, decision = judge(two, TIMING, ALONE, QUESTION, [1])
     assert option == ("draft 1", 1)
-    tested = held_out({"code": two["draft 1"]["code"].units.lots})
-    assert decision.speedup == pooled_speedup(two, ("draft 1", 1), TIMES, ALONE, tested)
-    assert "20 independent held-out documents" in decision.reason
+    assert decision.tested.choice == Choice(option, (option, option))
+    texts = two["draft 1"]["code"]
+    assert decision.speedup.value == pytest.approx(texts["tokens"].sum() / texts["rounds_1"].sum())
+    whole = pooled_speedup(two, option, TIMES, ALONE)
+    assert dataclasses.astuple(decision.speedup) == pytest.approx(dataclasses.astuple(whole))
+    assert decision.tested.own is None
+    assert decision.disagreement == ""
+    assert "40 independent documents" in decision.reason
+
+
+Shares = Mapping[str, Mapping[int, tuple[float, float]]]
+
+
+def alone_in_halves(texts: Mapping[str, tuple[tuple[float, float], Shares]]) -> Candidates:
+    """80 documents a domain under some drafts. `texts`: by domain, the tokens of a document of either half; by draft and half,
+    the rounds of a document by its tokens: their mean and w, where one document in four is 3 w above it, the others w below.
+    """
+    units = Units.named(f"{domain} {number}" for domain in texts for number in range(80))
+    places = {domain: np.arange(80) + 80 * place for place, domain in enumerate(texts)}
+    second = held_out({domain: units.take(each).lots for domain, each in places.items()})
+    found: Candidates = {}
+    for domain, (tokens, shares) in texts.items():
+        size = np.where(second[domain], tokens[1], tokens[0])
+        for draft, by_half in shares.items():
+            rounds = np.empty(80)
+            for half, (mean, wide) in by_half.items():
+                rows = np.flatnonzero(second[domain] == bool(half))
+                rounds[rows] = size[rows] * (mean + wide * np.where(np.arange(40) % 4 == 0, 3, -1))
+            nothing = np.zeros(80)
+            counts = RoundCounts(size, rounds, rounds[:, None], nothing[:, None], nothing, nothing.astype(str))
+            found.setdefault(draft, {})[domain] = dataclasses.replace(pool(counts), units=units.take(places[domain]))
+    return found
+
+
+def spent_on(candidates: Candidates, draft: str, domain: str, half: int) -> float:
+    """Rounds of a draft on one half of a domain's documents: what they take if drafts cost nothing."""
+    rows = second_half(candidates)[domain] == bool(half)
+    return float(candidates[draft][domain]["rounds_1"][rows].sum())
+
+
+def by_halves(first: float, second: float) -> Timing:
+    """Times of two halves of the timing rounds in which a round of one draft costs so many decode steps."""
+    one, other = (
+        StepTimes({1: StepTime(10.0, 0.0), 2: StepTime(10 * cost - 1, 0.0)}, StepTime(1.0, 0.0), half=half)
+        for half, cost in enumerate((first, second))
+    )
+    halves = tuple({name: each for name in TIMES} for each in (one, other))
+    return Timing(halves[0], "by these step times", {}, halves)
+
+
+@pytest.mark.parametrize(("timing", "costs"), [(TIMING, (1.0, 1.0)), (by_halves(1.05, 1.1), (1.05, 1.1))])
+def test_a_chosen_draft_is_tested_with_each_half_as_the_other_half_chose(timing: Timing, costs: tuple[float, float]) -> None:
+    """The first half is faster with draft 0, the second with draft 1: neither number of a half that chose it is in the value,
+    nor are the timing rounds by which it was chosen.
+    """
+    shares = {"draft 0": {0: (0.6, 0.01), 1: (0.7, 0.02)}, "draft 1": {0: (0.7, 0.02), 1: (0.65, 0.01)}}
+    torn = alone_in_halves({"code": ((100.0, 100.0), shares)})
+    option, decision = judge(torn, timing, ALONE, QUESTION, [1])
+    rounds = {(draft, half): spent_on(torn, draft, "code", half) for draft in shares for half in (0, 1)}
+    assert option == ("draft 0", 1)
+    assert decision.tested.choice == Choice(option, (option, ("draft 1", 1)))
+    assert decision.tested.rows[1]["code"].tolist() == second_half(torn)["code"].tolist()
+    crossed = costs[0] * rounds["draft 1", 0] + costs[1] * rounds["draft 0", 1]
+    assert decision.tested.speedup.value == pytest.approx(8000 / crossed)
+    assert decision.tested.speedup.documents == 80
+    named = costs[0] * rounds["draft 0", 0] + costs[1] * rounds["draft 0", 1]
+    assert decision.tested.own.value == pytest.approx(8000 / named)
+
+
+# Long texts of x are in the first half, those of y in the second. A half weighs both domains alike, so the first prefers
+# draft 0, for its short texts of y, and the second draft 1, for its short ones of x. All long texts are faster with the
+# draft of the other half: 1.62x so, and 1.29x with either draft alone.
+MIRRORED = {
+    "x": ((380.0, 20.0), {"draft 0": {0: (0.95, 0.01), 1: (0.95, 0.01)}, "draft 1": {0: (0.6, 0.01), 1: (0.52, 0.01)}}),
+    "y": ((20.0, 380.0), {"draft 0": {0: (0.52, 0.01), 1: (0.6, 0.01)}, "draft 1": {0: (0.95, 0.01), 1: (0.95, 0.01)}}),
+}
+# Each half prefers, for little, a draft that does nothing for one of its documents in four; on the other half it is steady.
+UNSTEADY = {
+    "x": ((100.0, 100.0), {"draft 0": {0: (0.655, 0.12), 1: (0.66, 0.0)}, "draft 1": {0: (0.66, 0.0), 1: (0.656, 0.12)}}),
+}
+
+
+@pytest.mark.parametrize(
+    ("texts", "threshold", "close"), [(MIRRORED, 1.5, False), (UNSTEADY, 1.48, True)], ids=["worth", "spread"]
+)
+def test_a_mean_over_two_choices_never_carries_a_go_for_one(texts: Any, threshold: float, close: bool) -> None:
+    """The lower bound of the cross-fitted speedup reaches the threshold, but that of the named pair's own does not."""
+    torn = alone_in_halves(texts)
+    mix = Mix.of(dict.fromkeys(texts, 1 / len(texts)))
+    question = dataclasses.replace(QUESTION, min_speedup=threshold)
+    option, decision = judge(torn, TIMING, mix, question, [1])
+    tested = decision.tested
+    assert tested.choice.halves == (("draft 0", 1), ("draft 1", 1))
+
+    def by_hand(first: str, second: str) -> float:
+        times = []
+        for domain in texts:
+            spent = spent_on(torn, first, domain, 0) + spent_on(torn, second, domain, 1)
+            times.append(spent / torn["draft 0"][domain]["tokens"].sum())
+        return 1 / float(np.mean(times))
+
+    assert tested.speedup.value == pytest.approx(by_hand("draft 1", "draft 0"))
+    assert tested.own.value == pytest.approx(by_hand(option[0], option[0]))
+    assert tested.close == close
+    assert tested.speedup.bounds(1 - CONFIDENCE)[0] >= threshold > tested.own.bounds(1 - CONFIDENCE)[0]
+    assert decision.verdict != "GO"
+    assert decision.low == tested.own.bounds(1 - CONFIDENCE)[0]
+    says = "one half of the documents prefers draft 0 with 1 speculative tokens, the other draft 1 with 1"
+    assert decision.disagreement == says
+    assert decision.reason.endswith(says)
+
+
+def test_cross_fitting_says_go_more_often_than_a_half_that_is_kept_back() -> None:
+    """A truth 10 % above the threshold, 48 documents, and three drafts that differ: all documents test, and each half is
+    enough to choose.
+    """
+    rng = np.random.default_rng(21)
+    crossed = kept_back = 0
+    for _ in range(REPEATS):
+        fastest = documents(rng, 48, 1.1 * TRUTH, 0.4)
+        sample = {}
+        for place, slower in enumerate((1.0, 1.1, 1.25)):
+            rounds = slower * fastest.rounds * rng.gamma(400, 1 / 400, 48)
+            sample[f"draft {place}"] = {"code": pool(dataclasses.replace(fastest, rounds=rounds, drafted=rounds[:, None]))}
+        crossed += judge(sample, TIMING, ALONE, QUESTION, [1])[1].verdict == "GO"
+        halves = Halves.of(sample, TIMING, ALONE)
+        chosen, _ = halves.chosen([(draft, 1) for draft in sample]).halves
+        [(_, second)] = halves.decoded((chosen, chosen))
+        kept_back += decided(speedup([second[0]], [1.0], second[1]), TRUTH).verdict == "GO"
+    assert crossed >= 1.5 * kept_back
+    assert kept_back > 0.1 * REPEATS
 
 
 STEP_MS = {("target", "decode", 1): 10.0, ("target", "verify", 2): 11.0}
@@ -338,8 +533,8 @@ def test_testing_on_the_half_that_chose_is_fooled(equal_drafts: list[Any]) -> No
     """Why the split matters: the winner, judged by the luck that made it win, is GO in more than every third sample."""
     go = 0
     for sample in equal_drafts:
-        half = {domain: ~mask for domain, mask in held_out({"code": sample["draft 0"]["code"].units.lots}).items()}
-        speedups = [pooled_speedup(sample, (name, 1), TIMES, ALONE, half) for name in TIMES]
-        best = max((one for one in speedups if one is not None), key=lambda one: one.value)
-        go += decide(best, TRUTH, CONFIDENCE, held_out=True).verdict == "GO"
+        halves = Halves.of(sample, TIMING, ALONE)
+        best, _ = halves.chosen([(name, 1) for name in TIMES]).halves
+        [(first, _)] = halves.decoded((best, best))
+        go += decided(speedup([first[0]], [1.0], first[1]), TRUTH).verdict == "GO"
     assert go / REPEATS > 1 / 3
