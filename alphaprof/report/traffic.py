@@ -213,8 +213,8 @@ class Tried:
 
     @classmethod
     def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
-        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, or some domain
-        has no rounds.
+        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, no domain has
+        rounds, or one has none that has a weight.
         """
         inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
         evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
@@ -222,7 +222,8 @@ class Tried:
         _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
         if why_undecidable(weights, evidence, next(iter(candidates.values()))):
             return None
-        have_rounds = all(pools[domain]["tokens"].any() for pools in candidates.values() for domain in mix.domains)
+        needed = any if mix.weights is None else all  # as drawn, a domain without rounds adds nothing
+        have_rounds = all(needed(pools[domain]["tokens"].any() for domain in mix.domains) for pools in candidates.values())
         return cls(candidates, mix, timing) if have_rounds else None
 
     def at(self, draft: str, gamma: int) -> tuple[float, float | None]:

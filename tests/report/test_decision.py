@@ -321,8 +321,8 @@ Shares = Mapping[str, Mapping[int, tuple[float, float]]]
 
 
 def alone_in_halves(texts: Mapping[str, tuple[tuple[float, float], Shares]]) -> Candidates:
-    """80 documents a domain under some drafts. `texts`: by domain, the tokens of a document of either half; by draft and half,
-    the rounds of a document by its tokens: their mean and w, where one document in four is 3 w above it, the others w below.
+    """80 documents a domain under some drafts. `texts`: by domain, the tokens of a document of either half; by draft and
+    half, rounds by tokens: their mean and w, where one document in four is 3 w above it, and the others w below.
     """
     units = Units.named(f"{domain} {number}" for domain in texts for number in range(80))
     places = {domain: np.arange(80) + 80 * place for place, domain in enumerate(texts)}
@@ -353,14 +353,14 @@ def by_halves(first: float, second: float) -> Timing:
         StepTimes({1: StepTime(10.0, 0.0), 2: StepTime(10 * cost - 1, 0.0)}, StepTime(1.0, 0.0), half=half)
         for half, cost in enumerate((first, second))
     )
-    halves = tuple({name: each for name in TIMES} for each in (one, other))
+    halves = tuple(dict.fromkeys(TIMES, each) for each in (one, other))
     return Timing(halves[0], "by these step times", {}, halves)
 
 
 @pytest.mark.parametrize(("timing", "costs"), [(TIMING, (1.0, 1.0)), (by_halves(1.05, 1.1), (1.05, 1.1))])
 def test_a_chosen_draft_is_tested_with_each_half_as_the_other_half_chose(timing: Timing, costs: tuple[float, float]) -> None:
-    """The first half is faster with draft 0, the second with draft 1: neither number of a half that chose it is in the value,
-    nor are the timing rounds by which it was chosen.
+    """The first half is faster with draft 0, the second with draft 1: no rounds of documents are in the value with the draft
+    that they chose, nor with the times that chose it.
     """
     shares = {"draft 0": {0: (0.6, 0.01), 1: (0.7, 0.02)}, "draft 1": {0: (0.7, 0.02), 1: (0.65, 0.01)}}
     torn = alone_in_halves({"code": ((100.0, 100.0), shares)})
