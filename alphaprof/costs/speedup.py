@@ -822,11 +822,13 @@ def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> TimingError:
             _timing_error(*([share for share in side if share.half == half] for side in (spent, base))) for half in halves
         ]
         squares = [one.error**2 for one in of_halves]
-        moments = sum(square**2 / one.freedom for square, one in zip(squares, of_halves, strict=True) if square > 0)
-        freedom = sum(squares) ** 2 / moments if moments > 0 else math.inf
+        freedom = 0.0  # a half of too few rounds has no error
+        if math.isfinite(sum(squares)):
+            moments = sum(square**2 / one.freedom for square, one in zip(squares, of_halves, strict=True) if square > 0)
+            freedom = sum(squares) ** 2 / moments if moments > 0 else math.inf
         return TimingError(
             error=math.sqrt(sum(squares)),
-            freedom=freedom if math.isfinite(sum(squares)) else 0.0,
+            freedom=freedom,
             flattered=_more_flattered(spent, base),
             waited=max(one.waited for one in of_halves),
             redrawn=any(one.redrawn for one in of_halves),
