@@ -20,9 +20,7 @@ from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.verdict import held_out
 from alphaprof.stats.estimate import Interval
-from alphaprof.totals.documents import lots_of
 from tests import reference
 from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, only, recounted, reported, rows_of
