@@ -58,7 +58,7 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path, mon
     assert {row["mode"] for row in found["steps"]} == {"eager"}
     out = tmp_path / "steps.csv"
     out.write_text(latency.csv())
-    rows = read_engine_table(out, ["close"], ["ngram"], None)
+    rows = read_engine_table(out, ["close"], ["ngram"], None).rows
     assert len(rows) == len(found["steps"]) == len(list(csv.DictReader(io.StringIO(out.read_text()))))
     assert {row.batch for row in rows} == {1, 2}
 
@@ -109,14 +109,17 @@ def test_a_profile_with_a_table_times_nothing_and_reports_by_it(profile: Path, t
         "target,1,0,10\ntarget,2,0,10\ntarget,3,0,10\ntarget,1,500,10\ntarget,2,500,10\ntarget,3,500,10\nclose,1,0,1\n"
         "ngram,1,0,0\n"
     )
-    run = run_profile(profile, tmp_path / "run", False, "costs.source=table", "costs.path=own.csv")
+    # A named gamma: one that is chosen is cross-fitted, so that its speedup is not one of its tokens per round alone.
+    named = ["costs.source=table", "costs.path=own.csv", "decision.gamma=2"]
+    run = run_profile(profile, tmp_path / "run", False, *named)
     assert run.latency() is None
     report = build_report(run)
     assert "by the step times in own.csv: " in report.traffic.reason
-    for result in report.results:
-        if result.draft != "close" or not result.gammas:
-            continue
-        for item in result.gammas:
+    timed = [result.gammas for result in report.results if result.draft == "close" and result.gammas]
+    assert timed
+    for gammas in timed:
+        assert [item.gamma for item in gammas] == [1, 2]
+        for item in gammas:
             assert item.speedup.value == pytest.approx(item.tokens_per_round.value / (1 + 0.1 * item.gamma))
 
 

@@ -137,7 +137,7 @@ def generous(function: Any) -> Any:
         ("pooled_share", too_narrow, "intervals"),
         ("speedup_interval", too_narrow, "intervals"),
         ("decide", generous, "gates"),
-        ("crossed", generous, "choices"),
+        ("decide", generous, "choices"),
     ],
 )
 def test_what_is_wrong_is_found(
