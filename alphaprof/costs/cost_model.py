@@ -168,7 +168,7 @@ class StepSpread:
     model: str  # target, or the draft
     step: str  # decode, verify, draft, draft_first, lookup or bookkeeping
     tokens: int  # new ones per sequence
-    mean_ms: float
+    mean_ms: float  # a few slow rounds move it, and not the median, by which speedups are computed
     p10_ms: float  # tenth percentile
     p90_ms: float  # ninetieth percentile
 
