@@ -125,19 +125,3 @@ def test_the_changelog_names_the_version() -> None:
 
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text()
-
-
-GONE = re.compile(
-    r"(?i:(?<!there )\bis no\b(?! longer))(?!-GO)|(?i:\bare none of\b|\bwhoever\b|whatever of|\bby lot\b|held against)"
-    r"|(?i:for want of|\blikewise\b|\bso many\b|\btold\b|\bas far as\b|what lacks|none of this page)"
-)
-
-
-def test_phrases_that_readers_stopped_at_are_gone() -> None:
-    """Over the product and its messages, profiles and pages; decisions and research keep the words of their day."""
-    files = [ROOT / "README.md"]
-    for folder, pattern in (("alphaprof", "**/*.py"), ("profiles", "*.yaml"), ("docs", "*.md")):
-        files += sorted((ROOT / folder).glob(pattern))
-    assert len(files) > 150
-    found = {str(file.relative_to(ROOT)): GONE.findall(file.read_text()) for file in files}
-    assert {file: phrases for file, phrases in found.items() if phrases} == {}

@@ -399,7 +399,7 @@ def _check_thresholds(
     run, question = inputs.run, inputs.question
     chosen, pools = rule or one_rule(inputs), list(draft_pools(inputs, inputs.deciding))
     evidence = evidence_of(inputs, pools)
-    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
+    costs, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
     domains = list(dict.fromkeys(item.domain for item in pools if item.pool.defined))
     if not domains:
         hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
@@ -417,8 +417,9 @@ def _check_thresholds(
 
     def sides(domain: str) -> list[list[_Part]]:
         """Return the documents of a domain as they are judged: cross-fitted; and also as named, if that counts too."""
-        halves = timing.halves or (timing.times, timing.times)
-        found: list[list[tuple[Pair, Mask | None, Mapping[str, StepTimes]]]] = [[((draft, gamma), None, timing.times)]]
+        own = costs.of_domain(domain).timing(question.concurrency) if costs else timing
+        halves = own.halves or (own.times, own.times)
+        found: list[list[tuple[Pair, Mask | None, Mapping[str, StepTimes]]]] = [[((draft, gamma), None, own.times)]]
         if tested is not None and tested.choice is not None and tested.rows is not None and domain in mix.domains:
             rows = [each[domain] for each in tested.rows]
             found = [list(zip(tested.choice.halves[::-1], rows, halves, strict=True))]

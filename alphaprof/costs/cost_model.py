@@ -168,7 +168,7 @@ class StepSpread:
     model: str  # target, or the draft
     step: str  # decode, verify, draft, draft_first, lookup or bookkeeping
     tokens: int  # new ones per sequence
-    mean_ms: float
+    mean_ms: float  # a few slow rounds move it, and not the median, by which speedups are computed
     p10_ms: float  # tenth percentile
     p90_ms: float  # ninetieth percentile
 
@@ -198,6 +198,7 @@ class Cost:
     bookkeeping_ms: dict[str, float]  # once a round that drafts
     covered: int  # the largest gamma that there are times for
     lacking: tuple[str, ...]  # rows that larger gamma of the run need, in words
+    others: tuple[str, ...]  # models of a table that the run does not have, whose rows are not used
     rounds: int | None  # of timing; None: not known, or the times were not taken in rounds
     spread: tuple[StepSpread, ...]  # of steps that were timed in rounds
     memory: tuple[DraftMemoryShare, ...]  # one a draft
@@ -211,7 +212,8 @@ class CostModel:
 
     `padded`: the engine verifies gamma + 1 tokens of every sequence, whatever it drafts, so that every round costs T(gamma +
     1). This is the one switch: without it, which is what every source of times now takes, a step is charged by all tokens of
-    its batch.
+    its batch. `others`: models of a table that the run does not have, whose rows are not used. `contexts`: the mean context
+    of each domain.
     """
 
     table: StepTable
@@ -221,6 +223,16 @@ class CostModel:
     gamma: int
     context: float
     padded: bool = False
+    others: tuple[str, ...] = ()
+    contexts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def of_domain(self, domain: str) -> CostModel:
+        """Return the times of batches that hold sequences of one domain alone: at its own mean context, where times depend
+        on it.
+        """
+        context = self.contexts.get(domain, self.context)
+        timed = {row.context for row in self.table.rows if row.step != "prefill"}
+        return self if context == self.context or len(timed) == 1 else self.at(context)
 
     def at(self, context: float) -> CostModel:
         """Return the same times for another mean context: only those of a roofline are worked out for one."""
@@ -254,9 +266,9 @@ class CostModel:
     def timing(self, concurrency: int) -> Timing:
         """Return the same for a verdict, with the reasons of drafts that have none."""
         times, missing = self._times(self.table, concurrency)
-        first, second = (
+        first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
             {
-                draft: dataclasses.replace(each, half=place) if each.rounds else each
+                draft: dataclasses.replace(each, half=place) if each.rounds else times[draft]
                 for draft, each in self._times(half, concurrency)[0].items()
             }
             for place, half in enumerate(self.table.halves)
@@ -276,14 +288,16 @@ class CostModel:
         return f"by step times computed for {_devices(options)}, not measured"
 
 
-def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostModel | None:
+def open_costs(
+    run: Run, options: CostsAsked, context: float | None, contexts: Mapping[str, float] | None = None
+) -> CostModel | None:
     """Return the step times that `costs` options name; None if they ask for none, or were to be measured and were not.
 
-    `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
-    is not known what they drafted.
+    `context`: tokens before a position, on average over the documents; `contexts`: the same of each domain. Raises
+    `CostsUnreadable`, also for rounds of which it is not known what they drafted.
     """
     manifest = run.manifest
-    gamma, mode = max(run.gammas), None
+    gamma, mode, others = max(run.gammas), None, tuple[str, ...]()
     if options.source == NONE:
         return None
     if manifest.drafting != CHAIN and options.source not in TIMED:
@@ -305,10 +319,10 @@ def open_costs(run: Run, options: CostsAsked, context: float | None) -> CostMode
         own = {name: facts for name, facts in manifest.drafts.items() if facts.hybrid is None}
         models = [name for name, facts in own.items() if facts.has_steps]
         lookups = [name for name in own if name not in models]
-        rows = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
+        rows, others = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
     else:
         rows = _roofline(manifest, options, gamma, context)
-    return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
+    return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0, others=others, contexts=contexts or {})
 
 
 def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) -> list[StepRow]:
@@ -399,6 +413,7 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         lookup_ms={draft: time.lookup.ms for draft, time in times.items() if not manifest.drafts[draft].has_steps},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
         covered=min((max(time.target) - 1 for time in every.values()), default=0),
+        others=costs.others,
         lacking=tuple(_lacking(costs, times, concurrency)),
         rounds=first.rounds or None if first else None,
         spread=tuple(_spreads(times)),

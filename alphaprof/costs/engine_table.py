@@ -1,4 +1,4 @@
-"""Step times that an engine was measured with: a CSV or JSON table, or what `vllm bench iterations` writes.
+"""Step times that an engine was measured with: a CSV or JSON table, what `vllm bench iterations` writes, or those of a run.
 
 A table has the columns of `COLUMNS`. A JSON file is a list of such rows, an object with the list under `results`, or a list
 of both; so a file of rows and several files of vLLM can be joined into one.
@@ -18,13 +18,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from alphaprof.costs.steps import TARGET, StepRow
 from alphaprof.costs.timing import FREE_STEPS
-from alphaprof.errors import CostsUnreadable, cut, shown
+from alphaprof.errors import CostsUnreadable, RunUnreadable, cut, shown
+from alphaprof.log.run import Run
 
 MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not drafts
 # What a model of each kind does, its usual step first.
@@ -73,12 +74,19 @@ class VllmEntry(BaseModel):
 COLUMNS = tuple(TableRow.model_fields)
 
 
+class EngineTable(NamedTuple):
+    """Step times of the models of a profile, and the names of the other models in the file, whose rows are not read."""
+
+    rows: tuple[StepRow, ...]
+    others: tuple[str, ...]
+
+
 def read_engine_table(
     path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float | None, heads: Sequence[str] = ()
-) -> tuple[StepRow, ...]:
-    """Return the rows of a file. `drafts`: names of drafts that run a model; `lookups`: of those that search the text;
-    `heads`: of `drafts`, those whose first step of a round is one of its own. A head's draft step over several tokens is
-    such a one.
+) -> EngineTable:
+    """Return the rows of a file, or of the directory of a run that timed its steps. `drafts`: names of drafts that run a
+    model; `lookups`: of those that search the text; `heads`: of `drafts`, those whose first step of a round is one of its
+    own. A head's draft step over several tokens is such a one.
 
     `overhead_ms` (sampling, scheduling) is added to every decode and verify step of the target, never to steps of drafts;
     None: 0, but refused where the file has entries of vLLM. Raises `CostsUnreadable`.
@@ -86,7 +94,11 @@ def read_engine_table(
     kinds = {TARGET: "target"} | dict.fromkeys(drafts, "draft") | dict.fromkeys(lookups, "lookup")
     kinds |= dict.fromkeys(heads, "head")
     rows: dict[tuple[Any, ...], StepRow] = {}
-    for where, cells in _records(path):
+    others: dict[str, None] = {}
+    for where, cells in _of_run(path) if path.is_dir() else _records(path):
+        if isinstance(model := cells.get("model"), str) and model not in kinds:
+            others[model] = None
+            continue
         try:
             if "mode" in cells:
                 row = _vllm_row(VllmEntry.model_validate(cells), kinds)
@@ -106,7 +118,7 @@ def read_engine_table(
     if missing := {"decode", "verify"} - {row.step for row in rows.values() if row.model == TARGET}:
         hint = "give target steps of 1 to N tokens, N = largest gamma + 1"
         raise CostsUnreadable(f"{path}: no {' or '.join(sorted(missing))} step of the target", hint)
-    return tuple(_slower(row, overhead_ms or 0.0) for row in rows.values())
+    return EngineTable(tuple(_slower(row, overhead_ms or 0.0) for row in rows.values()), tuple(others))
 
 
 def _row_problem(error: ValueError) -> str:
@@ -128,7 +140,7 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
 
 
 def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
-    kind = _model_kind(row.model, kinds)
+    kind = kinds[row.model]
     usual = STEPS_OF[kind][0] if kind != "target" or row.tokens == 1 else "verify"
     step = row.step or usual
     if not (tokens := row.tokens or (1 if step in FREE_STEPS else 0)):
@@ -145,7 +157,7 @@ def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
 
 
 def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
-    kind = _model_kind(entry.model, kinds)
+    kind = kinds[entry.model]
     if kind == "lookup":
         raise ValueError(f"{entry.model} searches the text and runs no model: give its time as a row with model and ms")
     if not (tokens := 1 if entry.mode == "decode" else entry.input_len):
@@ -157,10 +169,20 @@ def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
     return StepRow(entry.model, step, tokens, entry.batch_size, entry.context_len, entry.ms)
 
 
-def _model_kind(model: str, kinds: Mapping[str, str]) -> str:
-    if model not in kinds:
-        raise ValueError(f"unknown model {shown(model)}: the models of this profile are {cut(', '.join(kinds))}")
-    return kinds[model]
+def _of_run(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a run's own step times, as a table has them."""
+    hint = "name a run that timed its steps, or a CSV or JSON file of step times"
+    try:
+        run = Run.open(path)
+        latency = run.latency()
+    except RunUnreadable as error:
+        raise CostsUnreadable(f"{path} cannot be read: {error}", hint) from error
+    if latency is None:
+        raise CostsUnreadable(f"{path} has no step times", hint)
+    waiting = run.manifest.environment.get("timing_waiting") or 0.0
+    for number, row in enumerate(latency.to_pylist(), 1):
+        cells = {name: row[name] for name in COLUMNS if name in row} | {"ms": row["median_ms"], "waiting": waiting}
+        yield f"{path}, row {number}", cells | {"rounds": row["rounds_ms"] or ()}
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes, Timing, round_
 from alphaprof.costs.timing import SLOW_TAIL, median_error
 from alphaprof.stats.estimate import Array, quantile
 
-AGREE = 0.99  # confidence with which two halves disagree before anybody is told
+AGREE = 0.99  # confidence with which two halves disagree before a note says so
 
 
 @dataclass(frozen=True)

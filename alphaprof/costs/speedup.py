@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,6 +152,11 @@ class StepTimes:
     def v(self, gamma: int) -> float:
         """Return cost of verifying gamma drafts."""
         return self.target[gamma + 1].ms / self.decode.ms
+
+    @cached_property
+    def _by_gamma(self) -> dict[tuple[str, int], Any]:
+        """What was worked out for rounds of up to gamma drafts, by function."""
+        return {}
 
     @cached_property
     def clipped(self) -> StepTimes:
@@ -379,6 +384,14 @@ def round_costs(times: StepTimes, gamma: int) -> Array:
     bookkeeping where it drafts at all. Where the first draft step is one of its own, it is that over one token. In a batch
     of some traffic (`StepTimes.mixed`) it is what the round is expected to cost by what other sequences draft.
     """
+    if ("costs", gamma) not in times._by_gamma:
+        found = _round_costs(times, gamma)
+        found.flags.writeable = False
+        times._by_gamma["costs", gamma] = found
+    return np.asarray(times._by_gamma["costs", gamma])
+
+
+def _round_costs(times: StepTimes, gamma: int) -> Array:
     once = times.bookkeeping.ms
     if times.draft_first:
         once += times.draft_first[1].ms - times.draft.ms
@@ -405,6 +418,13 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     or nothing of it. In a batch the other sequences may draft as they are expected to, or all do the same: that bounds what
     all of them cost together, whatever they draft.
     """
+    if ("bounds", gamma) not in times._by_gamma:
+        times._by_gamma["bounds", gamma] = _cost_bounds(times, gamma)
+    least, most = times._by_gamma["bounds", gamma]
+    return least, most
+
+
+def _cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     later = soonest = times.catching_up(gamma).tolist()
     cheap = times.without_steps if times.optional else times
     if times.optional:
@@ -418,11 +438,14 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
 
 
 class Sums(NamedTuple):
-    """Time with a draft and without, in decode steps, and the clusters; [clusters] each."""
+    """Time with a draft and without, in decode steps, and the clusters, [clusters] each; and the time with the draft of each
+    part of the domain.
+    """
 
     spent: Array
     base: Array
     clusters: Array
+    parts: tuple[float, ...]
 
 
 def parts_of(domain: Domain) -> list[Decoded]:
@@ -432,7 +455,11 @@ def parts_of(domain: Domain) -> list[Decoded]:
 
 def _sums(domain: Domain) -> Sums:
     each = [(*spent_and_base(*part), present(part[0].cluster)) for part in parts_of(domain)]
-    return Sums(*each[0]) if len(each) == 1 else Sums(*(np.concatenate(side) for side in zip(*each, strict=True)))
+    parts = tuple(float(spent.sum()) for spent, _, _ in each)
+    if len(each) == 1:
+        return Sums(*each[0], parts)
+    spent, base, clusters = (np.concatenate(side) for side in zip(*each, strict=True))
+    return Sums(spent, base, clusters, parts)
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
@@ -483,19 +510,19 @@ def _time_parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
     return [*verify, *((("step", id(time)), time) for time in others)]
 
 
-def _spent_on(domains: Sequence[Domain], scale: Sequence[float]) -> tuple[list[Share], list[Share]]:
+def _spent_on(domains: Sequence[Domain], sums: Sequence[Sums], scale: Sequence[float]) -> tuple[list[Share], list[Share]]:
     """Return what the time with the draft is spent on, and the time without, decode steps alone. `scale`: by which a
     domain's time in decode steps counts in the whole.
     """
-    parts = [(part, each) for domain, each in zip(domains, scale, strict=True) for part in parts_of(domain)]
-    spent = [each * float(spent_and_base(*part)[0].sum()) for part, each in parts]
-    shares, plain, whole = list[Share](), dict[int | None, Share](), sum(spent)
-    for ((counts, times), _), time in zip(parts, spent, strict=True):
-        if counts.tokens.sum() == 0:
-            continue
-        shares += _shares(counts, times, time / whole)
-        before = plain[times.half].fraction if times.half in plain else 0.0
-        plain[times.half] = Share(before + time / whole, 1, times.decode, None, times.half)
+    shares, plain = list[Share](), dict[int | None, Share]()
+    whole = sum(each * sum(one.parts) for each, one in zip(scale, sums, strict=True))
+    for domain, each, one in zip(domains, scale, sums, strict=True):
+        for (counts, times), spent in zip(parts_of(domain), one.parts, strict=True):
+            if counts.tokens.sum() > 0:
+                part = each * spent / whole
+                shares += _shares(counts, times, part)
+                before = plain[times.half].fraction if times.half in plain else 0.0
+                plain[times.half] = Share(before + part, 1, times.decode, None, times.half)
     return shares, list(plain.values())
 
 
@@ -543,7 +570,7 @@ def _by_weights(domains: Sequence[Domain], weights: Sequence[float]) -> Speedup 
     time = sum(parts)
     whole = _sum_of_ratios(weights, sums, ratios, time)
     scale = [weight / float(each.base.sum()) for weight, each in zip(weights, sums, strict=True)]
-    traffic = _from_time(whole, _token_bounds(domains), _timing_error(*_spent_on(domains, scale)))
+    traffic = _from_time(whole, _token_bounds(domains), _timing_error(*_spent_on(domains, sums, scale)))
     each = [_from_time(one, _token_bounds([domain]), EXACT) for one, domain in zip(ratios, domains, strict=True)]
     slower, faster = _unseen_apart(each, [part / time for part in parts], whole.documents)
     doubts = sum(part * _doubt([domain]) for part, domain in zip(parts, domains, strict=True))
@@ -588,8 +615,9 @@ def _as_sampled(domains: Sequence[Domain], strata: Array | None) -> Speedup | No
     domains = [domain for domain in domains if any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain))]
     if not domains or not _covered(domains):
         return None
-    time = _ratio_of_all(domains, [_sums(domain) for domain in domains], strata)
-    timing = _timing_error(*_spent_on(domains, [1.0] * len(domains)))
+    sums = [_sums(domain) for domain in domains]
+    time = _ratio_of_all(domains, sums, strata)
+    timing = _timing_error(*_spent_on(domains, sums, [1.0] * len(domains)))
     return replace(_from_time(time, _token_bounds(domains), timing), doubt=_doubt(domains))
 
 
@@ -597,7 +625,7 @@ def _ratio_of_all(domains: Sequence[Domain], sums: Sequence[Sums], strata: Array
     """Return the ratio of what all domains spent to what they would spend without a draft. `strata`: those of all clusters,
     by their numbers.
     """
-    spent, base, clusters = (np.concatenate(side) for side in zip(*sums, strict=True))
+    spent, base, clusters = (np.concatenate([each[side] for each in sums]) for side in range(3))
     if np.bincount(clusters).max() > 1:  # else there is nothing to add up
         (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
     if strata is None or not strata.any():
@@ -695,7 +723,7 @@ class Mix:
         else:
             error = _ratio_of_all(ways[0], off, self.strata)
         relative = Ratio(time, error.stderr / whole, error.documents, error.freedom, error.third / whole**3)
-        before, after = (_spent_on(way, scale)[0] for way in ways)
+        before, after = (_spent_on(way, sums, scale)[0] for way, sums in zip(ways, (one, two), strict=True))
         gain = _from_time(relative, _gain_bounds(*ways), _timing_error(after, before))
         slower, faster, doubt = gain.unseen_slower, gain.unseen_faster, sum(map(_doubt, ways))
         if self.weights:
@@ -774,7 +802,8 @@ def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Spee
     """
     if not _covered([domain]):
         return None
-    parts, (spent, base, _) = parts_of(domain), _sums(domain)
+    parts, sums = parts_of(domain), _sums(domain)
+    spent, base = sums.spent, sums.base
     if base.sum() == 0:
         return None
     read = [by_cluster(counts.cluster, *each) for (counts, _), each in zip(parts, prefill, strict=True)]
@@ -783,7 +812,7 @@ def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Spee
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
     decoding = float(spent.sum() / (spent + prompts + more).sum())
-    shares, plain = _spent_on([domain], [1.0])
+    shares, plain = _spent_on([domain], [sums], [1.0])
     before = float(base.sum() / (base + prompts).sum())
     scaled = [each._replace(fraction=decoding * each.fraction) for each in shares]
     timing = _timing_error(scaled, [each._replace(fraction=before * each.fraction) for each in plain])
@@ -796,7 +825,7 @@ def _covariance(weights: Sequence[float], sums: Sequence[Sums]) -> float:
     errors cancel is too much to conclude from a few clusters.
     """
     errors = []
-    for weight, (spent, base, _) in zip(weights, sums, strict=True):
+    for weight, (spent, base, _, _) in zip(weights, sums, strict=True):
         if (base > 0).sum() < 2:
             return 0.0  # the variance is infinite as it is
         errors.append(weight * influences(spent, base))

@@ -113,6 +113,11 @@ NOTES: Mapping[str, NoteKind] = {
         "this is expected in 16-bit dtypes; profile in the dtype that you serve",
         "texts",
     ),
+    "other_rows": NoteKind(
+        "the table of step times has rows of {models}, which this run does not have: they are not used",
+        "nothing, if one table serves several runs; else name its models as the profile names its drafts",
+        "times",
+    ),
     "no_verdict": NoteKind(
         "decision.rule {rule} has no timed rounds on this text, so there will be no verdict",
         "remove decision.rule, or measure the kind of text that the rule applies to (alphaprof rules)",

@@ -48,8 +48,11 @@ class ReportInputs:
         measured = None if run.imported else run.manifest.target.computes_in
         question = Question(**vars(profile.decision), measured_dtype=measured)
         documents = run.documents()
-        require_weights(question.weights, pc.unique(documents["domain"].cast(pa.string())).to_pylist())
-        costs = open_costs(run, profile.costs, mean_context(documents))
+        domains = documents["domain"].cast(pa.string())
+        names = pc.unique(domains).to_pylist()
+        require_weights(question.weights, names)
+        contexts = {name: mean_context(documents.filter(pc.equal(domains, name))) or 0.0 for name in names}
+        costs = open_costs(run, profile.costs, mean_context(documents), contexts)
         grouped = Documents.of(documents)
         policies = tuple(sorted({group.policy for group in grouped.groups}))
         return cls(run, flavour, question, grouped, policies, costs)

@@ -99,7 +99,7 @@ class AtGamma:
     """The whole traffic with one draft and γ: of the chosen γ as judged, else of all documents."""
 
     gamma: int
-    tokens_per_round: float
+    tokens_per_round: float  # of all documents
     speedup: Interval | None  # with the one-sided bounds that decide; None: there are no step times
 
 

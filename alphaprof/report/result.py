@@ -96,7 +96,7 @@ def _round_results(
     """
     draft, mix = key.draft, Mix.of({key.domain: 1.0})
     candidates = {draft: {key.domain: pool}}
-    costs = key.costs if key.rule.rule.timed else None
+    costs = key.costs.of_domain(key.domain) if key.costs and key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
     best, decision = judge(candidates, timing, mix, question, gammas)
@@ -106,16 +106,14 @@ def _round_results(
         read, faster = None if prefill is None else [prefill], mix.routed([domain]) if domain else None
         shown = speeds.deciding_interval(faster, question.confidence)
         if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
-            (domain,), shown = decision.tested.domains, decision.bounds
+            (domain,), shown, faster = decision.tested.domains, decision.bounds, decision.tested.named
             if prefill is not None and decision.tested.rows is not None:
                 read = [(prefill[0][rows[key.domain]], prefill[1][rows[key.domain]]) for rows in decision.tested.rows]
         request = speeds.request_speedup(domain, read, question.concurrency) if domain else None
-        by_gamma.append(_gamma(pool, gamma, times, shown, request, alpha, question.confidence))
+        by_gamma.append(_gamma(pool, gamma, times, (faster, shown), request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = [dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma]
-    load: tuple[AtConcurrency, ...] = ()
-    if times is not None and best is not None:
-        load = speeds.by_concurrency(candidates, costs, mix, question, gammas, (best, decision))
+    load = speeds.by_concurrency(candidates, costs, mix, question, gammas, (best, decision))
     if times is None:
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
@@ -173,11 +171,13 @@ def _gamma(
     pool: DocumentTotals,
     gamma: int,
     times: StepTimes | None,
-    faster: Interval | None,
+    speedups: tuple[Speedup | None, Interval | None],
     request: Speedup | None,
     alpha: float | None,
     confidence: float,
 ) -> GammaResult:
+    """`speedups`: of this gamma on all documents, and the one that is shown, which may be cross-fitted."""
+    faster, shown = speedups
     counts = pool.counts(gamma)
     times = times if times is not None and times.covers(gamma) else None
     free = speedup([counts], [1.0], free_draft(gamma))
@@ -196,7 +196,7 @@ def _gamma(
         full_round_cost=float(round_costs(times, gamma)[gamma]) if times else None,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
-        speedup=faster,
+        speedup=shown,
         request_speedup=speeds.deciding_interval(request, confidence),
         of_documents=speeds.of_documents(counts, mixed) if mixed else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),

@@ -45,21 +45,20 @@ def by_concurrency(
     mix: Mix,
     question: Question,
     gammas: Sequence[int],
-    asked: tuple[Pair, Decision],
+    asked: tuple[Pair | None, Decision],
 ) -> tuple[AtConcurrency, ...]:
-    """Return what the one draft of `candidates` reaches at every concurrency, judged as the verdict is, which is `asked`;
-    nothing if there are times of one concurrency alone.
+    """Return what the one draft of `candidates` reaches at every concurrency that it was timed at, judged as the verdict is,
+    which is `asked`; nothing if there are times of one concurrency alone.
     """
     if costs is None or len(costs.concurrencies) < 2:
         return ()
     each, (draft,) = [], candidates
     for concurrency in costs.concurrencies:
-        pair: Pair | None
+        timing = costs.timing(concurrency)
+        if draft not in timing.times:
+            continue
         pair, decision = asked
         if concurrency != question.concurrency:
-            timing = costs.timing(concurrency)
-            if draft not in timing.times:
-                continue
             pair, decision = judge(candidates, timing, mix, question, gammas)
         each.append(AtConcurrency(concurrency, pair[1] if pair and decision.speedup else None, decision.bounds))
     return tuple(each)

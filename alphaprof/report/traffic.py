@@ -75,6 +75,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
     timed = best if best is not None and best[0] in times else None
     free = _tokens_per_round(candidates, best, mix) if best else None
+    named = decision.tested.named if decision.tested else None
     load: tuple[AtConcurrency, ...] = ()
     if best is not None:
         load = by_concurrency({best[0]: candidates[best[0]]}, costs, mix, question, gammas, (best, decision))
@@ -86,7 +87,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         gamma=best[1] if best else None,
         alike=_alike(candidates, timed, timing, mix, question, gammas) if timed else (),
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / decision.speedup.value if free and decision.speedup else None,
+        break_even_length=free.value / named.value if free and named else None,
         speedup=decision.bounds,
         chosen=question.chooses(question.options(candidates, gammas, timing)),
         disagreement=decision.disagreement,
@@ -213,8 +214,8 @@ class Tried:
 
     @classmethod
     def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
-        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, or some domain
-        has no rounds.
+        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, no domain has
+        rounds, or one has none that has a weight.
         """
         inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
         evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
@@ -222,7 +223,8 @@ class Tried:
         _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
         if why_undecidable(weights, evidence, next(iter(candidates.values()))):
             return None
-        have_rounds = all(pools[domain]["tokens"].any() for pools in candidates.values() for domain in mix.domains)
+        needed = any if mix.weights is None else all  # as drawn, a domain without rounds adds nothing
+        have_rounds = all(needed(pools[domain]["tokens"].any() for domain in mix.domains) for pools in candidates.values())
         return cls(candidates, mix, timing) if have_rounds else None
 
     def at(self, draft: str, gamma: int) -> tuple[float, float | None]:
@@ -250,38 +252,39 @@ def judge_parts(
     gammas: Sequence[int],
     documents: Mapping[str, int],
 ) -> Parts:
-    """Return the answers for parts of the traffic, each as of a traffic of its own. `documents`: how many there are of a
-    domain.
+    """Return the answers for parts of the traffic, each as of a traffic of its own, by step times at its own mean context.
+    `documents`: how many there are of a domain.
 
     Drafts that have no step times are left out if others have some.
     """
-    _, timing, candidates, mix, weights = basis(evidence, costs, question)
+    costs, timing, candidates, mix, weights = basis(evidence, costs, question)
     every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
     lacking = timing.lacks(candidates) if timing.times else None  # of a draft that was asked for
     lacking = without_times([], lacking) if lacking else "no rounds"
-    answer_of = partial(_best_answer, timing=timing, question=question, gammas=gammas)
+    answer_of = partial(_best_answer, question=question, gammas=gammas)
     domains: list[DomainAnswer] = []
     claims: list[_Claim] = []
     for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
         here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
         best, others = _no_answer(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
-        decision = no_decision(best.reason)
+        decision, own = no_decision(best.reason), costs.of_domain(domain).timing(question.concurrency) if costs else timing
         claims.append(_Claim("UNDECIDED", lambda _: False))
         if domain not in evidence.undefined and here.keys() & candidates.keys():
-            best, decision = answer_of({draft: pools for draft, pools in here.items() if draft in candidates}, mix=alone)
+            mine = {draft: pools for draft, pools in here.items() if draft in candidates}
+            best, decision = answer_of(mine, own, alone)
             claims[-1] = _Claim(decision.verdict, partial(_still, decision, question))
             others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
         next_best, ahead = None, None
         if others:
-            next_best, behind = answer_of(others, mix=alone)
-            ahead = _lead(here, timing, domain, question.confidence, ((next_best, behind), (best, decision)))
+            next_best, behind = answer_of(others, own, alone)
+            ahead = _lead(here, own, domain, question.confidence, ((next_best, behind), (best, decision)))
         domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, "UNDECIDED", next_best, ahead))
     domains = _adjusted(domains, claims, 1 - question.confidence)
     undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
     if undecidable or not candidates.keys() & every.keys():
         return Parts(tuple(domains), ())
-    best, _ = answer_of(candidates, mix=mix)
-    drafts = [answer_of({draft: pools}, mix=mix)[0] for draft, pools in every.items() if draft != best.draft]
+    best, _ = answer_of(candidates, timing, mix)
+    drafts = [answer_of({draft: pools}, timing, mix)[0] for draft, pools in every.items() if draft != best.draft]
     drafts = [
         replace(each, by_gamma=_at_gammas(each, every[each.draft], timing, mix, question.confidence)) if each.draft else each
         for each in ([best, *drafts] if best.draft else drafts)

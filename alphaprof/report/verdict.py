@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -144,11 +145,15 @@ class Halves:
     def decoded(self, options: tuple[Pair, Pair]) -> list[list[Decoded]]:
         """Return how each domain is decoded if each half has its own draft and gamma."""
         times = self.timing.halves or (self.timing.times, self.timing.times)
-        sides = [
-            decoded(self.candidates, option, each, self.mix, rows)
-            for option, each, rows in zip(options, times, self.rows, strict=True)
-        ]
+        for place, option in enumerate(options):
+            if (place, option) not in self._known:
+                self._known[place, option] = decoded(self.candidates, option, times[place], self.mix, self.rows[place])
+        sides = (self._known[place, option] for place, option in enumerate(options))
         return [list(parts) for parts in zip(*sides, strict=True)]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, Pair], list[Decoded]]:
+        return {}
 
     def chosen(self, options: Sequence[Pair]) -> Choice | None:
         """Return what each half makes fastest, and both together; None if no speedup is known. Rounds of which the log does
@@ -190,11 +195,11 @@ class CrossFit:
     """What a verdict rests on: how the documents of each domain are decoded, and the speedup of that. What was chosen is
     cross-fitted: each half of the documents is decoded as the other half chose, by timing rounds that did not choose either.
 
-    `own`: the speedup of the named draft and gamma on all documents, if the halves choose different drafts, or gammas that
-    are not `close`. Then neither number carries a verdict without the other: a mean over two choices says nothing of one of
-    them, and the named one was chosen on the documents of its own number. `close`: what the halves choose lies within the
-    interval of `speedup`, which is then shown. `rows`: the documents of both halves, the parts of each domain; None if
-    nothing was chosen. `domains` is empty, and speedups None, if no speedup is known.
+    `named`: the speedup of the named draft and gamma on all documents. `own`: the same if the halves choose other drafts, or
+    gammas that are not `close`. Then neither number carries a verdict alone: a mean over two choices says nothing of one of
+    them, and the named one was chosen on the documents of its own number. `close`: what the halves choose lies
+    within the interval of `speedup`, which is then shown. `rows`: the documents of both halves, the parts of each domain;
+    None if nothing was chosen. `domains` is empty, and speedups None, if no speedup is known.
     """
 
     domains: Sequence[Domain]
@@ -203,6 +208,7 @@ class CrossFit:
     own: Speedup | None = None
     close: bool = True
     rows: tuple[Mapping[str, Mask], Mapping[str, Mask]] | None = None
+    named: Speedup | None = None
 
     @property
     def shown(self) -> Speedup | None:
@@ -238,20 +244,23 @@ class CrossFit:
         """Choose among options and test the choice; `chooses`: whether anything is chosen at all."""
         if not chooses:
             fixed = decoded(candidates, options[0], timing.times, mix)
-            return cls(fixed, mix.routed(fixed))
+            speedup = mix.routed(fixed)
+            return cls(fixed, speedup, named=speedup)
         halves = Halves.of(candidates, timing, mix)
         if (choice := halves.chosen(options)) is None:
             return cls([], None)
         first, second = choice.halves
         domains = halves.decoded((second, first))
         speedup = mix.routed(domains)
-        if first == second or speedup is None:
-            return cls(domains, speedup, choice, rows=halves.rows)
+        # By given weights, the documents of both halves may prefer what neither half does.
+        if first == second == choice.pair or speedup is None:
+            return cls(domains, speedup, choice, rows=halves.rows, named=speedup)
         own = {pair: mix.routed(halves.decoded((pair, pair))) for pair in {choice.pair, first, second}}
         low, high = speedup.bounds(tail)
         close = all(each is not None and low <= each.value <= high for each in own.values())
         one_draft = len({draft for draft, _ in own}) == 1
-        return cls(domains, speedup, choice, None if close and one_draft else own[choice.pair], close, halves.rows)
+        named = own[choice.pair]
+        return cls(domains, speedup, choice, None if close and one_draft else named, close, halves.rows, named)
 
 
 def judge(
@@ -340,7 +349,10 @@ class Decision:
         """
         if self.tested is None or self.tested.own is None or self.tested.choice is None:
             return ""
-        one, other = (f"{draft} with {gamma}" for draft, gamma in self.tested.choice.halves)
+        choice = self.tested.choice
+        one, other, both = (f"{draft} with {gamma}" for draft, gamma in (*choice.halves, choice.pair))
+        if one == other:
+            return f"each half of the documents prefers {one} speculative tokens, both together {both}"
         return f"one half of the documents prefers {one} speculative tokens, the other {other}"
 
 

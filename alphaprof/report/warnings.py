@@ -193,6 +193,8 @@ def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
     typical, timed = facts.mean_context, cost.context
     if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
         yield note("other_context", timed=timed, typical=typical)
+    if cost.others:
+        yield note("other_rows", models=", ".join(map(short, cost.others)))
     if cost.lacking:
         yield note("not_covered", covered=cost.covered, rows="; ".join(cost.lacking))
     if cost.beyond_prefill:

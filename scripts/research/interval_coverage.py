@@ -403,7 +403,7 @@ def true_speedup(domains: Sequence[Traffic]) -> float:
     return float(tokens / sum(time_spent(domain.counts, TIMES).mean() for domain in domains))
 
 
-def crossed_traffic(sample: Sample) -> Speedup:
+def crossed_traffic(sample: Sample) -> CrossFit:
     """What `auto` is judged by: the better of the drafts on either half of the documents, tested on the other."""
     first = len(sample.rounds[0][0].tokens)
     size = first + len(sample.rounds[0][1].tokens)
@@ -418,17 +418,14 @@ def crossed_traffic(sample: Sample) -> Speedup:
     }
     timing = Timing(dict.fromkeys(pools, TIMES), "", {})
     options = [(draft, GAMMA) for draft in pools]
-    found = CrossFit.of(pools, timing, Mix(("a", "b"), None, sample.strata), options, True, ERROR).speedup
-    if found is None:
-        raise ValueError("no speedup of a sample")
-    return found
+    return CrossFit.of(pools, timing, Mix(("a", "b"), None, sample.strata), options, True, ERROR)
 
 
-def rates(found: Sequence[Speedup], truth: float) -> tuple[float, ...]:
+def rates(found: Sequence[CrossFit], truth: float) -> tuple[float, ...]:
     """Shares of intervals that hold the truth, lie above it and below it, and of false GO and NO-GO at that threshold."""
-    bounds = np.array([one.bounds((1 - CONFIDENCE) / 2) for one in found])
+    bounds = np.array([one.deciding((1 - CONFIDENCE) / 2) for one in found])
     above, below = float((bounds[:, 0] > truth).mean()), float((bounds[:, 1] < truth).mean())
-    verdicts = [verdict_on(one, truth, CONFIDENCE).verdict for one in found]
+    verdicts = [decide(one, truth, CONFIDENCE).verdict for one in found]
     return 1 - above - below, above, below, verdicts.count("GO") / len(found), verdicts.count("NO-GO") / len(found)
 
 
@@ -441,9 +438,9 @@ def whole_traffic(name: str, members: int, repetitions: int, rng: Random) -> Ite
     for sampling, documents in itertools.product(SAMPLINGS, TRAFFIC_SIZES):
         samples = [drawn(domains, sampling, documents, rng, drafts=2) for _ in range(repetitions)]
         ways = {
-            "one ratio": [sample.speedup(0) for sample in samples],
+            "one ratio": [CrossFit([], sample.speedup(0)) for sample in samples],
             "cross-fitted": [crossed_traffic(sample) for sample in samples],
-            "shares as known": [sample.with_shares_as_known() for sample in samples],
+            "shares as known": [CrossFit([], sample.with_shares_as_known()) for sample in samples],
         }
         for way, found in ways.items():
             shown = rates(found, truth)

@@ -58,7 +58,7 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path, mon
     assert {row["mode"] for row in found["steps"]} == {"eager"}
     out = tmp_path / "steps.csv"
     out.write_text(latency.csv())
-    rows = read_engine_table(out, ["close"], ["ngram"], None)
+    rows = read_engine_table(out, ["close"], ["ngram"], None).rows
     assert len(rows) == len(found["steps"]) == len(list(csv.DictReader(io.StringIO(out.read_text()))))
     assert {row.batch for row in rows} == {1, 2}
 
@@ -123,7 +123,7 @@ def test_a_profile_with_a_table_times_nothing_and_reports_by_it(profile: Path, t
             assert item.speedup.value == pytest.approx(item.tokens_per_round.value / (1 + 0.1 * item.gamma))
 
 
-TABLES = ((None, "No such file"), ("model,tokens,ms\nsomeone,1,2\n", "someone"), ("model,tokens,ms\ntarget,1,2\n", "verify"))
+TABLES = ((None, "No such file"), ("model,tokens,ms\nsomeone,1,2\n", "no decode or verify step of the target"), ("model,tokens,ms\ntarget,1,2\n", "verify"))
 
 
 @each(("content", "problem"), TABLES)

@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.compare import Comparison, compare
+from alphaprof.config.load import changed_question
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run import Run, RunDraft, side_of
 from alphaprof.log.writer import RunWriter
 from alphaprof.render.answer import answer_text
+from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference, weighted_inverse_difference
 from tests.synthetic import Domain, Recipe, interrupted, write_run
@@ -305,10 +307,12 @@ def written(interval: Interval, digits: int = 2) -> str:
     return f"{interval.value:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
 
 
-def test_the_first_lines_say_which_draft_accepts_more_and_by_how_much(found: Comparison) -> None:
+def test_the_first_lines_say_which_draft_accepts_more_and_by_how_much(run: Run, found: Comparison) -> None:
     (overall,) = found.overall
-    main = overall.tokens_per_round[-1]
-    assert (found.gamma, main.gamma, overall.domains, overall.documents) == (4, 4, ("code", "chat"), 34)
+    asked = changed_question(run.manifest.config, ["decision.draft=small"])
+    assert found.gamma == build_report(run, config=asked).gamma  # what the verdict prefers for the first draft
+    main = next(each for each in overall.tokens_per_round if each.gamma == found.gamma)
+    assert (overall.domains, overall.documents) == (("code", "chat"), 34)
     text = first_lines(found)
     assert text.startswith(f"second (large) accepts more than first (small): {written(main.difference)} tokens per round at")
     assert f"first {main.first:.2f}, second {main.second:.2f} over 2 domains" in text
@@ -333,6 +337,21 @@ def test_shares_and_gamma_of_the_decision_are_those_of_the_answer(tmp_path: Path
     by_domain = {each.domain: each.tokens_per_round[1] for each in found.differences if each.rule == "strict"}
     first = 1 / sum(share / by_domain[name].first for name, share in (("code", 0.2), ("chat", 0.8)))
     assert overall.tokens_per_round[1].first == pytest.approx(first)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gamma"),
+    [({"latency": False}, 4), ({"decision": {"gamma": 5}, "gammas": (1, 2, 5)}, 2), ({"decision": {"p_min": "auto"}}, None)],
+)
+def test_the_gamma_of_the_answer_is_one_of_both(recipe: dict[str, Any], gamma: int | None, tmp_path: Path) -> None:
+    """The largest without step times; of a decision that the second run does not have, what step times prefer of the
+    others, whatever p_min the decision has.
+    """
+    first = write_run(tmp_path / "first", dataclasses.replace(RECIPE, **recipe))
+    second = write_run(tmp_path / "second", RECIPE)
+    found = compare(RunDraft(first, "small"), RunDraft(second, "small"))
+    assert found.gamma in {each.gamma for each in found.overall[0].tokens_per_round}
+    assert gamma in (None, found.gamma)
 
 
 def test_what_cannot_be_told_apart_is_not_called_better(tmp_path: Path) -> None:

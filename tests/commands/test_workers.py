@@ -88,7 +88,7 @@ def test_workers_are_told_to_resume(resume: bool, monkeypatch: pytest.MonkeyPatc
     """Or each would compare only what earlier workers of the same number wrote, and miss damaged shards."""
     told: list[str] = []
     monkeypatch.setattr(runs, "work_together", lambda arguments, *_: told.extend(arguments))
-    measuring._profile_in_workers(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, False, None)
+    measuring._profile_in_workers(Path("my.yaml"), str(tmp_path / "run"), 2, resume, None, None, None)
     assert ("--resume" in told) == resume
 
 

@@ -216,8 +216,10 @@ def test_a_doubt_about_what_rounds_draft_counts_for_all_sequences() -> None:
     counts = rounds_of(6, "stop")
     times = batch_of(dataclasses.replace(MODEL, draft_after_full=None), 4)
     assert counts.doubt is not None
+    assert counts.unused is not None
     small = 1e-4
-    more = dataclasses.replace(counts, drafted=counts.drafted + small * counts.doubt)
+    longer = small * counts.doubt  # a round that drafts to the end discards no token
+    more = dataclasses.replace(counts, drafted=counts.drafted + longer, unused=counts.unused - longer[:, -1])
     grown = time_spent(more, times.mixed([more])).sum() - time_spent(counts, times.mixed([counts])).sum()
     assert doubtful_time(counts, times.mixed([counts])) == pytest.approx(grown / small, rel=1e-3)
 

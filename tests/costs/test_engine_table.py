@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.engine_table import COLUMNS, read_engine_table
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
 from tests.loops import each
+from tests.synthetic import Recipe, write_run
 
 CSV = """model,tokens,batch,context,ms
 target,1,1,256,10
@@ -30,7 +33,7 @@ DECODE = {"mode": "decode", "context_len": 512, "input_len": 1, "batch_size": 8,
 def read(folder: Path, content: Any, overhead_ms: float | None = None, name: str | None = None) -> tuple[StepRow, ...]:
     path = folder / (name or ("costs.csv" if isinstance(content, str) else "costs.json"))
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return read_engine_table(path, ["small"], ["ngram"], overhead_ms)
+    return read_engine_table(path, ["small"], ["ngram"], overhead_ms).rows
 
 
 def test_a_csv_file(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_steps_of_a_head(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     rows = [{"model": "target", "tokens": n, "ms": 10.0} for n in (1, 2)]
     path.write_text(json.dumps([*rows, *named, engine]))
-    assert read_engine_table(path, ["small"], [], 0.0, ["small"])[2:] == (
+    assert read_engine_table(path, ["small"], [], 0.0, ["small"]).rows[2:] == (
         StepRow("small", "draft_first", 1, 1, 0, 1.5),
         StepRow("small", "draft_first", 2, 1, 0, 2.0),
         StepRow("small", "draft", 1, 8, 512, 1.0),
@@ -91,7 +94,7 @@ def test_steps_of_a_head(tmp_path: Path) -> None:
     with pytest.raises(CostsUnreadable, match="small has no step 'draft_first'"):
         read_engine_table(path, ["small"], [], 0.0)
     path.write_text(json.dumps([*rows, named[1], engine]))
-    assert [(row.step, row.tokens) for row in read_engine_table(path, ["small"], [], 0.0)[2:]] == [
+    assert [(row.step, row.tokens) for row in read_engine_table(path, ["small"], [], 0.0).rows[2:]] == [
         ("draft", 2),
         ("draft", 1),
         ("prefill", 5),
@@ -147,7 +150,6 @@ REFUSED: dict[str, tuple[Any, float | None, str]] = {
         "input_len is missing",
     ),
     "batch": (f"{CSV}target,3,0,256,12", None, "line 5: batch is '0'"),
-    "unknown model": (f"{CSV}big,1,1,256,12", None, "line 5: unknown model 'big'"),
     "another time": (f"{CSV}target,2,1,256,12", None, "line 5: this step takes 12 ms, but 11 ms in another row"),
     "wrong column": (CSV.replace("ms", "milliseconds"), None, "line 2: "),
     "no decode step": (CSV.replace("target,1,1,256,10\n", ""), None, "no decode step of the target"),
@@ -173,6 +175,27 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for name in ("nowhere.csv", ".", "binary.csv", "half.json"):
         with pytest.raises(CostsUnreadable, match="cannot be read"):
             read_engine_table(tmp_path / name, ["small"], [], None)
+
+
+def test_rows_of_other_models_are_named_and_not_read(tmp_path: Path) -> None:
+    """One table for several runs: even rows that would be wrong here, such as a search of a draft of another run."""
+    path = tmp_path / "steps.csv"
+    path.write_text(f"{CSV}big,1,1,256,12\nother,2,1,256,3\nbig,2,1,256,13\n")
+    assert read_engine_table(path, ["small"], ["ngram"], None) == (EXPECTED, ("big", "other"))
+    (tmp_path / "steps.json").write_text(json.dumps([{**DECODE, "latency_per_iter_ms": 5.0, "model": "big"}]))
+    with pytest.raises(CostsUnreadable, match="no decode or verify step of the target"):
+        read_engine_table(tmp_path / "steps.json", ["small"], [], None)
+
+
+def test_the_times_of_another_run_are_a_table(tmp_path: Path) -> None:
+    """With their rounds; of a run that timed nothing, or a folder that is no run, there are none."""
+    run = write_run(tmp_path / "run", Recipe(drafts={"small": 0.0, "large": 0.0}, gammas=(1, 2)))
+    rows, others = read_engine_table(Path(run.path), ["small"], [], None)
+    assert others == ("large",)
+    latency = [row for row in run.latency().to_pylist() if row["model"] != "large"]
+    assert rows == tuple(replace(row, redrawn=False) for row in measured_rows(latency))
+    with pytest.raises(CostsUnreadable, match="cannot be read"):
+        read_engine_table(tmp_path, ["small"], [], None)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()

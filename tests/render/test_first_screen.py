@@ -18,7 +18,7 @@ from alphaprof.config.load import changed_question
 from alphaprof.log.notes import NOTES
 from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
-from alphaprof.render.first_screen import ALONE, CSV, first_screen, first_screen_csv
+from alphaprof.render.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
 from alphaprof.render.report import ReportAnswer
 from alphaprof.render.sections import verdict
 from alphaprof.report import format as fmt
@@ -91,7 +91,7 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
         for row, item in zip(rows, each.domains, strict=True):
             assert item.best.draft is not None
             assert f" {item.best.draft} " in row
-            assert f" {item.best.tested.value:.2f} [" in row
+            assert f" {item.best.speedup.value:.2f} [" in row
             alone = ALONE if item.adjusted != item.best.verdict else ""
             assert f" {item.best.verdict}{alone} " in row
 
@@ -101,7 +101,7 @@ def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Ru
     report = build_report(wide)
     text = as_first_screen(report, width)
     for item in report.domains:
-        assert fmt.interval(item.best.tested) in text
+        assert fmt.interval(item.best.speedup) in text
     assert fmt.percent(report.domains[0].share) in text or "terminal too narrow to show: share" in " ".join(text.split())
     if width >= 60:
         assert widest(text.splitlines()) <= width
@@ -112,7 +112,7 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     first = as_first_screen(report).splitlines()[2]
     assert first.startswith(f"{report.verdict}  ")
     assert (
-        f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.traffic.tested, 'x')}" in first
+        f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.traffic.speedup, 'x')}" in first
     )
     assert first.endswith(" with Hugging Face, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
@@ -127,25 +127,26 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
     assert screen.load.columns == ("1", "4", "16", "64")
     best = {item.concurrency: item.speedup for item in report.traffic.load}
     assert screen.load.rows[0][1] == {str(load): f"{speedup.value:.2f}x" for load, speedup in best.items() if speedup}
-    enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.value >= 1.3]
+    assert best[1] == report.traffic.speedup  # its concurrency is that of the headline
+    enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.low >= 1.3]
     assert 1 <= len(enough) < 4  # else this run shows nothing
-    assert screen.pays == f"above 1.3x up to {enough[-1]} at a time"
+    assert screen.pays == f"surely above 1.3x up to {enough[-1]} at a time"
     assert first_screen(asked(two, "decision.draft=small")).load is None  # times of one concurrency alone
 
 
 def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     report = build_report(two)
     table = first_screen(report).table
-    named = ("docs", "draft", "γ", "speedup [95%]", "verdict")
+    named = ("docs", "draft", "γ", "speedup [95% each]", "verdict")
     for item, (name, cells) in zip(report.domains, table.rows, strict=True):
         result = only(report, item.domain, str(item.best.draft))
         assert name == item.domain
         expected = (str(result.documents), item.best.draft, str(result.best_gamma))
-        assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.tested), result.verdict)
+        assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.speedup), result.verdict)
     ((name, cells),) = table.footer
     assert (name, cells["share"]) == ("all traffic", "100%")
     expected = ("60", report.draft, str(report.gamma))
-    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.traffic.tested), report.verdict)
+    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.traffic.speedup), report.verdict)
 
 
 def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
@@ -173,6 +174,33 @@ def test_a_go_says_how_to_serve_its_one_draft_and_another_verdict_does_not(two: 
     assert first_screen(asked(two, "decision.min_speedup=9")).serve is None
 
 
+def test_gammas_without_a_clear_difference_stand_below_the_verdict_and_beside_the_command(two: Run) -> None:
+    report = asked(two, "decision.min_speedup=0.1")
+    assert report.verdict == "GO"
+
+    def alike(*gammas: int) -> FirstScreen:
+        return first_screen(dataclasses.replace(report, traffic=dataclasses.replace(report.traffic, alike=gammas)))
+
+    text, several, alone = "γ 2 to 4: no clear difference", alike(2, 3, 4), alike(4)
+    assert several.serve is not None
+    assert alone.serve is not None
+    assert (several.about[1], text in several.serve[1]) == (text, True)
+    assert "no clear difference" not in f"{alone.about} {alone.serve}"
+
+
+def test_the_table_says_that_chosen_speedups_are_cross_fitted(two: Run) -> None:
+    line = "speedup: cross-fitted, each half of the documents with what the other half chose"
+    assert line in first_screen(build_report(two)).table.below
+    assert line not in first_screen(asked(two, "decision.draft=small", "decision.gamma=3")).table.below
+
+
+def test_what_the_halves_disagree_about_stands_below_the_verdict(two: Run) -> None:
+    text = "one half of the documents prefers a with 3 speculative tokens, the other b with 4 speculative tokens"
+    report = build_report(two)
+    traffic = dataclasses.replace(report.traffic, disagreement=text, alike=())
+    assert first_screen(dataclasses.replace(report, traffic=traffic)).about[1] == text
+
+
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
     codes = ["chain", "skipped", "near_ties", "wiring", "near_ties", "something new"]
     notes = tuple(Note(code, f"{code} number {place}", "do") for place, code in enumerate(codes))
@@ -188,7 +216,7 @@ def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
     assert [row["domain"] for row in rows] == [*(item.domain for item in report.domains), ""]
     assert [row["scope"] for row in rows] == ["domain", "domain", "traffic"]
     for row, item in zip(rows, report.domains, strict=False):
-        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.tested))
+        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.speedup))
         assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.best.draft, item.best.gamma, item.share)
     assert float(rows[-1]["speedup"]) == report.traffic.speedup.value if report.traffic.speedup else False
 
@@ -199,15 +227,15 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
     assert text.splitlines()[2].startswith("UNDECIDED  ")
     assert text.splitlines()[2] == "UNDECIDED  speedup not known, threshold 1.1x"  # and no draft
     assert "no step times: tokens per round hold on any engine" in text
-    assert [cells["speedup [95%]"] for _, cells in first_screen(report).table.rows] == [fmt.NOTHING] * 2
+    assert [cells["speedup [95% each]"] for _, cells in first_screen(report).table.rows] == [fmt.NOTHING] * 2
 
 
 def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, min_speedup=1.1)
-    below = dataclasses.replace(report, traffic=dataclasses.replace(traffic, tested=Interval(1.12, 1.0996, 1.15)))
+    below = dataclasses.replace(report, traffic=dataclasses.replace(traffic, speedup=Interval(1.12, 1.0996, 1.15)))
     assert f"{report.gamma} speculative tokens: 1.12x [1.0996, 1.15] with " in first_screen(below).about[0]
-    reached = dataclasses.replace(report, traffic=dataclasses.replace(traffic, tested=Interval(1.12, 1.1004, 1.15)))
+    reached = dataclasses.replace(report, traffic=dataclasses.replace(traffic, speedup=Interval(1.12, 1.1004, 1.15)))
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
 
 

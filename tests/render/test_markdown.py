@@ -53,7 +53,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
     text = as_markdown(report)
     told = [read(line) for line in text.split("<details>")[0].splitlines()]
-    screen, whole = first_screen(report), report.traffic.tested
+    screen, whole = first_screen(report), report.traffic.speedup
     assert told[0].startswith(f"## {SIGNS[report.verdict]} {report.verdict}: small everywhere, 3 speculative tokens: ")
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
     lines = [*screen.about[1:], screen.times, screen.run, *screen.table.below]
@@ -67,8 +67,8 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
         cell = dict(zip(named, row, strict=True))
         assert (cell["draft"], cell["γ"], cell["alpha"]) == ("small", "3", f"{answer.acceptance.value:.2f}")
         assert cell["tokens/round"] == f"{answer.tokens_per_round.value:.2f}"
-        ends = f"{answer.tested.low:.2f}, {answer.tested.high:.2f}"
-        assert cell["speedup [95%]"] == f"{answer.speedup.value:.2f} [{ends}]"
+        ends = f"{answer.speedup.low:.2f}, {answer.speedup.high:.2f}"
+        assert cell["speedup [95% each]"] == f"{answer.speedup.value:.2f} [{ends}]"
         assert cell["verdict"] == f"{SIGNS[answer.verdict]} {answer.verdict}"
     assert sorted(row[0] for row in rows) == ["all traffic", "a|b <i>", "code"]
     assert rows[-1][0] == "all traffic"

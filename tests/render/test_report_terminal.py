@@ -90,7 +90,7 @@ def test_rules_of_the_verdict_have_a_table_of_their_own(report: Report, draft: s
         assert str(result.verdict) in row.split()
         assert result.alpha is not None
         assert best.tokens_per_round is not None
-        speedup = fmt.interval(result.tested, "x")
+        speedup = fmt.interval(result.speedup, "x")
         for part in (fmt.share_with_interval(result.alpha), fmt.interval(best.tokens_per_round), speedup):
             value, bounds = part.split(" ", maxsplit=1)
             assert value in row.split()

@@ -321,8 +321,8 @@ Shares = Mapping[str, Mapping[int, tuple[float, float]]]
 
 
 def alone_in_halves(texts: Mapping[str, tuple[tuple[float, float], Shares]]) -> Candidates:
-    """80 documents a domain under some drafts. `texts`: by domain, the tokens of a document of either half; by draft and half,
-    the rounds of a document by its tokens: their mean and w, where one document in four is 3 w above it, the others w below.
+    """80 documents a domain under some drafts. `texts`: by domain, the tokens of a document of either half; by draft and
+    half, rounds by tokens: their mean and w, where one document in four is 3 w above it, and the others w below.
     """
     units = Units.named(f"{domain} {number}" for domain in texts for number in range(80))
     places = {domain: np.arange(80) + 80 * place for place, domain in enumerate(texts)}
@@ -353,14 +353,14 @@ def by_halves(first: float, second: float) -> Timing:
         StepTimes({1: StepTime(10.0, 0.0), 2: StepTime(10 * cost - 1, 0.0)}, StepTime(1.0, 0.0), half=half)
         for half, cost in enumerate((first, second))
     )
-    halves = tuple({name: each for name in TIMES} for each in (one, other))
+    halves = tuple(dict.fromkeys(TIMES, each) for each in (one, other))
     return Timing(halves[0], "by these step times", {}, halves)
 
 
 @pytest.mark.parametrize(("timing", "costs"), [(TIMING, (1.0, 1.0)), (by_halves(1.05, 1.1), (1.05, 1.1))])
 def test_a_chosen_draft_is_tested_with_each_half_as_the_other_half_chose(timing: Timing, costs: tuple[float, float]) -> None:
-    """The first half is faster with draft 0, the second with draft 1: neither number of a half that chose it is in the value,
-    nor are the timing rounds by which it was chosen.
+    """The first half is faster with draft 0, the second with draft 1: no rounds of documents are in the value with the draft
+    that they chose, nor with the times that chose it.
     """
     shares = {"draft 0": {0: (0.6, 0.01), 1: (0.7, 0.02)}, "draft 1": {0: (0.7, 0.02), 1: (0.65, 0.01)}}
     torn = alone_in_halves({"code": ((100.0, 100.0), shares)})
@@ -373,7 +373,7 @@ def test_a_chosen_draft_is_tested_with_each_half_as_the_other_half_chose(timing:
     assert decision.tested.speedup.value == pytest.approx(8000 / crossed)
     assert decision.tested.speedup.documents == 80
     named = costs[0] * rounds["draft 0", 0] + costs[1] * rounds["draft 0", 1]
-    assert decision.tested.own.value == pytest.approx(8000 / named)
+    assert decision.tested.own.value == decision.tested.named.value == pytest.approx(8000 / named)
 
 
 # Long texts of x are in the first half, those of y in the second. A half weighs both domains alike, so the first prefers
@@ -417,6 +417,27 @@ def test_a_mean_over_two_choices_never_carries_a_go_for_one(texts: Any, threshol
     says = "one half of the documents prefers draft 0 with 1 speculative tokens, the other draft 1 with 1"
     assert decision.disagreement == says
     assert decision.reason.endswith(says)
+
+
+def test_what_both_halves_prefer_is_not_tested_if_all_documents_prefer_another() -> None:
+    """Long texts of x are in the first half, those of y in the second. Each half weighs its short texts as much as its long
+    ones and prefers draft 0, which does nothing for long ones: all documents prefer draft 1. Both numbers decide.
+    """
+    each = {1.0: {"draft 0": 1.0, "draft 1": 0.8}, 0.55: {"draft 0": 0.55, "draft 1": 0.8}}
+    texts = {
+        domain: ((380.0, 20.0)[::order], {draft: {0: (one, 0.0), 1: (other, 0.0)} for draft, (one, other) in shares.items()})
+        for domain, order in (("x", 1), ("y", -1))
+        for shares in [{draft: (each[1.0][draft], each[0.55][draft])[::order] for draft in each[1.0]}]
+    }
+    torn = alone_in_halves(texts)
+    option, decision = judge(torn, TIMING, Mix.of({"x": 0.5, "y": 0.5}), QUESTION, [1])
+    assert option == ("draft 1", 1)
+    assert decision.tested.choice.halves == (("draft 0", 1),) * 2
+    assert decision.tested.speedup.value == pytest.approx(400 / (380 * 1.0 + 20 * 0.55))
+    assert decision.speedup.value == decision.tested.own.value == pytest.approx(1 / 0.8)
+    assert decision.low < 1.03 < decision.high
+    says = "each half of the documents prefers draft 0 with 1 speculative tokens, both together draft 1 with 1"
+    assert decision.disagreement == says
 
 
 def test_cross_fitting_says_go_more_often_than_a_half_that_is_kept_back() -> None:
@@ -485,6 +506,20 @@ def test_step_times_that_chose_do_not_test() -> None:
 
 ONE = {"draft 0": {"code": pool(documents(np.random.default_rng(0), 200, 3.0, 0.3))}}
 CHEAP = {**STEP_MS, ("draft 0", "draft", 1): 1.0}
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(2, "UNDECIDED"), (5, "UNDECIDED"), (6, "GO")])
+def test_a_choice_takes_step_times_of_three_rounds_in_each_half(rounds: int, verdict: str) -> None:
+    """Of 5 rounds one half has 2, which have no bounds: the value is shown, and nothing decided, NO-GO neither."""
+    steps = {**STEP_MS, **{(name, "draft", 1): 1.0 for name in ("draft 0", "draft 1")}}
+    timing = noisy_timing(np.random.default_rng(1), rounds, steps, 0.001)
+    two = dict.fromkeys(("draft 0", "draft 1"), ONE["draft 0"])
+    for threshold in (QUESTION.min_speedup, 9.0):
+        asked = dataclasses.replace(QUESTION, min_speedup=threshold)
+        decision = judge(two, timing, ALONE, asked, [1])[1]
+        assert decision.verdict == (verdict if threshold < 9 or verdict == "UNDECIDED" else "NO-GO")
+        assert decision.speedup is not None
+        assert ("step times of each half of the timing rounds of fewer than 3" in decision.reason) == (rounds < 6)
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(3, "UNDECIDED"), (5, "UNDECIDED"), (6, "GO"), (20, "GO")])

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.commands.check import checked
 from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import open_costs, roofline_ms
@@ -104,8 +105,9 @@ def totals(run: Run, domain: str, draft: str) -> pd.DataFrame:
     return frame[frame["domain"].astype(str) == domain]
 
 
-def context_of(run: Run) -> float:
+def context_of(run: Run, domain: str | None = None) -> float:
     documents = run.documents().to_pandas()
+    documents = documents[documents["domain"].astype(str) == domain] if domain else documents
     length = documents["continuation_tokens"]
     return float(((documents["prompt_tokens"] + length / 2) * length).sum() / length.sum())
 
@@ -114,7 +116,7 @@ def spent_of(run: Run, domain: str, draft: str, gamma: int, batch: int) -> tuple
     """Decode times in ms of each document with the draft and without, one round after the other. The other sequences of a
     batch draft as any round of the domain does.
     """
-    frame, context = totals(run, domain, draft), context_of(run)
+    frame, context = totals(run, domain, draft), context_of(run, domain)
     exactly = [-np.diff([row[f"rounds_{gamma}"], *row[f"drafted_depths_{gamma}"], 0.0]) for _, row in frame.iterrows()]
     others = functools.reduce(np.convolve, [np.sum(exactly, 0) / np.sum(exactly)] * (batch - 1), np.ones(1))
     sizes = range(1, gamma + 2)
@@ -178,6 +180,29 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, b
         assert found.value == pytest.approx((reading + plain / batch).sum() / (reading * share + spent / batch).sum())
 
 
+def test_a_domain_is_judged_at_its_own_context_and_the_traffic_at_that_of_all(tmp_path: Path) -> None:
+    """Batches of one domain hold its contexts, those of the traffic all: answers of domains, results and check agree."""
+    domains = {"short": Domain(documents=12, alpha=0.7), "long": Domain(documents=12, shortest=900, longest=1000)}
+    run = timed(tmp_path / "run", recipe=dataclasses.replace(RECIPE, domains=domains))
+    report = asked(run, draft="small", gamma=3, concurrency=16)
+    contexts = {domain: context_of(run, domain) for domain in domains}
+    assert contexts["long"] > 10 * contexts["short"]
+    for answer in report.domains:
+        spent, plain = spent_of(run, answer.domain, "small", 3, 16)
+        assert answer.best.speedup.value == pytest.approx(plain.sum() / spent.sum())
+        assert answer.best.speedup == at(report, answer.domain, "small", 3).speedup
+        threshold = {"speedup": [f"{answer.domain}=0.5"]}
+        asks = ["decision.draft=small", "decision.gamma=3", "decision.concurrency=16"]
+        found = checked(Path(run.path), None, None, None, threshold, None, 0.05, False, asks)
+        assert [item.value for item in found.items] == pytest.approx([answer.best.speedup.value])
+    assert report.times.context == pytest.approx(context_of(run))
+    costs = open_costs(run, run.manifest.profile.costs, context_of(run), contexts)
+    assert costs.of_domain("long").times(16)["small"].decode.ms == pytest.approx(verified(1, 16, contexts["long"]))
+    assert costs.of_domain("another") is costs
+    mean = costs.times(16)["small"].decode.ms
+    assert mean == pytest.approx(verified(1, 16, context_of(run)))
+
+
 def test_reports_say_what_a_verification_in_a_batch_is_charged(run: Run) -> None:
     shared = "verification: one step for the tokens of all sequences in the batch, which draft independently"
     alone, batch = asked(run, concurrency=1), asked(run, concurrency=16)
@@ -200,7 +225,7 @@ def test_an_engine_that_pads_is_one_switch_of_the_step_times(run: Run) -> None:
     for batch in (1, 16):
         times = padded.times(batch)["ngram"]
         assert np.ptp(round_costs(dataclasses.replace(times, bookkeeping=NOTHING), 3)) == 0
-        assert padded.timing(batch).testing["ngram"].padded
+        assert all(half["ngram"].padded for half in padded.timing(batch).halves)
         assert not costs.times(batch)["ngram"].padded
 
 
@@ -233,8 +258,23 @@ def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp
     assert "medians of 10 rounds" in text
     assert re.search(r"target, 4 tokens +10\.380 +1\.030 +29\.189 +10\.131 +103\.108", text)
     assert "slow_tail" in codes(report)
-    assert report.traffic.speedup.low < report.traffic.speedup.value / 2
+    assert report.speedup.low < report.speedup.value / 2
     assert "slow_tail" not in codes(asked(run, draft="small", gamma=1))
+
+
+def test_halves_of_times_without_rounds_have_one_error(tmp_path: Path) -> None:
+    """The steps of a half are those of the other, and so are their errors: a cross-fitted speedup is no surer of them."""
+    table = [row | {"relative_error": 0.1 if row["step"] == "draft" else 0.0} for row in rows(batches=(1,))]
+    run = timed(tmp_path / "run", table)
+    costs = open_costs(run, run.manifest.profile.costs, context_of(run))
+    assert costs is not None
+    timing = costs.timing(1)
+    assert timing.halves is not None
+    assert all(half["small"] is timing.times["small"] for half in timing.halves)
+    crossed, known = asked(run, draft="small"), asked(run, draft="small", gamma=3)
+    chosen, fixed = (only(each, "code", "small", "strict") for each in (crossed, known))
+    assert (chosen.chosen, chosen.best_gamma, fixed.chosen, fixed.best_gamma) == (True, 3, False, 3)
+    assert dataclasses.astuple(chosen.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))
 
 
 def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(tmp_path: Path) -> None:
@@ -263,6 +303,9 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     (note,) = [each for each in report.notes if each.code == "not_covered"]
     assert "above gamma 2 there is no speedup" in note.message
     assert "target, verify, 5 tokens, batch 1" in note.remedy
+    table.write_text(table.read_text() + "huge,draft,1,1,8,1\n")
+    (note,) = [each for each in decided().notes if each.code == "other_rows"]
+    assert "rows of huge, which this run does not have" in note.message
     fixed = decided(draft="small", gamma=2)
     assert (fixed.traffic.gamma, fixed.traffic.chosen) == (2, False)
     assert fixed.speedup is not None

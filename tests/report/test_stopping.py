@@ -19,7 +19,7 @@ from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.stopping import P_MINS
 from alphaprof.report.verdict import MIDDLE
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
-from tests.reporting import as_terminal, codes
+from tests.reporting import as_first_screen, as_terminal, codes
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 RECIPE = Recipe(
@@ -120,7 +120,7 @@ def test_auto_stops_no_draft_whose_probabilities_say_nothing(tmp_path: Path) -> 
     run = rewritten(write_run(tmp_path / "run", recipe), "small", seldom_unsure)
     chosen = build_report(run, config=changed_question(run.manifest.config, ["decision.p_min=auto"]))
     assert chosen.conditions.p_min == 0
-    assert MIDDLE not in as_terminal(chosen)
+    assert MIDDLE not in as_first_screen(chosen)
 
 
 def on_its_own_path(trace: Trace, sure: np.ndarray, beyond: np.random.Generator, gamma: int, p_min: float) -> float:
@@ -164,7 +164,10 @@ def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float,
     assert off[0.2] > 0.05
 
 
-def test_auto_judges_with_the_p_min_that_half_of_the_documents_choose(run: RunWriter, report: Report) -> None:
+FIXED_AT_8 = ["decision.draft=small", "decision.gamma=8"]
+
+
+def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: RunWriter, report: Report) -> None:
     asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
     chosen = build_report(run, config=asked)
     assert chosen.conditions.p_min == report.stopping[0].p_min
@@ -176,11 +179,22 @@ def test_auto_judges_with_the_p_min_that_half_of_the_documents_choose(run: RunWr
     assert f"with p_min every speedup is the {MIDDLE}" in as_terminal(chosen)
     assert f"x ({MIDDLE}) on" in chosen.traffic.reason
     assert "p_min" not in codes(chosen)
-    one = build_report(run, config=changed_question(asked, ["decision.gamma=8"]))
-    fixed = build_report(run, config=changed_question(asked, ["decision.gamma=8", "decision.p_min=0.4"]))
-    assert one.traffic.chosen
-    assert not fixed.traffic.chosen
-    assert one.traffic.documents * 2 == fixed.traffic.documents  # those that chose p_min do not test it
+    one = build_report(run, config=changed_question(asked, ["decision.gamma=4"]))
+    fixed = build_report(run, config=changed_question(asked, ["decision.gamma=4", "decision.p_min=0.4"]))
+    assert (one.conditions.p_min, one.traffic.chosen, fixed.traffic.chosen) == (0.4, True, False)
+    assert one.traffic.documents == fixed.traffic.documents == 120  # each half tests what the other chose
+    assert dataclasses.astuple(one.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))  # both chose the same
+
+
+def test_auto_turns_no_p_min_on_that_one_half_alone_chooses(run: RunWriter) -> None:
+    """At gamma 8 one half prefers 0.4 and the other 0.6: the verdict is that of a draft that never stops."""
+    auto, never = (
+        build_report(run, config=changed_question(run.manifest.config, [*FIXED_AT_8, f"decision.p_min={p_min}"]))
+        for p_min in ("auto", 0)
+    )
+    assert auto.stopping[0].p_min is not None
+    assert (auto.conditions.p_min, auto.traffic.chosen) == (0, False)
+    assert auto.traffic == never.traffic
 
 
 def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:

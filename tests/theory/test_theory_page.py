@@ -13,6 +13,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 
+from alphaprof.costs.batch import Drafting, SharedSteps
 from alphaprof.report.sections.certificates import SLACK
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import BoundRule
@@ -139,7 +140,15 @@ def of_trees() -> Iterator[str]:
     yield f"together {draws.total:.2f}; a⁽¹⁾ and a⁽²⁾ of the first token are {kept[0]:.2f} and {kept[1]:.2f}"
 
 
-PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees)
+def of_batches() -> Iterator[str]:
+    chances, ms = np.array([0.5, 0.0, 0.5]), np.array([10, 14, 14.5])
+    alone, together = (chances @ (SharedSteps.expected(Drafting(chances), batch).verify @ ms) for batch in (1, 2))
+    yield f"T = ({', '.join(f'{value:g}' for value in ms)})"
+    yield f"Alone the mean verification is {alone:g}; in the batch (10 + 2 · 14 + 14.5)/4 = {together:g}."
+    assert together == (10 + 2 * 14 + 14.5) / 4
+
+
+PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees, of_batches)
 
 
 @each("part", PARTS)
@@ -154,7 +163,7 @@ def test_no_worked_number_is_left_unchecked() -> None:
     assert [number for number in numbers_of_page if number not in checked] == []
 
 
-FOLDERS = ("stats", "totals", "theory", "report")
+FOLDERS = ("stats", "totals", "theory", "report", "costs")
 
 
 def test_functions_named_in_the_page_exist() -> None:

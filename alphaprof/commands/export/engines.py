@@ -132,7 +132,8 @@ def scope_of(
     pools, weights = _pools_to_export(side, evidence, weights, domain), _positive_shares(weights)
     given = domain is None and question.weights is not None
     mix = Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata)
-    timing = inputs.costs.timing(question.concurrency) if inputs.costs else UNTIMED
+    costs = inputs.costs.of_domain(domain) if inputs.costs and domain is not None else inputs.costs
+    timing = costs.timing(question.concurrency) if costs else UNTIMED
     best, decision = judge({side.draft: pools}, timing, mix, question, gammas)
     if best is None:
         problem = f"the best gamma for {side.label} is not known: {decision.reason}"
@@ -142,7 +143,7 @@ def scope_of(
     return ExportScope(
         side=side,
         question=question,
-        costs=inputs.costs,
+        costs=costs,
         pools=pools,
         weights=weights,
         given=given,

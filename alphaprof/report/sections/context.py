@@ -54,13 +54,15 @@ class ContextRange:
 
 @dataclass(frozen=True)
 class ContextAxis:
-    """One draft by context, under those rules of the verdict whose rounds are facts of the log."""
+    """One draft by context, under those rules of the verdict whose rounds are facts of the log.
+
+    `drift`: by what share a token takes more rounds with each doubling of the context, within documents; None: too few of
+    them are long enough, or they do not differ.
+    """
 
     draft: str
     gamma: int  # of `tokens_per_round` and `drift`
     ranges: tuple[ContextRange, ...]  # from the shortest contexts on
-    # By what share a token takes more rounds with each doubling of the context, within documents; None: too few of them are
-    # long enough, or they do not differ.
     drift: Interval | None
     pays_below: Interval | None  # tokens of context from which on no gamma pays; None: no such length was seen
 

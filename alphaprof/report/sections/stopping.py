@@ -19,7 +19,7 @@ from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import Tried
-from alphaprof.report.verdict import AUTO, Choice, Halves, Pair, decoded
+from alphaprof.report.verdict import AUTO, Halves, Pair, decoded
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import stops
 
@@ -76,7 +76,8 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
     tried = _by_p_min(inputs, judged)
     if not tried or not tried[0.0].timing.times:
         return replace(inputs, question=replace(question, p_min=0.0))
-    choice = _chosen(tried, list(tried[0.0].candidates), question.gammas(inputs.run.gammas))
+    drafts = list(tried[0.0].candidates)
+    choice = _together(tried, drafts).chosen(_options(tried, drafts, question.gammas(inputs.run.gammas)))
     agreed = choice is not None and len({p_min for p_min, _ in map(_apart, choice.halves)}) == 1
     best = _apart(choice.pair)[0] if choice is not None and agreed else 0.0
     return replace(inputs, question=replace(question, p_min=best, chose_p_min=best > 0))
@@ -116,11 +117,11 @@ def _together(tried: Mapping[float, Tried], drafts: Sequence[str]) -> Halves:
     return Halves.of(pools, timing, whole.mix)
 
 
-def _chosen(tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int]) -> Choice | None:
-    """Return the draft, γ and p_min that each half of the documents makes fastest, drafts as `_named`."""
+def _options(tried: Mapping[float, Tried], drafts: Sequence[str], gammas: Sequence[int]) -> list[Pair]:
+    """Return every draft at every p_min and γ that there are step times for, drafts as `_named`."""
     timing = next(iter(tried.values())).timing
     options = [(draft, gamma) for draft in drafts for gamma in gammas if timing.covers(draft, gamma)]
-    return _together(tried, drafts).chosen([(_named(p_min, draft), gamma) for p_min in tried for draft, gamma in options])
+    return [(_named(p_min, draft), gamma) for p_min in tried for draft, gamma in options]
 
 
 def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> StopSurface:
@@ -129,11 +130,12 @@ def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> 
     nothing = StopSurface(draft, tuple(results), None, None, None, None)
     if draft not in tried[0.0].timing.times:
         return nothing
-    plain = _chosen({0.0: tried[0.0]}, [draft], gammas)
-    best = _chosen({p_min: at for p_min, at in tried.items() if p_min}, [draft], gammas)
+    halves, options = _together(tried, [draft]), _options(tried, [draft], gammas)
+    plain, best = (
+        halves.chosen([option for option in options if (_apart(option)[0] > 0) == stopping]) for stopping in (False, True)
+    )
     if plain is None or best is None:
         return nothing
-    halves = _together(tried, [draft])
     gain = halves.mix.gain(*(halves.decoded((each.halves[1], each.halves[0])) for each in (plain, best)))
     known = deciding_interval(gain, question.confidence) if gain is not None and gain.tells else None
     p_min, (_, gamma) = _apart(best.pair)
