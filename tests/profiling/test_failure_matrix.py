@@ -31,20 +31,32 @@ from alphaprof.profiling.run import parts
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
 from tests.profiling.test_many_workers import (
-    Meanwhile,
     children,
     ended,
     profiled,
     require_equal,
     started,
 )
-from tests.runs import mixed_file
+from tests.runs import Silent, mixed_file
 
 pytestmark = pytest.mark.models
 
 
 class Killed(BaseException):
     """Stands in for SIGKILL: nothing handles it, and what is cleaned up after it is forbidden."""
+
+
+class Meanwhile(Silent):
+    """Does something else, once, while the first shard is measured: another part works, and this one is slow."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        super().__init__()
+        self.other: Callable[[], object] | None = other
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        other, self.other = self.other, self.other if positions == 0 else None
+        if positions and other is not None:
+            other()
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, after: bool) -> None:
