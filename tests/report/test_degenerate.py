@@ -154,3 +154,15 @@ def test_without_rounds_nothing_is_said_of_p_min(name: str, tmp_path: Path) -> N
     assert report.stopping == ()
     assert "0.00" not in as_terminal(report, 100, "gammas")
     assert RUNS["a domain of one token"].report(tmp_path / "other").stopping  # of the domain that has rounds
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_long_document_of_a_slow_domain_is_not_hidden_by_the_half_that_it_falls_into(seed: int, tmp_path: Path) -> None:
+    """30 documents of 16 tokens beside one of 2,000, which is most of the traffic and slower: no GO for what is unknown."""
+    domains = {
+        "short": Domain(documents=30, alpha=0.9, shortest=16, longest=16),
+        "long": Domain(documents=1, alpha=0.2, shortest=2000, longest=2000),
+    }
+    report = build_report(write_run(tmp_path / "run", Recipe(domains=domains, gammas=(1, 3), seed=seed)))
+    assert report.verdict == "UNDECIDED"
+    assert "long_tail" in codes(report)
