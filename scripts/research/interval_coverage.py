@@ -41,11 +41,11 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.verdict import EVEN, LIKELY, Question, decide, halves, held_out, judge
+from alphaprof.report.verdict import EVEN, LIKELY, CrossFit, Decision, Question, decide, judge, pooled_speedup
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
 from alphaprof.stats.gates import judge as judge_gates
-from alphaprof.totals.documents import Units, lots_of
+from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
@@ -175,6 +175,11 @@ def grant(repetitions: int) -> float:
     return 0.0 if repetitions >= ENOUGH else noise(repetitions)
 
 
+def verdict_on(one: Speedup | None, threshold: float, confidence: float = CONFIDENCE) -> Decision:
+    """The verdict on a draft and gamma that nothing chose."""
+    return decide(CrossFit([], one), threshold, confidence)
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a table, and whether it is as promised; None: for information."""
@@ -219,7 +224,7 @@ def asked_again(counts: RoundCounts, threshold: float) -> str:
     """The first verdict of fixed size that is not UNDECIDED, asked after every few documents."""
     for size in range(EVERY, len(counts.tokens) + 1, EVERY):
         seen = speedup([counts.rows(np.arange(size))], [1.0], TIMES)
-        if (verdict := decide(seen, threshold, CONFIDENCE, held_out=False).verdict) != "UNDECIDED":
+        if (verdict := verdict_on(seen, threshold).verdict) != "UNDECIDED":
             return verdict
     return "UNDECIDED"
 
@@ -230,7 +235,7 @@ def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[
     once, again = [], []
     for _ in range(repetitions):
         counts = population.sample(population.draw(rng, MOST))
-        once.append(decide(speedup([counts], [1.0], TIMES), threshold, CONFIDENCE, held_out=False).verdict)
+        once.append(verdict_on(speedup([counts], [1.0], TIMES), threshold).verdict)
         again.append(asked_again(counts, threshold))
     lines = []
     for kind, verdicts in (("asked once", once), ("asked again", again)):
@@ -240,55 +245,53 @@ def gate(name: str, population: Traffic, repetitions: int, rng: Random) -> list[
     return lines
 
 
-def best(samples: Sequence[RoundCounts], rows: Array) -> tuple[int, Speedup]:
-    """The draft with the highest speedup on some of the documents."""
-    found = [one for counts in samples if (one := speedup([counts.rows(rows)], [1.0], TIMES)) is not None]
-    index = max(range(len(found)), key=lambda draft: found[draft].value)
-    return index, found[index]
+def asked_of_drafts(drafts: int, threshold: float) -> tuple[Timing, Question]:
+    """Equal step times of some drafts, and the question which of them is worth the threshold."""
+    timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
+    question = Question(
+        rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
+    )
+    return timing, question
 
 
 def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) -> list[Line]:
-    """False GO of the best of DRAFTS drafts, none of which is above the threshold: tested on the other half, or not."""
+    """False GO of the best of DRAFTS drafts, none of which is above the threshold: cross-fitted, or not."""
     threshold, lines = population.truths()["speedup"], []
+    timing, question = asked_of_drafts(DRAFTS, threshold)
     for size in CHOICE_SIZES:
-        tested = held_out({name: lots_of(str(index) for index in range(size))})[name]
-        halves = naive = 0
+        names = [str(index) for index in range(size)]
+        crossed = naive = 0
         for _ in range(repetitions):
             samples = [population.sample(rows) for rows in population.draw_drafts(rng, size)]
-            chosen, _ = best(samples, ~tested)
-            judged = speedup([samples[chosen].rows(tested)], [1.0], TIMES)
-            halves += decide(judged, threshold, CONFIDENCE, held_out=True).verdict == "GO"
-            _, winner = best(samples, np.full(size, True))
-            naive += decide(winner, threshold, CONFIDENCE, held_out=False).verdict == "GO"
-        met = halves / repetitions <= ERROR + noise(repetitions)
-        lines.append(Line(f"{name:16}{'the other half':20}{threshold:8.3f}{size:11}", (halves / repetitions,), met))
+            pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(samples)}
+            crossed += judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])[1].verdict == "GO"
+            found = [one for counts in samples if (one := speedup([counts], [1.0], TIMES)) is not None]
+            naive += verdict_on(max(found, key=lambda one: one.value), threshold).verdict == "GO"
+        met = crossed / repetitions <= ERROR + noise(repetitions)
+        lines.append(Line(f"{name:16}{'cross-fitted':20}{threshold:8.3f}{size:11}", (crossed / repetitions,), met))
         lines.append(Line(f"{name:16}{'the same documents':20}{threshold:8.3f}{size:11}", (naive / repetitions,), None))
     return lines
 
 
 def checks(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
     """How often a threshold that is the truth of all drafts passes for the one that the decision chooses, as `check` judges
-    it: by the documents that did not choose, or by all.
+    it: cross-fitted, or by the documents that chose it.
     """
     texts = traffic(name, members, rng)
     threshold = texts.truths()["speedup"]
     for drafts, size in itertools.product(CHECK_DRAFTS, CHECK_SIZES):
         names = [str(index) for index in range(size)]
-        timing = Timing({str(draft): TIMES for draft in range(drafts)}, "", {})
-        question = Question(
-            rule="strict", draft="auto", gamma="auto", min_speedup=threshold, confidence=CONFIDENCE, weights={"all": 1.0}
-        )
+        timing, question = asked_of_drafts(drafts, threshold)
         passed = [0, 0]
         for _ in range(repetitions):
             rounds = [texts.sample(rows) for rows in texts.draw_drafts(rng, size, drafts)]
             pools = {str(draft): {"all": as_pool(counts, names)} for draft, counts in enumerate(rounds)}
-            pair, _ = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
-            parts = halves(pools["0"])
-            chosen = rounds[int(pair[0])]
-            for place, counts in enumerate((chosen.rows(parts[1]["all"]), chosen)):
-                [result] = judge_gates([Gate(threshold, speedup([counts], [1.0], TIMES).bounds)], CONFIDENCE)
+            pair, decision = judge(pools, timing, Mix.of({"all": 1.0}), question, [GAMMA])
+            chosen = speedup([rounds[int(pair[0])]], [1.0], TIMES)
+            for place, bounds in enumerate((decision.tested.deciding, chosen.bounds)):
+                [result] = judge_gates([Gate(threshold, bounds)], CONFIDENCE)
                 passed[place] += result.outcome == "pass"
-        for place, tested in enumerate(("the other half", "the same documents")):
+        for place, tested in enumerate(("cross-fitted", "the same documents")):
             met = passed[place] / repetitions <= ERROR + noise(repetitions) if not place else None
             yield Line(f"{name:16}{tested:20}{drafts:8}{size:11}", (passed[place] / repetitions,), met)
 
@@ -303,7 +306,7 @@ def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[
             found = [speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES) for _ in range(DOMAINS)]
 
             def go(error: float, one: Speedup | None) -> bool:
-                return decide(one, threshold, 1 - error, held_out=False).verdict == "GO"
+                return verdict_on(one, threshold, 1 - error).verdict == "GO"
 
             each = [go(ERROR, one) for one in found]
             together = holm([partial(go, one=one) for one in found], ERROR)
@@ -324,14 +327,14 @@ def needed(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
         while undecided < repetitions:
             threshold = truth * math.exp(rng.uniform(-distance, distance))
             first = speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES)
-            decision = decide(first, threshold, CONFIDENCE, held_out=False)
+            decision = verdict_on(first, threshold)
             if decision.verdict != "UNDECIDED":
                 continue
             undecided += 1
             for place, asked in enumerate((decision.documents_needed, decision.documents_likely)):
                 if asked is not None and asked <= MOST_ASKED:
                     again = speedup([texts.sample(texts.draw(rng, asked))], [1.0], TIMES)
-                    decided[place].append(decide(again, threshold, CONFIDENCE, held_out=False).verdict != "UNDECIDED")
+                    decided[place].append(verdict_on(again, threshold).verdict != "UNDECIDED")
         rates = [rate for one in decided for rate in (len(one) / undecided, float(np.mean(one)) if one else math.nan)]
         met = None
         if distance == DISTANCES[0]:
@@ -362,12 +365,29 @@ class Sample:
     rounds: list[list[RoundCounts]]
     strata: Array | None
 
-    def speedup(self, draft: int, rows: Sequence[Array] | None = None) -> Speedup:
-        """Of one draft, the shares of the domains being those of the documents."""
-        counts = self.rounds[draft]
-        if rows is not None:
-            counts = [each.rows(chosen) for each, chosen in zip(counts, rows, strict=True)]
-        return Mix(("a", "b"), None, self.strata).speedup(counts, TIMES)
+    @property
+    def mix(self) -> Mix:
+        """The shares of the domains are those of the documents."""
+        return Mix(("a", "b"), None, self.strata)
+
+    def speedup(self) -> Speedup:
+        """Of the first draft."""
+        return self.mix.speedup(self.rounds[0], TIMES)
+
+    def crossed(self) -> CrossFit:
+        """What `auto` is judged by: each half of the documents with the draft that the other half makes faster."""
+        sizes = [len(each.tokens) for each in self.rounds[0]]
+        names, places = [str(number) for number in range(sum(sizes))], np.split(np.arange(sum(sizes)), [sizes[0]])
+        units = Units.named(names)
+        pools = {
+            str(draft): {
+                domain: dataclasses.replace(as_pool(each, names[: len(mine)]), units=units.take(mine))
+                for domain, each, mine in zip(self.mix.domains, counts, places, strict=True)
+            }
+            for draft, counts in enumerate(self.rounds)
+        }
+        timing, options = Timing(dict.fromkeys(pools, TIMES), "", {}), [(draft, GAMMA) for draft in pools]
+        return CrossFit.of(pools, timing, self.mix, options, True, ERROR)
 
     def with_shares_as_known(self) -> Speedup:
         """The same with the observed shares as weights: their error is left out."""
@@ -395,20 +415,11 @@ def true_speedup(domains: Sequence[Traffic]) -> float:
     return float(tokens / sum(time_spent(domain.counts, TIMES).mean() for domain in domains))
 
 
-def halved(sample: Sample, lots: Array) -> Speedup:
-    """What `auto` is judged by: the better of the drafts on one half of the documents, tested on the other."""
-    size = len(sample.rounds[0][0].tokens)
-    tested = held_out({"a": lots[:size], "b": lots[size:]})
-    choosing = [~tested["a"], ~tested["b"]]
-    best = max(range(len(sample.rounds)), key=lambda draft: sample.speedup(draft, choosing).value)
-    return sample.speedup(best, [tested["a"], tested["b"]])
-
-
-def rates(found: Sequence[Speedup], truth: float) -> tuple[float, ...]:
+def rates(found: Sequence[CrossFit], truth: float) -> tuple[float, ...]:
     """Shares of intervals that hold the truth, lie above it and below it, and of false GO and NO-GO at that threshold."""
-    bounds = np.array([one.bounds((1 - CONFIDENCE) / 2) for one in found])
+    bounds = np.array([one.deciding((1 - CONFIDENCE) / 2) for one in found])
     above, below = float((bounds[:, 0] > truth).mean()), float((bounds[:, 1] < truth).mean())
-    verdicts = [decide(one, truth, CONFIDENCE, held_out=False).verdict for one in found]
+    verdicts = [decide(one, truth, CONFIDENCE).verdict for one in found]
     return 1 - above - below, above, below, verdicts.count("GO") / len(found), verdicts.count("NO-GO") / len(found)
 
 
@@ -419,12 +430,11 @@ def whole_traffic(name: str, members: int, repetitions: int, rng: Random) -> Ite
     domains = [population(size, spread_around(*domain), rng) for domain in alphas]
     truth = true_speedup(domains)
     for sampling, documents in itertools.product(SAMPLINGS, TRAFFIC_SIZES):
-        lots = lots_of(map(str, range(documents)))
         samples = [drawn(domains, sampling, documents, rng, drafts=2) for _ in range(repetitions)]
         ways = {
-            "one ratio": [sample.speedup(0) for sample in samples],
-            "tested half": [halved(sample, lots) for sample in samples],
-            "shares as known": [sample.with_shares_as_known() for sample in samples],
+            "one ratio": [CrossFit([], sample.speedup()) for sample in samples],
+            "cross-fitted": [sample.crossed() for sample in samples],
+            "shares as known": [CrossFit([], sample.with_shares_as_known()) for sample in samples],
         }
         for way, found in ways.items():
             shown = rates(found, truth)
@@ -451,7 +461,7 @@ def bad_documents(name: str, members: int, repetitions: int, rng: Random) -> Ite
         shown = []
         for documents in BAD_SIZES:
             found = [speedup([texts.sample(texts.draw(rng, documents))], [1.0], TIMES) for _ in range(repetitions)]
-            verdicts = [decide(one, truth, CONFIDENCE, held_out=False).verdict for one in found]
+            verdicts = [verdict_on(one, truth).verdict for one in found]
             shown.append(verdicts.count("GO") / repetitions)
         promised = kind == "one length" and part > 0.05
         met = max(shown[BAD_SIZES.index(16) :]) <= ERROR + noise(repetitions) if promised else None
@@ -554,7 +564,8 @@ def timings(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[
 
 def chosen_times(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
     """The fastest of some drafts that are equally fast, on documents that are certain: what is shown over what is true, and
-    false GO with that as the threshold; judged by the rounds of step times that did not choose, and by those that did.
+    false GO with that as the threshold; each half of the rounds of step times judging what the other half chose, and all
+    judging what all chose.
     """
     texts = traffic("alike", members, rng)
     counts = dataclasses.replace(texts.counts.rows(texts.draw(rng, 50)), cluster=np.arange(50))
@@ -562,12 +573,22 @@ def chosen_times(kind: str, members: int, repetitions: int, rng: Random) -> Iter
     drafts = [f"draft {number}" for number in range(FASTEST_OF)]
     steps = every[: own.start] + [(draft, *step[1:]) for draft in drafts for step in every[own]]
 
-    def judged(table: StepTable, draft: str) -> Speedup:
-        found = speedup([counts], [1.0], table.times(draft, GAMMA, 1, 256))
+    def certain(found: Speedup) -> Speedup:
         return dataclasses.replace(found, sampling_error=0.0, skewness=0.0, unseen_slower=0.0, unseen_faster=0.0)
 
+    texts_of = as_pool(counts, [str(number) for number in range(50)])
+    pools, alone = {draft: {"all": texts_of} for draft in drafts}, Mix.of({"all": 1.0})
+
+    def timing_of(whole: StepTable) -> Timing:
+        times, *halves = ({draft: each.times(draft, GAMMA, 1, 256) for draft in drafts} for each in (whole, *whole.halves))
+        first, second = (
+            {draft: dataclasses.replace(each, half=place) for draft, each in half.items()}
+            for place, half in enumerate(halves)
+        )
+        return Timing(times, "", {}, (first, second))
+
     exact = StepTable([StepRow(*step, 1, 256, ms) for step, ms in zip(STEPS, TRUE_MS, strict=True)])
-    truth = judged(exact, "small").value
+    truth = speedup([counts], [1.0], exact.times("small", GAMMA, 1, 256)).value
     for rounds in CHOSEN_ROUNDS:
         logs, wrong = np.zeros((2, repetitions)), [0, 0]
         for repetition in range(repetitions):
@@ -575,12 +596,17 @@ def chosen_times(kind: str, members: int, repetitions: int, rng: Random) -> Iter
             each = [timed(kind, rng, rounds, CHOSEN_SPREAD)[:, own] for _ in drafts]
             ms = np.column_stack([shared[:, : own.start], *each])
             rows = zip(steps, step_times(ms), ms.T, strict=True)
-            whole = StepTable([StepRow(*step, 1, 256, time, rounds=tuple(column)) for step, time, column in rows])
-            for place, (choosing, testing) in enumerate((whole.halves, (whole, whole))):
-                found = judged(testing, max(drafts, key=lambda draft: judged(choosing, draft).value))
-                logs[place, repetition] = math.log(found.value / truth)
-                wrong[place] += found.bounds(ERROR)[0] >= truth
-        for place, name in enumerate(("the other rounds", "the same rounds")):
+            timing = timing_of(
+                StepTable([StepRow(*step, 1, 256, time, rounds=tuple(column)) for step, time, column in rows])
+            )
+            tested = CrossFit.of(pools, timing, alone, [(draft, GAMMA) for draft in drafts], True, ERROR)
+            every = [pooled_speedup(pools, (draft, GAMMA), timing.times, alone) for draft in drafts]
+            naive = max(every, key=lambda one: one.value)
+            deciding = [tested.speedup, *([tested.own] if tested.own is not None else [])]
+            for place, (shown, each) in enumerate(((tested.shown, deciding), (naive, [naive]))):
+                logs[place, repetition] = math.log(shown.value / truth)
+                wrong[place] += min(certain(one).bounds(ERROR)[0] for one in each) >= truth
+        for place, name in enumerate(("cross-fitted", "the same rounds")):
             rates = (math.expm1(logs[place].mean()), wrong[place] / repetitions)
             met = None if place else rates[1] <= ERROR + noise(repetitions)
             yield Line(f"{kind:18}{name:20}{rounds:6}", rates, met)
