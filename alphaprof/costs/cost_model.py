@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ class CostModel:
 
     def times(self, concurrency: int) -> dict[str, StepTimes]:
         """Step times by draft, of drafts that have any at a concurrency."""
-        return self._times(self.table, concurrency)[0]
+        return dict(self.timing(concurrency).times)
 
     def _times(self, table: StepTable, concurrency: int) -> tuple[dict[str, StepTimes], dict[str, str]]:
         """Step times by draft, and of the other drafts why they have none."""
@@ -264,7 +265,16 @@ class CostModel:
         return times, missing
 
     def timing(self, concurrency: int) -> Timing:
-        """Return the same for a verdict, with the reasons of drafts that have none."""
+        """Return the same for a verdict, with the reasons of drafts that have none; worked out once."""
+        if concurrency not in self._known:
+            self._known[concurrency] = self._timing(concurrency)
+        return self._known[concurrency]
+
+    @cached_property
+    def _known(self) -> dict[int, Timing]:
+        return {}
+
+    def _timing(self, concurrency: int) -> Timing:
         times, missing = self._times(self.table, concurrency)
         first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
             {

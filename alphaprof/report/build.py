@@ -29,7 +29,7 @@ from alphaprof.report.sections.hybrids import HybridCurve, hybrid_curves
 from alphaprof.report.sections.predictability import Predictability, predictability
 from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_notes, stop_surfaces
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
-from alphaprof.report.traffic import Parts, judge_parts, judge_traffic
+from alphaprof.report.traffic import Judged, Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Question, VerdictName
 from alphaprof.report.warnings import report_warnings, timing_notes
 from alphaprof.stats.estimate import Interval
@@ -169,11 +169,16 @@ def _judged_pools(
                 for group in inputs.documents.groups:
                     counts[group.domain] += len(group.rows)
                 traffic = threads.submit(judge_traffic, evidence, costs, question, gammas)
-                parts = threads.submit(judge_parts, evidence, costs, question, gammas, counts)
+                parts = threads.submit(_parts_of, traffic, evidence, costs, question, gammas, counts)
         collect(0)
     order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
     judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
-    return judged, decisive, traffic.result(), parts.result()
+    return judged, decisive, traffic.result()[0], parts.result()
+
+
+def _parts_of(traffic: Future[tuple[Traffic, Judged]], *asked: Any) -> Parts:
+    """Return the answers for parts of the traffic, once that for the whole of it is there."""
+    return judge_parts(*asked, whole=traffic.result()[1])
 
 
 def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tuple[DraftPool, int]]:

@@ -58,8 +58,13 @@ IMPORT_DECIDES = (
 )
 
 
-def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
-    """Return one draft, one gamma, one verdict for the whole traffic."""
+Judged = tuple[Pair | None, Decision]
+
+
+def judge_traffic(
+    evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]
+) -> tuple[Traffic, Judged]:
+    """Return one draft, one gamma, one verdict for the whole traffic; and what was decided, for `judge_parts`."""
     costs, timing, candidates, mix, weights = basis(evidence, costs, question)
     times = timing.times
     best: Pair | None = None
@@ -79,7 +84,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
     load: tuple[AtConcurrency, ...] = ()
     if best is not None:
         load = by_concurrency({best[0]: candidates[best[0]]}, costs, mix, question, gammas, (best, decision))
-    return Traffic(
+    traffic = Traffic(
         verdict=decision.verdict,
         reason=reason,
         draft=best[0] if best else None,
@@ -103,6 +108,7 @@ def judge_traffic(evidence: Evidence, costs: CostModel | None, question: Questio
         pays_up_to=pays_up_to(load, question.min_speedup),
         only=on_for(candidates, timed, timing, mix, question, decision.tested) if timed else None,
     )
+    return traffic, (best, decision)
 
 
 def _alike(
@@ -251,9 +257,10 @@ def judge_parts(
     question: Question,
     gammas: Sequence[int],
     documents: Mapping[str, int],
+    whole: Judged,
 ) -> Parts:
     """Return the answers for parts of the traffic, each as of a traffic of its own, by step times at its own mean context.
-    `documents`: how many there are of a domain.
+    `documents`: how many there are of a domain; `whole`: what was decided on the whole traffic.
 
     Drafts that have no step times are left out if others have some.
     """
@@ -283,7 +290,7 @@ def judge_parts(
     undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
     if undecidable or not candidates.keys() & every.keys():
         return Parts(tuple(domains), ())
-    best, _ = answer_of(candidates, timing, mix)
+    best, _ = answer_of(candidates, timing, mix, judged=whole)
     drafts = [answer_of({draft: pools}, timing, mix)[0] for draft, pools in every.items() if draft != best.draft]
     drafts = [
         replace(each, by_gamma=_at_gammas(each, every[each.draft], timing, mix, question.confidence)) if each.draft else each
@@ -344,13 +351,13 @@ def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
 
 
 def _best_answer(
-    candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
+    candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int], judged: Judged | None = None
 ) -> tuple[DraftAnswer, Decision]:
-    """Return the best of some drafts, and the decision on it. Without step times that is the one that emits most tokens per
-    round at the largest gamma, and nothing is decided.
+    """Return the best of some drafts, and the decision on it, which may be known (`judged`). Without step times that is the
+    one that emits most tokens per round at the largest gamma, and nothing is decided.
     """
     if timing.times:
-        best, decision = judge(candidates, timing, mix, question, gammas)
+        best, decision = judged or judge(candidates, timing, mix, question, gammas)
     else:
         largest = dict(question.options(candidates, gammas)).items()  # by draft: γ ascend
         lengths = {option: _tokens_per_round(candidates, option, mix) for option in largest}

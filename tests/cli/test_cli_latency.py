@@ -123,7 +123,11 @@ def test_a_profile_with_a_table_times_nothing_and_reports_by_it(profile: Path, t
             assert item.speedup.value == pytest.approx(item.tokens_per_round.value / (1 + 0.1 * item.gamma))
 
 
-TABLES = ((None, "No such file"), ("model,tokens,ms\nsomeone,1,2\n", "no decode or verify step of the target"), ("model,tokens,ms\ntarget,1,2\n", "verify"))
+TABLES = (
+    (None, "No such file"),
+    ("model,tokens,ms\nsomeone,1,2\n", "no decode or verify step of the target"),
+    ("model,tokens,ms\ntarget,1,2\n", "verify"),
+)
 
 
 @each(("content", "problem"), TABLES)
