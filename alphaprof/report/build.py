@@ -178,7 +178,7 @@ def _judged_pools(
 
 def _parts_of(traffic: Future[tuple[Traffic, Judged]], *asked: Any) -> Parts:
     """Return the answers for parts of the traffic, once that for the whole of it is there."""
-    return judge_parts(*asked, whole=traffic.result()[1])
+    return judge_parts(*asked, traffic.result()[1])
 
 
 def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tuple[DraftPool, int]]:

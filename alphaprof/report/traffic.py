@@ -14,6 +14,7 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import (
     UNTIMED,
+    Decoded,
     Domain,
     Mix,
     Speedup,
@@ -233,12 +234,14 @@ class Tried:
         have_rounds = all(needed(pools[domain]["tokens"].any() for domain in mix.domains) for pools in candidates.values())
         return cls(candidates, mix, timing) if have_rounds else None
 
-    def at(self, draft: str, gamma: int) -> tuple[float, float | None]:
-        """Return tokens per round and speedup, None without step times, of a draft at one γ."""
-        free, times = {draft: free_draft(gamma)}, self.timing.times
-        ways = [decoded(self.candidates, (draft, gamma), each, self.mix) for each in (free, times) if draft in each]
-        tokens, *faster = map(self.mix.value, ways)
-        return tokens or 0.0, faster[0] if faster else None
+    def tokens_per_round(self, draft: str, gamma: int) -> float:
+        """Return tokens per round of a draft at one γ."""
+        return self.mix.value(decoded(self.candidates, (draft, gamma), {draft: free_draft(gamma)}, self.mix)) or 0.0
+
+    def rounds(self, draft: str, gamma: int) -> list[Decoded]:
+        """Return how each domain is decoded, by the step times; empty without any."""
+        times = self.timing.times
+        return decoded(self.candidates, (draft, gamma), times, self.mix) if draft in times else []
 
 
 @dataclass(frozen=True)

@@ -76,4 +76,6 @@ def _result(tried: Tried, draft: str, min_match: int, gamma: int) -> HybridResul
     if times is not None and not times.draft_first and times.draft_after_full is None and times.draft.ms:
         slow = {draft: replace(times, draft_after_full=replace(times.draft, ms=2 * times.draft.ms))}
         slowest = tried.mix.value(decoded(tried.candidates, (draft, gamma), slow, tried.mix))
-    return HybridResult(min_match, gamma, *tried.at(draft, gamma), slowest)
+    rounds = tried.rounds(draft, gamma)
+    faster = tried.mix.value(rounds) if rounds else None
+    return HybridResult(min_match, gamma, tried.tokens_per_round(draft, gamma), faster, slowest)

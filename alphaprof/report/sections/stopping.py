@@ -19,7 +19,7 @@ from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import Tried
-from alphaprof.report.verdict import AUTO, Halves, Pair, decoded
+from alphaprof.report.verdict import AUTO, Halves, Pair
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import stops
 
@@ -143,11 +143,12 @@ def _surface(draft: str, inputs: ReportInputs, tried: Mapping[float, Tried]) -> 
 
 
 def _result(at: Tried, p_min: float, draft: str, gamma: int) -> StopResult:
-    tokens, _ = at.at(draft, gamma)
-    if draft not in at.timing.times:
+    tokens, rounds = at.tokens_per_round(draft, gamma), at.rounds(draft, gamma)
+    if not rounds:
         return StopResult(p_min, gamma, tokens, None, None)
-    rounds = decoded(at.candidates, (draft, gamma), at.timing.times, at.mix)
-    return StopResult(p_min, gamma, tokens, at.mix.slowest(rounds), at.mix.fastest(rounds))
+    slowest = at.mix.slowest(rounds)
+    known = all(counts.doubt is None for counts, _ in rounds)
+    return StopResult(p_min, gamma, tokens, slowest, slowest if known else at.mix.fastest(rounds))
 
 
 def stop_notes(surfaces: Sequence[StopSurface]) -> Iterator[dict[str, str]]:
