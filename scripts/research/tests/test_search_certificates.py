@@ -19,7 +19,9 @@ def found(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Found
     """The exit code, and how many cases of which rule and divergence were tried and broken."""
     code = SEARCH["main"](["--draws", "100", *options])
     rows = re.findall(r"^(\S+) +(kl|tv) +([\d,]+) +([\d,]+) ", capsys.readouterr().out, re.MULTILINE)
-    return code, {(rule, kind): (int(tried.replace(",", "")), int(broken)) for rule, kind, tried, broken in rows}
+    return code, {
+        (rule, kind): (int(tried.replace(",", "")), int(broken.replace(",", ""))) for rule, kind, tried, broken in rows
+    }
 
 
 def test_the_search_tries_every_rule_and_divergence_and_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
