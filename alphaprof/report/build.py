@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import Cost
+from alphaprof.costs.cost_model import Cost, CostModel
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
@@ -30,7 +30,7 @@ from alphaprof.report.sections.predictability import Predictability, predictabil
 from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_notes, stop_surfaces
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.traffic import Judged, Parts, judge_parts, judge_traffic
-from alphaprof.report.verdict import Question, VerdictName
+from alphaprof.report.verdict import Evidence, Question, VerdictName
 from alphaprof.report.warnings import report_warnings, timing_notes
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
@@ -176,9 +176,16 @@ def _judged_pools(
     return judged, decisive, traffic.result()[0], parts.result()
 
 
-def _parts_of(traffic: Future[tuple[Traffic, Judged]], *asked: Any) -> Parts:
+def _parts_of(
+    traffic: Future[tuple[Traffic, Judged]],
+    evidence: Evidence,
+    costs: CostModel | None,
+    question: Question,
+    gammas: Sequence[int],
+    documents: Mapping[str, int],
+) -> Parts:
     """Return the answers for parts of the traffic, once that for the whole of it is there."""
-    return judge_parts(*asked, traffic.result()[1])
+    return judge_parts(evidence, costs, question, gammas, documents, traffic.result()[1])
 
 
 def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tuple[DraftPool, int]]:
