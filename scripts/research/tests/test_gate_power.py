@@ -37,7 +37,7 @@ def test_a_gate_without_a_floor_does_not_do(
 
 
 def test_pairs_lose_what_they_are_said_to_lose(power: dict[str, Any]) -> None:
-    """Tokens per round of many documents, and of rounds of 4 drafts that are accepted with 0.5 each: 1 + 1/2 + ... + 1/16."""
+    """Tokens per round of many documents, and of 4 drafts that are accepted with 0.5 each: 1 + 1/2 + ... + 1/16."""
     assert power["per_round"](0.5) == 1.9375
     for loses, lost in ((0.0, 0.0), (0.1, 0.0), (0.0, 0.25)):
         (rounds, tokens), (after, same) = power["pair"](np.random.default_rng(3), loses, 100_000, lost)
