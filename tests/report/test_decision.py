@@ -539,11 +539,12 @@ def test_verification_cheaper_than_decoding_does_not_make_a_go() -> None:
     rng, free = np.random.default_rng(1), {**CHEAP, ("target", "verify", 2): 5.0}
     timing = noisy_timing(rng, 20, free, 0.001)
     least = noisy_timing(rng, 20, {**CHEAP, ("target", "verify", 2): 10.0}, 0.0)
-    found, bound = (pooled_speedup(ONE, ("draft 0", 1), each.times, ALONE) for each in (timing, least))
+    many = {"draft 0": {"code": pool(documents(np.random.default_rng(0), 2000, 3.0, 0.3))}}
+    found, bound = (pooled_speedup(many, ("draft 0", 1), each.times, ALONE) for each in (timing, least))
     assert found.value > 1.5 * bound.value
     assert found.bounds(0.05)[0] == pytest.approx(bound.bounds(0.05)[0], rel=0.01)
     asked = dataclasses.replace(QUESTION, min_speedup=1.1 * bound.value)
-    assert judge(ONE, timing, ALONE, asked, [1])[1].verdict == "UNDECIDED"
+    assert judge(many, timing, ALONE, asked, [1])[1].verdict == "UNDECIDED"
 
 
 def test_a_busy_machine_makes_no_go_of_what_its_waiting_could_explain(monkeypatch: pytest.MonkeyPatch) -> None:

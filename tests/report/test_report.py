@@ -88,7 +88,7 @@ def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.Dat
     timing = 0.01 * math.sqrt((1 - plain) ** 2 + verify**2 + draft**2)
     far = stats.norm.ppf(0.95) * timing
     found = only(report, "chat").gammas[0].speedup
-    skew, share = skewed(time, tokens, error, t), max(2 / len(time), 0.1)
+    skew, share = skewed(time, tokens, error, t), 1 - 0.05 ** (1 / len(time))
     near = t * error / relative
     slower = math.log(max(math.exp(near) + max(skew, 0), 1 + share * (1.15 / relative - 1)))
     faster = -math.log(min(math.exp(-near) - max(-skew, 0), 1 - share * (1 - 1.15 / 2 / relative)))

@@ -367,7 +367,7 @@ def test_intervals_of_certain_runs_are_those_of_documents(report: Report, log: p
     mean, reach = half(sums["runs"].to_numpy(), sums["positions"].to_numpy())
     close(item.mean_run, Interval(mean, max(0.0, mean - reach), mean + reach))
     time, reach = half(sums["rounds"].to_numpy(), sums["tokens"].to_numpy())
-    share = max(2 / len(sums), 0.1)  # of units that were not seen: a round for each token, or for 5
+    share = 1 - 0.05 ** (1 / len(sums))  # of units that were not seen: a round for each token, or for 5
     low = min(math.exp(-reach / time) / time, 1 / ((1 - share) * time + share))
     high = max(math.exp(reach / time) / time, 1 / ((1 - share) * time + share / 5))
     assert low > 1
