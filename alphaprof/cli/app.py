@@ -21,7 +21,7 @@ DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errn
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
 
 NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
-# What is no longer there, by command and option ("" for the command itself), and what to do instead.
+# Removed commands and options, keyed by command and option ("" for the command itself), with what to use instead.
 REMOVED: dict[tuple[str, str], str] = {
     ("curve", ""): NO_CURVE,
     ("train", "--curve"): NO_CURVE,

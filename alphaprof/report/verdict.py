@@ -296,7 +296,7 @@ def judge(
 
 
 def _no_options(candidates: Pools, question: Question, gammas: Sequence[int]) -> Decision:
-    """Return why there is no draft and γ to judge: there are no rounds, or step times do not cover them."""
+    """Return an undecided decision without a draft and γ, because there are no rounds or no step times for them."""
     if not question.options(candidates, gammas):
         return no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
     least = min(question.gammas(gammas))
@@ -403,7 +403,7 @@ def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
 
 
 def _too_few(documents: int) -> str:
-    """Return why so many independent documents decide nothing, and what to do."""
+    """Return why `documents` independent documents are too few to decide, and what to do."""
     advice = f"profile {FEWEST} or more"
     if documents >= FEWEST:
         return f"weights need at least two independent documents longer than one token in every domain: {advice}"

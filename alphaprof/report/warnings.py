@@ -107,7 +107,7 @@ def _length_notes(facts: RunFacts, traffic: Traffic, drift: Interval | None) -> 
 
 def unseen_share(documents: int, mean: float, longest: int) -> float:
     """Return the share of all tokens that documents of the full length `longest` would have if as many of them were missing
-    as a sample of so many documents, of `mean` tokens, allows (`estimate.unseen`).
+    as a sample of `documents` documents, of `mean` tokens, allows (`estimate.unseen`).
     """
     rest = unseen(documents) * longest
     return rest / (rest + mean)
