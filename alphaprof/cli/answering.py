@@ -100,6 +100,7 @@ def report(
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
     from alphaprof.log.run import Run
     from alphaprof.render.report import ReportAnswer
+    from alphaprof.render.sections import ALL
     from alphaprof.report.build import build_report
 
     shown = _sections(sections, form, out)
@@ -112,8 +113,9 @@ def report(
 
         config = changed_question(opened.manifest.config, overrides) if overrides else None
         ids = known_rules(rules) if rules else None
+    surfaces = bool({"gammas", ALL} & {*shown}) or form in ("json", "html", "md")
     with without_pandas():
-        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), form, out)
+        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log, surfaces), shown), form, out)
 
 
 @command(

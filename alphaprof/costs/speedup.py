@@ -11,10 +11,10 @@ out. Times are in ms; `cost` means units of a decode step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from alphaprof.stats.estimate import (
 from alphaprof.stats.paired import FAR
 from alphaprof.totals.replay import RoundCounts
 
+T = TypeVar("T")
 FEWEST = 5  # independent documents without which only step times can decide
 MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
 OWN_ERROR = 0.115  # of each computed step alone, as a share of the error that all of them have together
@@ -155,7 +156,7 @@ class StepTimes:
 
     @cached_property
     def _by_gamma(self) -> dict[tuple[str, int], Any]:
-        """What was worked out for rounds of up to gamma drafts, by function."""
+        """What `_known_by_gamma` keeps, by function and gamma."""
         return {}
 
     @cached_property
@@ -337,6 +338,19 @@ def _stretched(distance: float) -> float:
     return math.exp(distance) if distance < 1 else math.e * distance
 
 
+def _known_by_gamma(function: Callable[[StepTimes, int], T]) -> Callable[[StepTimes, int], T]:
+    """Work out a value of step times and gamma once."""
+
+    @wraps(function)
+    def known(times: StepTimes, gamma: int) -> T:
+        key = function.__name__, gamma
+        if key not in times._by_gamma:
+            times._by_gamma[key] = function(times, gamma)
+        return cast("T", times._by_gamma[key])
+
+    return known
+
+
 def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     """Decode time with the draft in units of a decode step, [documents].
 
@@ -354,10 +368,9 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
         steps, started = counts.steps + waiting * shared.steps, counts.started + waiting
         spent = spent + steps * whole.c() + started * (whole.first_ms - whole.draft.ms) / whole.decode.ms
         spent = spent + whole.read(counts) * whole.reading(gamma)
-    for depths, each in ((counts.drafted, costs), (counts.accepted, times.catching_up(gamma))):
-        for rounds, more in zip(depths.T, np.diff(each), strict=True):  # a matrix product would spin on all cores
-            if more:  # what one more token costs, in every round that drafts or accepts as many
-                spent += rounds * more
+    for depths, more in zip((counts.drafted, counts.accepted), _rises(times, gamma), strict=True):
+        if more.any():
+            spent += np.einsum("dg,g->d", depths, more)  # a product by BLAS would spin on all cores
     if counts.unused is not None:
         spent += counts.unused * times.c()
     return np.asarray(spent)
@@ -379,19 +392,12 @@ def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
     return abs(most - least) / 2 + (times.batch - 1) * max(others, 0.0)
 
 
+@_known_by_gamma
 def round_costs(times: StepTimes, gamma: int) -> Array:
     """Return cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and
     bookkeeping where it drafts at all. Where the first draft step is one of its own, it is that over one token. In a batch
     of some traffic (`StepTimes.mixed`) it is what the round is expected to cost by what other sequences draft.
     """
-    if ("costs", gamma) not in times._by_gamma:
-        found = _round_costs(times, gamma)
-        found.flags.writeable = False
-        times._by_gamma["costs", gamma] = found
-    return np.asarray(times._by_gamma["costs", gamma])
-
-
-def _round_costs(times: StepTimes, gamma: int) -> Array:
     once = times.bookkeeping.ms
     if times.draft_first:
         once += times.draft_first[1].ms - times.draft.ms
@@ -399,7 +405,15 @@ def _round_costs(times: StepTimes, gamma: int) -> Array:
     verify = shared.verify @ [times.target[n].ms for n in range(1, gamma + 2)]
     drafted = np.arange(gamma + 1)
     steps = (drafted + shared.waits) * times.draft.ms + verify + np.where(drafted > 0, 1.0, shared.others_draft) * once
-    return np.asarray((steps + times.lookup.ms) / times.decode.ms)
+    costs = np.asarray((steps + times.lookup.ms) / times.decode.ms)
+    costs.flags.writeable = False
+    return costs
+
+
+@_known_by_gamma
+def _rises(times: StepTimes, gamma: int) -> tuple[Array, Array]:
+    """Return what one more token costs in every round that drafts, and accepts, as many: [gamma] each."""
+    return np.diff(round_costs(times, gamma)), np.diff(times.catching_up(gamma))
 
 
 def full_round_costs(times: StepTimes, gamma: int) -> Array:
@@ -409,6 +423,7 @@ def full_round_costs(times: StepTimes, gamma: int) -> Array:
     return round_costs(times, gamma) + times.catching_up(gamma)
 
 
+@_known_by_gamma
 def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     """Return the least and the most that a token can cost with the draft, both above 0: in the best round with all drafts
     accepted, and in the dearest round for every single token.
@@ -418,13 +433,6 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     or nothing of it. In a batch the other sequences may draft as they are expected to, or all do the same: that bounds what
     all of them cost together, whatever they draft.
     """
-    if ("bounds", gamma) not in times._by_gamma:
-        times._by_gamma["bounds", gamma] = _cost_bounds(times, gamma)
-    least, most = times._by_gamma["bounds", gamma]
-    return least, most
-
-
-def _cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     later = soonest = times.catching_up(gamma).tolist()
     cheap = times.without_steps if times.optional else times
     if times.optional:
@@ -471,6 +479,14 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
     spent, base, *controls = by_cluster(counts.cluster, time_spent(counts, times), counts.tokens, *control)
     adjusted = controlled(spent, base, *controls) if controls else None
     return (spent if adjusted is None else adjusted), base
+
+
+def total_times(counts: RoundCounts, times: StepTimes) -> tuple[float, float]:
+    """Return what `spent_and_base` gives, of all documents together."""
+    if counts.control.any():
+        spent, base = spent_and_base(counts, times)
+        return float(spent.sum()), float(base.sum())
+    return float(time_spent(counts, times).sum()), float(counts.tokens.sum())
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
@@ -678,7 +694,8 @@ class Mix:
         """Return the value of `routed` alone, which takes a fraction of its time."""
         if not _covered(domains):
             return None
-        return self.value_of([tuple(float(part.sum()) for part in _sums(domain)[:2]) for domain in domains])
+        totals = ([total_times(*part) for part in parts_of(domain)] for domain in domains)
+        return self.value_of([tuple(map(sum, zip(*parts, strict=True))) for parts in totals])
 
     def value_of(self, sums: Sequence[tuple[float, ...]]) -> float | None:
         """Return the same from what each domain spends with the draft and without, [domains]."""

@@ -153,11 +153,6 @@ NOTES: Mapping[str, NoteKind] = {
         "out of memory: {count} batches were halved; values may differ by up to 1e-3 from a run with enough memory",
         "lower batch_tokens",
     ),
-    "p_min": NoteKind(
-        "{draft} is faster at gamma {gamma} with p_min {p_min} than at gamma {plain} without "
-        "p_min, by {gain} [{low}, {high}], the middle of what the log allows",
-        "set decision.p_min: auto to judge with it (llama.cpp and Hugging Face support p_min); see report --show gammas",
-    ),
     "no_log": NoteKind(
         "the run directory has no position log: sections that read it are left out, such as why tokens are rejected "
         "and where drafts are right",

@@ -218,7 +218,8 @@ def gammas(report: Report) -> Iterator[Block]:
                 yield from _by_gamma(f"draft {draft}, rule {rule}", results)
                 if by_depth:
                     yield from _depths(f"draft {draft}, rule {rule}", results)
-    yield from map(_stop_table, report.stopping)
+    for surface in report.stopping:
+        yield _stop_table(surface, report.conditions.p_min)
     yield from map(_hybrid_table, report.hybrids)
 
 
@@ -261,8 +262,8 @@ def _hybrid_table(curve: HybridCurve) -> Table:
     return _what_if_table(f"draft {curve.draft}, whole traffic: {what}", cells, "min_match", below, curve.draft)
 
 
-def _stop_table(surface: StopSurface) -> Table:
-    """Return tokens per round and the ends of the speedup by γ and p_min."""
+def _stop_table(surface: StopSurface, decided: float) -> Table:
+    """Return tokens per round and the ends of the speedup by γ and p_min. `decided`: the p_min of the decision."""
     below = []
     if surface.gamma is not None:
         below = ["  from - to: if rounds drafted the most, and the least, that the log allows after a wrong token"]
@@ -272,6 +273,8 @@ def _stop_table(surface: StopSurface) -> Table:
             "  *: the best p_min by the lower of both",
             f"  {gain} as fast as gamma {surface.plain_gamma} without p_min, cross-fitted ({MIDDLE})",
         ]
+        if surface.gain.low > 1 and not decided:
+            below.append("  set decision.p_min: auto to judge with it (llama.cpp and Hugging Face support p_min)")
     what = "tokens per round" if surface.gamma is None else "tokens per round / speedup"
     title = f"draft {surface.draft}, whole traffic: {what} by gamma, if drafts stop below top probability p_min"
     best = (surface.p_min, surface.gamma)

@@ -27,7 +27,7 @@ from alphaprof.report.sections.context import ContextAxis, context_axes, context
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
 from alphaprof.report.sections.hybrids import HybridCurve, hybrid_curves
 from alphaprof.report.sections.predictability import Predictability, predictability
-from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_notes, stop_surfaces
+from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_surfaces
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.traffic import Judged, Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Evidence, Question, VerdictName
@@ -81,11 +81,13 @@ def build_report(
     config: Mapping[str, Any] | None = None,
     rules: Sequence[str] | None = None,
     whole_log: bool = False,
+    surfaces: bool = True,
 ) -> Report:
     """Return the report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for others' step times.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
-    beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it.
+    beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it;
+    `surfaces`: speedups at every p_min are worked out, a quarter of a small report's time.
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, flavour, profile))
@@ -95,10 +97,9 @@ def build_report(
     judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
     results = [item.result for item in judged]
     facts, certificates = _run_facts(inputs.run, documents, part), build_certificates(part, question.confidence)
-    surfaces, axes = stop_surfaces(inputs, whole_log), context_axes(inputs, part, traffic.gamma)
+    axes = context_axes(inputs, part, traffic.gamma)
     drift = next((axis.drift for axis in axes if axis.draft == traffic.draft), None)
-    more = [*timing_notes(inputs.timing, traffic.draft, traffic.gamma)]
-    more += [*context_notes(axes, traffic.draft), *stop_notes(() if question.p_min else surfaces)]
+    more = [*timing_notes(inputs.timing, traffic.draft, traffic.gamma), *context_notes(axes, traffic.draft)]
     return Report(
         verdict=traffic.verdict,
         draft=traffic.draft,
@@ -114,7 +115,7 @@ def build_report(
         traffic=traffic,
         **vars(parts),
         results=tuple(results),
-        stopping=surfaces,
+        stopping=stop_surfaces(inputs, whole_log) if surfaces else (),
         hybrids=hybrid_curves(inputs, parts.drafts),
         context=axes,
         causes=attribution(part, judged, flavour, question.confidence),

@@ -26,7 +26,7 @@ from alphaprof.costs.speedup import (
     StepTimes,
     Timing,
     parts_of,
-    spent_and_base,
+    total_times,
 )
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.log.manifest import DecisionAsked, DraftFacts
@@ -161,10 +161,7 @@ class Halves:
         """
         sums = {  # time with the draft and without, of each part of each domain
             option: [
-                [
-                    tuple(float(side.sum()) for side in spent_and_base(counts.ends[1], times))
-                    for counts, times in parts_of(domain)
-                ]
+                [total_times(counts.ends[1], times) for counts, times in parts_of(domain)]
                 for domain in self.decoded((option, option))
             ]
             for option in options

@@ -203,4 +203,4 @@ def test_a_phone_shows_speedup_and_verdict_of_each_domain(fresh: Any) -> None:
     fresh.set_viewport_size({"width": 400, "height": 800})
     table = fresh.locator(".alphaprof-screen table").first
     heads = [head.inner_text() for head in table.locator("thead th").all() if head.is_visible()]
-    assert heads == ["domain", "draft", "γ", "speedup [95%]", "verdict"]
+    assert heads == ["domain", "draft", "γ", "speedup [95% each]", "verdict"]

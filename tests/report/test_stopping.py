@@ -19,7 +19,7 @@ from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.stopping import P_MINS
 from alphaprof.report.verdict import MIDDLE
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
-from tests.reporting import as_first_screen, as_terminal, codes
+from tests.reporting import as_first_screen, as_terminal
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 RECIPE = Recipe(
@@ -103,11 +103,11 @@ def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: Re
     assert surface.p_min in (0.4, 0.5)
     assert surface.gain is not None
     assert surface.gain.low > 1
-    assert "p_min" in codes(report)
+    assert "set decision.p_min: auto to judge with it" in as_terminal(report, 100, "gammas")
     other = build_report(rewritten(write_run(tmp_path / "run", RECIPE), "small", clueless))
     assert other.stopping[0].gain is not None
     assert other.stopping[0].gain.low < 1
-    assert "p_min" not in codes(other)
+    assert "set decision.p_min" not in as_terminal(other, 100, "gammas")
 
 
 def test_auto_stops_no_draft_whose_probabilities_say_nothing(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run
     assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
     assert f"with p_min every speedup is the {MIDDLE}" in as_terminal(chosen)
     assert f"x ({MIDDLE}) on" in chosen.traffic.reason
-    assert "p_min" not in codes(chosen)
+    assert "set decision.p_min" not in as_terminal(chosen, 100, "gammas")
     one = build_report(run, config=changed_question(asked, ["decision.gamma=4"]))
     fixed = build_report(run, config=changed_question(asked, ["decision.gamma=4", "decision.p_min=0.4"]))
     assert (one.conditions.p_min, one.traffic.chosen, fixed.traffic.chosen) == (0.4, True, False)

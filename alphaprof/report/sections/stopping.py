@@ -9,13 +9,11 @@ where the draft is as sure after a wrong token as elsewhere, and most so at a lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alphaprof.costs.speedup import StepTimes
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.notes import note
-from alphaprof.report.format import percent
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import Tried
@@ -149,20 +147,3 @@ def _result(at: Tried, p_min: float, draft: str, gamma: int) -> StopResult:
     slowest = at.mix.slowest(rounds)
     known = all(counts.doubt is None for counts, _ in rounds)
     return StopResult(p_min, gamma, tokens, slowest, slowest if known else at.mix.fastest(rounds))
-
-
-def stop_notes(surfaces: Sequence[StopSurface]) -> Iterator[dict[str, str]]:
-    """Yield a note for each draft that stopping early surely makes faster."""
-    for surface in surfaces:
-        if surface.gain is not None and surface.gain.low > 1:
-            gain, least, most = (percent(value - 1) for value in (surface.gain.value, surface.gain.low, surface.gain.high))
-            yield note(
-                "p_min",
-                draft=surface.draft,
-                gamma=surface.gamma,
-                p_min=surface.p_min,
-                plain=surface.plain_gamma,
-                gain=gain,
-                low=least,
-                high=most,
-            )
