@@ -187,7 +187,7 @@ class Eagle3Draft(HeadFileOptions):
 
 
 class PEagleDraft(HeadFileOptions):
-    """A P-EAGLE head, which drafts all tokens of a round in one pass from mask tokens; files of speculators."""
+    """A P-EAGLE head, which drafts all tokens of a round in one pass from mask tokens; files of speculators or SpecForge."""
 
     loader = "alphaprof.profiling.heads.p_eagle:load_p_eagle"
     kind: Literal["p_eagle"]

@@ -13,7 +13,16 @@ from safetensors import SafetensorError, safe_open
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model
+from alphaprof.profiling.models.hub import (
+    CONFIG,
+    CONVERSION,
+    INDEX,
+    downloaded,
+    first_line,
+    is_local,
+    require_model,
+    weights_in,
+)
 from alphaprof.profiling.models.load import first_three
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -113,6 +122,8 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
             )
         problem = f"{called} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code"
         raise ModelUnloadable(problem, f"if you trust it, {CONVERSION}")
+    if (folder / INDEX).is_file() and (absent := {path.name for path in weights_in(folder) if not path.is_file()}):
+        raise ModelUnloadable(f"{called} lacks files that its index names: {first_three(absent)}", "download the head again")
     files = HeadFiles(called, config, stored(paths, called))
     groups = (config, *(value for value in config.values() if isinstance(value, dict)))
     if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
