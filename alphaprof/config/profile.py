@@ -337,7 +337,7 @@ def resolve(reference: str, folder: Path) -> str:
         return reference
     path = Path(os.path.expanduser(reference))
     local = folder / path
-    explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES
+    explicit = reference.startswith((".", "/", "~")) or path.suffix.lower() in LOCAL_SUFFIXES
     if not explicit and not os.path.exists(local):
         return reference
     # Keep the last name: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.

@@ -17,9 +17,11 @@ from alphaprof.profiling.models.hub import (
     CONFIG,
     CONVERSION,
     INDEX,
+    QUANTIZATION,
     downloaded,
     first_line,
     is_local,
+    quantization_beside,
     require_model,
     weights_in,
 )
@@ -126,8 +128,10 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
         raise ModelUnloadable(f"{called} lacks files that its index names: {first_three(absent)}", "download the head again")
     files = HeadFiles(called, config, stored(paths, called))
     groups = (config, *(value for value in config.values() if isinstance(value, dict)))
-    if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
-        raise files.refused("quantized heads cannot be measured (quantization_config in its config.json)", QUANTISED)
+    declared = any(group.get("quantization_config") or group.get("compression_config") for group in groups)
+    if declared or quantization_beside(folder):
+        where = f"quantization_config in its {CONFIG}" if declared else QUANTIZATION
+        raise files.refused(f"quantized heads cannot be measured ({where})", QUANTISED)
     return files
 
 

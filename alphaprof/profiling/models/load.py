@@ -24,7 +24,15 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
-from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
+from alphaprof.profiling.models.hub import (
+    fetch_descriptions,
+    first_line,
+    folder_of,
+    is_gguf,
+    is_local,
+    require_model,
+    settings_in,
+)
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
@@ -274,7 +282,7 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
 def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     """Where transformers finds a model, and the arguments that say so; a .gguf file is found through its folder."""
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if not options.model.endswith(".gguf"):
+    if not is_gguf(options.model):
         return options.model, arguments | {"revision": options.revision or "main"}
     if lacking := missing("gguf"):  # older versions of transformers read BOS and EOS wrongly
         raise ModelUnloadable(f"a GGUF file needs {', '.join(map(str, lacking))}", install_line("gguf"))
@@ -298,13 +306,26 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
         if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
             reason = "the shapes of its weights do not match its config.json"
             hint = "give the config.json that belongs to these weights"
-        if "trust_remote_code" in str(error):
+        if is_gguf(reference) and not _is_whole(reference):
+            reason = "the file is incomplete, or not in the GGUF format"
+            hint = "download it again, and compare its size with the original's"
+        elif "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
             hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
         elif not is_local(reference):
             hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
+
+
+def _is_whole(path: str) -> bool:
+    """Return whether all tensors that a GGUF file names are in it."""
+    from gguf import GGUFReader
+
+    with contextlib.suppress(Exception):  # NumPy's: an array is too short, a number is no type
+        GGUFReader(path)
+        return True
+    return False
 
 
 @contextlib.contextmanager
