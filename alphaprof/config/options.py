@@ -111,6 +111,9 @@ class ModelDraft(ModelOptions, DraftOptions):
     loader = "alphaprof.profiling.models.kinds:load_draft_model"
     kind: Literal["model"]
     dtype: Dtype | None = Field(None, description="default: the target's")
+    special_tokens: Literal["same", "any"] = Field(
+        "same", description="any: special and added tokens may have other names than the target's tokens of the same ids"
+    )
 
     @property
     def own_model(self) -> ModelOptions:

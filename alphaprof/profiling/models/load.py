@@ -420,8 +420,11 @@ def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
 
 
-def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
+def check_vocabulary(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str, special_tokens: str = "same"
+) -> None:
+    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string; of special and
+    added tokens only where `special_tokens` is same, not any.
 
     Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
     imply equal encodings, which is why the target's tokenizer encodes the text for both.
@@ -429,11 +432,15 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
     shared = sorted(ours.keys() & theirs.keys())
     odd = [index for index in shared if ours[index] != theirs[index]]
-    if odd or not shared:
+    added = target.added_tokens_decoder.keys() & draft.added_tokens_decoder.keys()
+    only_names = bool(odd) and added.issuperset(odd)
+    if (odd or not shared) and not (only_names and special_tokens == "any"):
         examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
+        hint = "choose a draft with the target's tokenizer: speculative decoding compares token ids"
+        if only_names:
+            hint += "; only special or added tokens differ here: if your engine serves this pair, set special_tokens: any"
         raise VocabularyMismatch(
-            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})",
-            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})", hint
         )
 
 
