@@ -80,6 +80,11 @@ class ModelOptions(Options):
     device: str = Field("auto", description="auto (CUDA if available, else CPU), cpu, cuda, cuda:1")
     device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, by its suffix."""
+        return self.model.lower().endswith(".gguf")
+
 
 class TargetOptions(ModelOptions):
     """The model that is served; its tokenizer encodes the text for every draft as well."""

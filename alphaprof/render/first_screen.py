@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ def _what_was_run(report: Report) -> str:
     counts = f"{fmt.many(run.documents, 'doc')}, {fmt.many(run.positions, 'token')}"
     source = f"imported from {run.imported}, " if run.imported else ""
     state = "" if run.complete else " (PARTIAL)"
-    model = re.sub(r"\.gguf$", "", run.target.rstrip("/").rsplit("/", 1)[-1], flags=re.IGNORECASE)
+    model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf").removesuffix(".GGUF")
     texts = " and ".join(dict.fromkeys(text.split(" (")[0] for text in run.texts)) or "no"
     about = f"{fmt.short(model, MODEL)} {run.dtype}, {texts} text, {report.conditions.rule}"
     return f"{', '.join(run.drafts)} for {about}, {source}{counts}{state}"

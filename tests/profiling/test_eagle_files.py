@@ -456,11 +456,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, model: Model) -> 
     with pytest.raises(ModelUnloadable, match=r"holds norm.weight in model.safetensors and in more.safetensors"):
         loaded(folder, model)
     (folder / "more.safetensors").unlink()
-    index = {"weight_map": {"norm.weight": "model.safetensors", "fc.weight": "model-00002-of-00002.safetensors"}}
+    index = {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors", "fc.weight": "gone.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelUnloadable, match=r"lacks files that its index names: model-00002-of-00002.safetensors"):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(ModelUnloadable, match=r"index.json names gone.safetensors, which is missing"):
         loaded(folder, model)
     (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00001-of-00002.safetensors").unlink()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelUnloadable, match=r"model.safetensors cannot be read"):
         loaded(folder, model)

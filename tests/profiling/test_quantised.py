@@ -207,7 +207,7 @@ def test_a_quantization_in_the_file_of_modelopt_is_that_of_the_model(tmp_path: P
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": beside | {"quant_algo": "NVFP4"}}))
     with pytest.raises(ModelUnloadable, match="does not support the quantization in its config: 'modelopt'"):
         load(folder)
-    with pytest.raises(ModelUnloadable, match=r"quantized heads cannot be measured .hf_quant_config"):
+    with pytest.raises(ModelUnloadable, match="quantized heads cannot be measured"):
         files_of("head", ModelOptions(model=str(folder)))
     (tmp_path / "own").mkdir()
     own = rows8(tmp_path / "own")[0]

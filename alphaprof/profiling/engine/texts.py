@@ -13,7 +13,6 @@ import numpy as np
 from alphaprof.errors import EngineFailed, shown
 from alphaprof.profiling.engine.client import VllmEngine, require_vllm
 from alphaprof.profiling.engine.server import VllmServer
-from alphaprof.profiling.models.hub import is_gguf
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.texts.continuations import Continuation, finished
 from alphaprof.profiling.texts.corpus import Document
@@ -75,7 +74,7 @@ def check_engine(options: ProfileOptions, engine: EngineOptions, tokenizer: PreT
     if engine.python is not None:
         require_vllm(engine.python)
         named, starts = engine.args.get("model"), engine.url is None or options.costs.source == "vllm"
-        if starts and named is None and is_gguf(options.target.model):
+        if starts and named is None and options.target.is_gguf:
             hint = "set engine.args.model to a safetensors folder of the same weights"
             raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
         if str(named).startswith((".", "/")) and not os.path.exists(str(named)):

@@ -13,18 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.models.hub import (
-    CONFIG,
-    CONVERSION,
-    INDEX,
-    QUANTIZATION,
-    downloaded,
-    first_line,
-    is_local,
-    quantization_beside,
-    require_model,
-    weights_in,
-)
+from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model, settings_in
 from alphaprof.profiling.models.load import first_three
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -124,13 +113,10 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
             )
         problem = f"{called} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code"
         raise ModelUnloadable(problem, f"if you trust it, {CONVERSION}")
-    if (folder / INDEX).is_file() and (absent := {path.name for path in weights_in(folder) if not path.is_file()}):
-        raise ModelUnloadable(f"{called} lacks files that its index names: {first_three(absent)}", "download the head again")
     files = HeadFiles(called, config, stored(paths, called))
-    groups = (config, *(value for value in config.values() if isinstance(value, dict)))
-    declared = any(group.get("quantization_config") or group.get("compression_config") for group in groups)
-    if declared or quantization_beside(folder):
-        where = f"quantization_config in its {CONFIG}" if declared else QUANTIZATION
+    groups = (*settings_in(folder), *(value for value in config.values() if isinstance(value, dict)))
+    if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
+        where = "quantization_config in its config.json, or hf_quant_config.json"
         raise files.refused(f"quantized heads cannot be measured ({where})", QUANTISED)
     return files
 

@@ -166,14 +166,9 @@ def require_model(options: ModelOptions, name: str) -> None:
 def folder_of(options: ModelOptions) -> Path | None:
     """Where the files of a model lie: its directory, or the hub's cache of it; None if there is neither."""
     if is_local(options.model):
-        return None if is_gguf(options.model) else Path(options.model)
+        return None if options.is_gguf else Path(options.model)
     described = _cached(options.model, CONFIG, options.revision) or _cached(options.model, ADAPTER, options.revision)
     return None if described is None else Path(described).parent
-
-
-def is_gguf(reference: str) -> bool:
-    """Return whether a reference is a GGUF file, by its suffix."""
-    return reference.lower().endswith(".gguf")
 
 
 def fetch_descriptions(options: ModelOptions) -> None:
@@ -237,8 +232,8 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
 
 
 def require_sound(folder: Path, cache: bool = False) -> None:
-    """Raise `ModelUnloadable` for a folder whose config.json or index cannot be read, or whose weights are pickles or lie
-    elsewhere. What else the folder does not hold, transformers says.
+    """Raise `ModelUnloadable` for a folder whose config.json or index cannot be read, or whose weights are pickles, lie
+    elsewhere or are missing, and for a LoRA adapter. What else the folder does not hold, transformers says.
 
     `cache`: it is the hub's cache of a model, where files may be missing; transformers downloads them, pickles never.
     """
@@ -254,8 +249,10 @@ def require_sound(folder: Path, cache: bool = False) -> None:
     if (folder / WEIGHTS).is_file() and explicit is None:
         return
     if (index := folder / (explicit or INDEX)).is_file() and index.name.endswith(".json"):
-        for name in set(map(str, (_described(index).get("weight_map") or {}).values())):
+        for name in sorted(set(map(str, (_described(index).get("weight_map") or {}).values()))):
             _require_safetensors(name, index)
+            if not cache and not (folder / name).is_file():
+                raise ModelUnloadable(f"{index} names {name}, which is missing", "download the model again")
     elif explicit is None and not cache and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
         raise ModelUnloadable(
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",

@@ -24,15 +24,7 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
-from alphaprof.profiling.models.hub import (
-    fetch_descriptions,
-    first_line,
-    folder_of,
-    is_gguf,
-    is_local,
-    require_model,
-    settings_in,
-)
+from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
@@ -282,7 +274,7 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
 def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     """Where transformers finds a model, and the arguments that say so; a .gguf file is found through its folder."""
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if not is_gguf(options.model):
+    if not options.is_gguf:
         return options.model, arguments | {"revision": options.revision or "main"}
     if lacking := missing("gguf"):  # older versions of transformers read BOS and EOS wrongly
         raise ModelUnloadable(f"a GGUF file needs {', '.join(map(str, lacking))}", install_line("gguf"))
@@ -306,7 +298,7 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
         if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
             reason = "the shapes of its weights do not match its config.json"
             hint = "give the config.json that belongs to these weights"
-        if is_gguf(reference) and not _is_whole(reference):
+        if reference.lower().endswith(".gguf") and not _is_whole(reference):
             reason = "the file is incomplete, or not in the GGUF format"
             hint = "download it again, and compare its size with the original's"
         elif "trust_remote_code" in str(error):
