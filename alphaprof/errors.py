@@ -25,6 +25,15 @@ def cut(text: str, most: int = WORD) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
+def require_utf8(text: str) -> None:
+    """Raise `OptionInvalid` for an argument or a path that is not UTF-8, which pyarrow, JSON and tokenizers refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        escaped = cut(text.encode("utf-8", "backslashreplace").decode())
+        raise OptionInvalid(f"{escaped} is not valid UTF-8", "rename this file or folder, or choose another one") from None
+
+
 class AlphaprofError(Exception):
     """Base of all failures that a user can fix: `message` and `hint` (the next step), each cut to 600 characters."""
 

@@ -113,8 +113,8 @@ def converted(described: dict[str, Any], weights: Tensors, layout: str) -> tuple
     return flat, {name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()}
 
 
-def loaded(folder: Path, model: Model, gammas: Sequence[int] = (3,), **options: Any) -> HeadDraft:
-    """The head in a folder, by the product's loader."""
+def loaded(folder: Path, model: Model, gammas: Sequence[int] = (3,), words: Any = None, **options: Any) -> HeadDraft:
+    """The head in a folder, by the product's loader; `words`: the target's tokenizer."""
     profile = ProfileOptions.model_validate(
         {
             "target": {"model": "tiny", "dtype": "float32"},
@@ -123,7 +123,7 @@ def loaded(folder: Path, model: Model, gammas: Sequence[int] = (3,), **options: 
             "gammas": list(gammas),
         }
     )
-    draft = load_draft("head", profile.drafts["head"], profile, model, tokenizer())
+    draft = load_draft("head", profile.drafts["head"], profile, model, words or tokenizer())
     assert isinstance(draft, HeadDraft)
     return draft
 

@@ -13,7 +13,7 @@ from typer import Exit, Option, Typer
 
 from alphaprof.cli import answering, exchange, measuring, tools
 from alphaprof.cli.common import one_line, print_notes
-from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
+from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, require_utf8
 from alphaprof.version import __version__
 
 # What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
@@ -76,6 +76,8 @@ def main() -> None:
 def _run_command() -> None:
     """Run the command, then flush standard output. Raises disk errors as `DiskFull`."""
     require_kept(sys.argv[1:])
+    for argument in sys.argv[1:]:
+        require_utf8(argument)
     try:
         try:
             app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -231,7 +232,7 @@ def _import(asked: ImportRequest, out: Path) -> None:
     elif imported:
         print(f"prompts are identified by {imported.prompts_known_by}", file=sys.stderr)
     counts = f"{manifest.documents} requests, {manifest.positions} tokens, gamma {run.gammas[0]}"
-    print(f"{out}: {counts}. Next: alphaprof report {out}")
+    print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")
 
 
 def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -62,7 +63,7 @@ def init(
     from alphaprof.config.starter import write_profile
 
     write_profile(target, draft or [], data, out)
-    print(f"{out} is written. Next: alphaprof profile {out} --dry-run")
+    print(f"{out} is written. Next: alphaprof profile {shlex.quote(str(out))} --dry-run")
 
 
 @command(group, "alphaprof profile my.yaml --dry-run", "alphaprof profile my.yaml --out runs/my")
@@ -137,7 +138,8 @@ def _say_done(out: str) -> None:
     run = Run.open(out)
     done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
     complete = run.manifest.status == "complete"
-    print(f"{done}. Next: alphaprof report {out}" if complete else f"{done} so far. See: alphaprof runs status {out}")
+    place = shlex.quote(out)
+    print(f"{done}. Next: alphaprof report {place}" if complete else f"{done} so far. See: alphaprof runs status {place}")
 
 
 def _profile_in_workers(

@@ -278,6 +278,8 @@ def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, cont
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
+    from alphaprof.profiling.models.hub import CONFIG, quantization_beside  # pyarrow, which formulas do without
+
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -286,6 +288,8 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
+    if path.name == CONFIG and config.get("quantization_config") is None:
+        return config | {"quantization_config": quantization_beside(path.parent)}
     return config
 
 

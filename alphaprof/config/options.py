@@ -80,6 +80,11 @@ class ModelOptions(Options):
     device: str = Field("auto", description="auto (CUDA if available, else CPU), cpu, cuda, cuda:1")
     device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, by its suffix."""
+        return self.model.lower().endswith(".gguf")
+
 
 class TargetOptions(ModelOptions):
     """The model that is served; its tokenizer encodes the text for every draft as well."""
@@ -111,6 +116,9 @@ class ModelDraft(ModelOptions, DraftOptions):
     loader = "alphaprof.profiling.models.kinds:load_draft_model"
     kind: Literal["model"]
     dtype: Dtype | None = Field(None, description="default: the target's")
+    special_tokens: Literal["same", "any"] = Field(
+        "same", description="any: special and added tokens may have other names than the target's tokens of the same ids"
+    )
 
     @property
     def own_model(self) -> ModelOptions:
@@ -187,7 +195,7 @@ class Eagle3Draft(HeadFileOptions):
 
 
 class PEagleDraft(HeadFileOptions):
-    """A P-EAGLE head, which drafts all tokens of a round in one pass from mask tokens; files of speculators."""
+    """A P-EAGLE head, which drafts all tokens of a round in one pass from mask tokens; files of speculators or SpecForge."""
 
     loader = "alphaprof.profiling.heads.p_eagle:load_p_eagle"
     kind: Literal["p_eagle"]

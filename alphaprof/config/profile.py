@@ -34,7 +34,7 @@ from alphaprof.config.options import (
     Whole,
     WrittenContinuation,
 )
-from alphaprof.errors import cut, shown
+from alphaprof.errors import cut, require_utf8, shown
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 
@@ -329,7 +329,7 @@ LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
 
 def resolve(reference: str, folder: Path) -> str:
     """Return a model or dataset reference, with a local path made absolute (from `folder`). A hub id, or a file in an
-    object store, is returned unchanged.
+    object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8.
     """
     from alphaprof.log.storage import is_remote
 
@@ -337,11 +337,13 @@ def resolve(reference: str, folder: Path) -> str:
         return reference
     path = Path(os.path.expanduser(reference))
     local = folder / path
-    explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES
+    explicit = reference.startswith((".", "/", "~")) or path.suffix.lower() in LOCAL_SUFFIXES
     if not explicit and not os.path.exists(local):
         return reference
     # Keep the last name: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.
-    return str(local.parent.resolve() / local.name)
+    absolute = str(local.parent.resolve() / local.name)
+    require_utf8(absolute)
+    return absolute
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:

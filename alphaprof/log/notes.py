@@ -207,6 +207,12 @@ NOTES: Mapping[str, NoteKind] = {
         "rounds of {heads} draft a chain; if the engine drafts a tree, it accepts more",
         "import the metrics of an engine that drafts trees; SGLang drafts chains with --speculative-eagle-topk 1",
     ),
+    "larger_tokenizer": NoteKind(
+        "the target's tokenizer has ids up to {last}, but the target has embeddings for {rows} ids only: it cannot read "
+        "text with ids from {rows} on",
+        "use the tokenizer of this checkpoint, or the checkpoint whose embeddings were resized for the added tokens",
+        check="vocabulary",
+    ),
     "full_logits": NoteKind(
         "{model}: logits of a whole document are computed in one forward pass, which takes more memory",
         "lower max_new_tokens if memory runs out",

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -479,7 +480,8 @@ def side_of(text: str) -> RunDraft:
     if hybrid := run.manifest.profile.hybrids.get(draft or ""):
         parts = " and ".join(f"{path}:{part}" for part in (hybrid.first, hybrid.then))
         problem = f"{path}:{draft} is a hybrid of two drafts, without a log of its own: only reports and thresholds know it"
-        raise OptionInvalid(problem, f"give its drafts, {parts}; alphaprof report {path} --show gammas has the hybrid")
+        command = f"alphaprof report {shlex.quote(path)} --show gammas"
+        raise OptionInvalid(problem, f"give its drafts, {parts}; {command} has the hybrid")
     if draft not in names:
         what = f"{path} has {len(names)} drafts" if draft is None else f"{path} has no draft {shown(draft)}"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))

@@ -84,7 +84,7 @@ def _what_was_run(report: Report) -> str:
     counts = f"{fmt.many(run.documents, 'doc')}, {fmt.many(run.positions, 'token')}"
     source = f"imported from {run.imported}, " if run.imported else ""
     state = "" if run.complete else " (PARTIAL)"
-    model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf").removesuffix(".GGUF")
     texts = " and ".join(dict.fromkeys(text.split(" (")[0] for text in run.texts)) or "no"
     about = f"{fmt.short(model, MODEL)} {run.dtype}, {texts} text, {report.conditions.rule}"
     return f"{', '.join(run.drafts)} for {about}, {source}{counts}{state}"

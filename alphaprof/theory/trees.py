@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import operator
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -286,5 +287,5 @@ def _without_ranks(run: Run, draft: str) -> OptionInvalid:
     instead = f", or name another draft: {', '.join(f'{run.path}:{name}' for name in others)}" if others else ""
     return OptionInvalid(
         f"draft {draft} of {run.path} has no ranks: it proposes one chain of tokens, not a distribution",
-        f"see its rounds in alphaprof report {run.path}{instead}",
+        f"see its rounds in alphaprof report {shlex.quote(str(run.path))}{instead}",
     )

@@ -20,11 +20,13 @@ import pytest
 import typer
 import yaml
 
-from alphaprof.cli import app, common
+from alphaprof.cli import app, common, measuring
 from alphaprof.cli.progress import ConsoleProgress
+from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.load import load_profile
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
 from alphaprof.log.manifest import VERSION
+from alphaprof.log.storage import storage_of
 from tests.loops import each
 from tests.synthetic import Recipe, write_run
 
@@ -174,6 +176,58 @@ def test_a_process_of_its_own_says_the_same_two_lines_and_nothing_else(place: Pa
     """As a user sees it, with what packages print when they are imported and at the end."""
     command, code, problem, hint = next(case for case in ERRORS if case[1] == 4)
     assert_two_lines(run(place, *shlex.split(command), apart=True), code, problem, hint)
+
+
+BAD_NAME = os.fsdecode(b"bad\xff")
+
+
+@each(
+    "command",
+    [
+        f"{NEW} --reuse-continuations {BAD_NAME}",
+        f"profile profile.yaml --out {BAD_NAME}/run",
+        f"{NEW} --set target.model=./{BAD_NAME}",
+        f"init target --data {BAD_NAME}.jsonl --out new",
+        f"train profile.yaml --from run --out {BAD_NAME}",
+        f"import vllm none.jsonl --rule strict --out {BAD_NAME}",
+        f"report {BAD_NAME}",
+        f"report run --out {BAD_NAME}",
+        f"check {BAD_NAME}:small --min-alpha 0.1",
+    ],
+)
+def test_names_that_are_not_utf_8_are_refused_before_anything_is_done(place: Path, command: str) -> None:
+    before = set(place.iterdir())
+    assert_two_lines(run(place, *command.split()), 2, r"bad\udcff", "rename")
+    assert set(place.iterdir()) == before
+
+
+def test_a_folder_above_that_is_not_utf_8_is_refused_as_well(tmp_path: Path) -> None:
+    """Of the profile, which names models and data from there, and of a run that the library is given."""
+    folder = tmp_path / BAD_NAME
+    folder.mkdir()
+    profile(folder)
+    assert_two_lines(run(folder, "profile", "profile.yaml", "--out", "new"), 2, r"bad\udcff", "rename")
+    with pytest.raises(OptionInvalid, match="not valid UTF-8"):
+        storage_of(folder / "run")
+
+
+def test_a_process_is_told_the_same_of_bytes_in_a_name(place: Path) -> None:
+    program: list[str | bytes] = [sys.executable, "-m", "alphaprof", "report", b"bad\xff"]
+    result = subprocess.run(program, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert_two_lines(result, 2, r"bad\udcff is not valid UTF-8", "rename")
+
+
+@each(("name", "pasted"), [("plain", "plain"), ("with space #1", "'with space #1'"), ("it's", "'it'\"'\"'s'")])
+def test_the_next_command_can_be_pasted(
+    name: str, pasted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path(name))
+    measuring._say_done(name)
+    assert f"Next: alphaprof report {pasted}\n" in capsys.readouterr().out
+    with pytest.raises(OptionInvalid) as caught:
+        export_texts(name, None)
+    assert f"alphaprof export {pasted} --to texts" in caught.value.hint
 
 
 @pytest.mark.parametrize(("stream", "code"), [(">&-", 0), ("2>&-", 6)])

@@ -216,6 +216,12 @@ def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner,
     assert (code != 0, "--weight-bytes 1 for fp8" in errors) == (True, True)
     code, text, _ = console_script("predict", *given, "--weight-bytes", "1")
     assert (code, "you changed its numbers" in " ".join(text.split())) == (0, True)
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    beside = ("--alpha", "0.7", "--target-config", tmp_path / "config.json", *given[4:])
+    code, _, errors = console_script("predict", *beside)
+    assert (code != 0, "--weight-bytes 1 for fp8" in errors) == (True, True)
+    assert console_script("predict", *beside, "--weight-bytes", "1")[1] == text.replace("/odd", "/config.json")
     code, _, errors = console_script("predict", "--alpha", "0.7", "--target-config", given[-1], "--draft-config", given[-1])
     assert (code, "is a draft head" in errors) == (2, True)
     files = {"unknown": '{"model_type": "qwen3_next"}', "short": '{"model_type": "llama"}', "list": "[]"}

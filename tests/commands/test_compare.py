@@ -283,10 +283,10 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
 
 def test_a_hybrid_is_called_one(run: Run, tmp_path: Path) -> None:
     hybrids = {"both": {"first": "small", "then": "large", "min_match": 1}}
-    mixed = changed(run, tmp_path / "mixed", config=run.manifest.config | {"hybrids": hybrids})
+    mixed = changed(run, tmp_path / "run (1) mixed", config=run.manifest.config | {"hybrids": hybrids})
     with pytest.raises(OptionInvalid, match="mixed:both is a hybrid of two drafts") as caught:
         side_of(f"{mixed.path}:both")
-    assert f"{mixed.path}:small and {mixed.path}:large; alphaprof report" in caught.value.hint
+    assert f"{mixed.path}:small and {mixed.path}:large; alphaprof report '{mixed.path}' --show" in caught.value.hint
 
 
 def test_the_command_prints_every_rule(run: Run) -> None:

@@ -64,6 +64,18 @@ def test_a_dry_run_sees_padding_contexts_raw_prompts_and_repeated_ones(looked: D
 
 
 @pytest.mark.models
+def test_a_tokenizer_with_more_tokens_than_the_target_has_embeddings_is_told_once(tiny: Path, tmp_path: Path) -> None:
+    larger = tokenizer()
+    larger.add_tokens(["<tool>", "<call>"])
+    larger.save_pretrained(shutil.copytree(tiny / "target", tmp_path / "target"))
+    changes = [f"target.model={tmp_path / 'target'}", "drafts={ngram: {kind: prompt_lookup}}"]
+    answer = dry_run.dry_run(load_profile(profile_file(tmp_path, tiny), changes), None, Silent())
+    (told,) = [each for each in found(answer, "vocabulary") if each.level == "note"]
+    assert "has ids up to 261, but the target has embeddings for 260 ids only" in told.cause
+    assert "resized" in str(told.remedy)
+
+
+@pytest.mark.models
 def test_what_a_run_takes_goes_by_all_documents_and_their_new_tokens(looked: DryRun) -> None:
     needs = looked.estimate
     assert (needs.documents, needs.positions) == (11, 11 * NEW_TOKENS)

@@ -166,10 +166,10 @@ def test_rounds_are_those_that_vllm_would_have_logged(case: tuple[int, list[int]
 
 
 def test_the_run_reports_what_the_answers_count(tmp_path: Path) -> None:
-    path, out = written(tmp_path, [answer(1) | {"domain": "code"}, [answer(2), answer(3)]]), tmp_path / "run"
+    path, out = written(tmp_path, [answer(1) | {"domain": "code"}, [answer(2), answer(3)]]), tmp_path / "the run"
     result = invoke("import", "sglang", path, *CHAIN, "--out", out)
     assert result.exit_code == 0
-    assert "3 requests, 318 tokens, gamma 5. Next: alphaprof report" in result.stdout
+    assert "3 requests, 318 tokens, gamma 5. Next: alphaprof report '" in result.stdout
     report = build_report(Run.open(out))
     (item,) = report.results[0].gammas
     assert (report.run.imported, report.results[0].documents, item.gamma) == ("SGLang", 3, 5)

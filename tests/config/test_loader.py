@@ -387,6 +387,7 @@ REFERENCES = [
     ("sub/data.parquet", "FOLDER/sub/data.parquet"),
     ("owner/name", "owner/name"),
     ("name", "name"),
+    ("sub/Model.GGUF", "FOLDER/sub/Model.GGUF"),
 ]
 
 

@@ -83,6 +83,8 @@ def test_the_command_says_what_is_next_and_keeps_what_is_there(tmp_path: Path) -
     (tmp_path / "traffic.jsonl").write_text(json.dumps(TALK))
     call = ["init", "target", "--data", str(tmp_path / "traffic.jsonl"), "--out", str(tmp_path / "my.yaml")]
     assert f"Next: alphaprof profile {tmp_path / 'my.yaml'} --dry-run" in CliRunner().invoke(app, call).stdout
+    spaced = tmp_path / "my own #1.yaml"
+    assert f"Next: alphaprof profile '{spaced}' --dry-run" in CliRunner().invoke(app, [*call[:-1], str(spaced)]).stdout
     assert "exists already" in str(CliRunner().invoke(app, call).exception)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.hub import require_model
-from alphaprof.profiling.models.load import load_model
+from alphaprof.profiling.models.load import load_model, load_tokenizer
 from tests.loops import each
 from tests.tiny import llama
 
@@ -78,6 +80,44 @@ def test_weights_that_are_pickles_or_lie_outside_are_refused(model: Path, shard:
     assert problem in refusal(model).message
     edit(model / "config.json", transformers_weights=shard)
     assert f"config.json {problem}" in refusal(model).message
+
+
+def test_a_lora_adapter_is_named_with_how_to_merge_it(model: Path) -> None:
+    """As a model and as a head, by its files alone; a model that has one beside it is a model."""
+    (model / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    require_model(options(model), "target")
+    (model / "config.json").unlink()
+    for read in (require_model, lambda given, name: files_of(name, given)):
+        error = refusal(model, read)
+        assert f"{model} is a LoRA adapter, not a model" in error.message
+        assert "merge_and_unload()" in error.hint
+
+
+def test_one_part_of_a_split_gguf_file_is_named_with_how_to_join_them(tmp_path: Path) -> None:
+    for name in ("m-00001-of-00003.gguf", "M-00002-of-00003.GGUF"):
+        (tmp_path / name).write_bytes(b"GGUF")
+        error = refusal(tmp_path / name)
+        assert "is one part of a split GGUF file" in error.message
+        assert "llama-gguf-split --merge" in error.hint
+    (tmp_path / "m-00001-of-00001.gguf").write_bytes(b"GGUF")
+    require_model(options(tmp_path / "m-00001-of-00001.gguf"), "target")
+
+
+def test_a_gguf_file_that_is_cut_is_called_incomplete_wherever_it_ends(tmp_path: Path) -> None:
+    """Its suffix may be in capitals. A whole one of an unknown architecture is refused for that."""
+    gguf = pytest.importorskip("gguf")  # not with the oldest packages
+    path = tmp_path / "Model.GGUF"
+    writer = gguf.GGUFWriter(path, "nothing-known")
+    writer.add_tensor("token_embd.weight", np.ones((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    whole = path.read_bytes()
+    assert "nothing-known" in refusal(path, lambda given, _: load_tokenizer(given)).message
+    for size in (0, 2, 40, len(whole) // 2, len(whole) - 4):
+        path.write_bytes(whole[:size])
+        assert "the file is incomplete" in refusal(path, lambda given, _: load_tokenizer(given)).message
 
 
 def test_pickles_are_refused_unless_safetensors_lie_beside_them(model: Path) -> None:

@@ -102,6 +102,62 @@ def test_the_same_head_in_other_layouts_gives_the_same_states(tmp_path: Path, mo
     assert (first.reading["layout"], other.reading["layout"]) == ("speculators", layout)
 
 
+@pytest.mark.parametrize("kept", [{"model_type": "phi3"}, {"model_type": "qwen2"}, {"num_hidden_layers": 36}])
+@pytest.mark.parametrize("layout", ["SafeAILab", "SpecForge"])
+def test_what_trainers_keep_of_the_target_changes_nothing(
+    tmp_path: Path, model: Model, layout: str, kept: dict[str, Any]
+) -> None:
+    """The architecture says what its layers are, and the files how many there are."""
+    described, weights = converted(config(), tensors(config()), layout)
+    described |= {IDS: [1, 2, 4]}
+    first = loaded(written(tmp_path / "first", described, weights), model)
+    other = loaded(written(tmp_path / "other", described | kept, weights), model)
+    assert torch.equal(states(first, FEATURES), states(other, FEATURES))
+    assert first.facts() == dataclasses.replace(other.facts(), reference=first.reference)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_files_of_eagle_1_say_how_many_layers_it_has(tmp_path: Path, model: Model, layers: int) -> None:
+    flat, weights = eagle1_files(layers, False)
+    draft = loaded(written(tmp_path, flat | {"num_hidden_layers": 8}, weights), model, kind="eagle1")
+    assert len(draft.network.blocks) == layers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", [100.0, 1e4, 1e6])
+def test_a_large_base_of_rope_is_tried_against_the_usual_one(tmp_path: Path, model: Model, base: float) -> None:
+    """Trainers that overlook rope_theta use 10000: what the other reading computes is what such files would say."""
+    draft = loaded(written(tmp_path / "given", config(layer={"rope_theta": base}), tensors(config())), model)
+    usual = loaded(written(tmp_path / "usual", config(layer={"rope_theta": 1e4}), tensors(config())), model)
+    others = [each for each in draft.alternatives if "RoPE" in each.changed]
+    assert [(each.changed, each.setting) for each in others] == [
+        ("RoPE base 10000", "set rope_theta: 10000, without scaling, in its config.json")
+    ] * (base > 1e4)
+    for other in others:
+        assert torch.equal(states(dataclasses.replace(draft, network=other.network), FEATURES), states(usual, FEATURES))
+        assert not torch.equal(states(draft, FEATURES), states(usual, FEATURES))
+
+
+def test_specforges_p_eagle_is_that_of_speculators_in_other_words(tmp_path: Path, model: Model) -> None:
+    """Settings at the top, an architecture for the type, and no mask token: its trainer takes one from the tokenizer."""
+    described = config(layer={"num_hidden_layers": 2}, speculators_model_type="peagle", mask_token_id=1)
+    weights = tensors(described) | {"mask_hidden": torch.linspace(-1, 1, 3 * HIDDEN)[None, None]}
+    first = loaded(written(tmp_path / "first", described, weights), model, kind="p_eagle")
+    flat = dict(described["transformer_layer_config"]) | {"draft_vocab_size": 5, "norm_before_residual": False}
+    flat |= {"architectures": ["PEagleDraftModel"], "eagle_config": {IDS: [0, 2, 3]}}
+    named = loaded(written(tmp_path / "named", flat | {"mask_token_id": 1}, weights), model, kind="p_eagle")
+    assert (first.engines, named.engines, named.reading["layout"], named.doubts) == (("vLLM",), (), "SpecForge", ())
+    assert torch.equal(states(first, FEATURES), states(named, FEATURES))
+    small = tiny.tokenizer()
+    small.pad_token, small.eos_token = None, small.convert_ids_to_tokens(4)
+    folder = written(tmp_path / "unnamed", flat, weights)
+    unnamed = loaded(folder, model, kind="p_eagle", words=small)
+    assert (unnamed.reading["mask token"], len(unnamed.doubts)) == ("4", 1)
+    assert "default for this tokenizer is 4" in unnamed.doubts[0]["message"]
+    small.eos_token = None
+    with pytest.raises(ModelUnloadable, match="has no valid mask token: None"):
+        loaded(folder, model, kind="p_eagle", words=small)
+
+
 def test_older_names_of_norms_and_layers_are_read(tmp_path: Path, model: Model) -> None:
     """`use_aux_norm` with `aux_norm_low` and so on, as SGLang reads them."""
     described = config(fc_norm=True)
@@ -333,7 +389,20 @@ BAD = {
     "layers below the first": (flat(**{IDS: [-1, 2, 3]}), "in its config.json is a list"),
     "layers of words": (top(**{IDS: ["1", "3", "4"]}), "in its config.json is a list"),
     "a config that is no object": (top(eagle_config=["x"]), "eagle_config in its config.json is not an object"),
-    "an unknown type": (flat(model_type="llama4_text"), "an unknown kind: LlamaForCausalLMEagle3 with layers of 'llama4_"),
+    "an unknown type": (layer(model_type="llama4_text"), "an unknown kind: eagle3 with layers of 'llama4_text'"),
+    "an unknown architecture": (flat(architectures=["Eagle3DeepseekV2ForCausalLM"]), "kind: Eagle3DeepseekV2ForCausalLM"),
+    "parallel heads of ModelOpt": (flat(eagle_config={"parallel_draft_step": 4}), "config.json has parallel_draft_step: 4"),
+    "no layers, on a small target": (
+        top(**{IDS: None}),
+        f"config.json has no {IDS}, and those that engines guess for 6 layers (2, 3, 3) do not fit",
+    ),
+    "a layer that is partly there": (
+        lambda described, weights: (
+            layer(num_hidden_layers=4)(described, weights),
+            weight("layers.1.mlp.up_proj.weight", torch.zeros(40, HIDDEN))(described, weights),
+        ),
+        "its files lack layers.1.input_layernorm.weight, layers.1.mlp.down_proj.weight",
+    ),
     "EAGLE-1": (as_eagle1, "its tensors are those of EAGLE-1 or EAGLE-2"),
     "P-EAGLE by its type": (top(speculators_model_type="peagle"), "an unknown kind: peagle"),
     "P-EAGLE": (weight("mask_hidden", torch.zeros(1, 1, 3 * HIDDEN)), "its tensors are those of P-EAGLE"),
@@ -387,6 +456,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, model: Model) -> 
     with pytest.raises(ModelUnloadable, match=r"holds norm.weight in model.safetensors and in more.safetensors"):
         loaded(folder, model)
     (folder / "more.safetensors").unlink()
+    index = {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors", "fc.weight": "gone.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(ModelUnloadable, match=r"index.json names gone.safetensors, which is missing"):
+        loaded(folder, model)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00001-of-00002.safetensors").unlink()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelUnloadable, match=r"model.safetensors cannot be read"):
         loaded(folder, model)

@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.load import changed_question
-from alphaprof.config.options import TargetOptions
+from alphaprof.config.options import ModelOptions, TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import Quantisation, StoredProfile
 from alphaprof.log.run import Run
+from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
 from alphaprof.report.inputs import ReportInputs
@@ -195,6 +196,23 @@ def test_what_transformers_cannot_load_is_refused(how: Any, problem: str, hint: 
         load(saved(tmp_path, how)[0])
     assert problem in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_a_quantization_in_the_file_of_modelopt_is_that_of_the_model(tmp_path: Path) -> None:
+    """Unless config.json declares one itself, or the file is about the KV cache alone."""
+    folder = saved(tmp_path, None)[0]
+    beside = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": beside}))
+    assert load(folder).quantised is None
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": beside | {"quant_algo": "NVFP4"}}))
+    with pytest.raises(ModelUnloadable, match="does not support the quantization in its config: 'modelopt'"):
+        load(folder)
+    with pytest.raises(ModelUnloadable, match="quantized heads cannot be measured"):
+        files_of("head", ModelOptions(model=str(folder)))
+    (tmp_path / "own").mkdir()
+    own = rows8(tmp_path / "own")[0]
+    (own / "hf_quant_config.json").write_text((folder / "hf_quant_config.json").read_text())
+    assert load(own).facts().quantised == Quantisation("rows8", 8, {"RowsOf8Bits": PROJECTIONS})
 
 
 def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models import load as models
-from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, layer_skip
+from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, check_tokenizers, layer_skip
 from alphaprof.profiling.models.load import Model, check_vocabulary, fingerprint, token_count
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced
@@ -168,6 +174,37 @@ def test_equal_vocabularies_pass_and_another_one_is_named_token_by_token() -> No
     assert token_count(tokenizer()) == TOKENS
     with pytest.raises(VocabularyMismatch, match=r"256 of 260 ids differ \(target / draft id 0: '!' / '&'"):
         check_vocabulary(tokenizer(), tokenizer(shift=5), "draft")
+
+
+def renamed(names: dict[str, str], shift: int = 0) -> PreTrainedTokenizerFast:
+    """A tokenizer with other names for some tokens."""
+    text = tokenizer(shift).backend_tokenizer.to_str()
+    for old, new in names.items():
+        text = text.replace(json.dumps(old), json.dumps(new))
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text))
+
+
+def test_special_tokens_may_have_other_names_if_the_profile_says_so() -> None:
+    """Only those: a letter that differs, alone or beside them, is another vocabulary whatever the profile says."""
+    special = {"<user>": "<human>", "<model>": "<answer>"}
+    with pytest.raises(VocabularyMismatch, match=r"2 of 260 ids differ .* '<user>' / '<human>'") as caught:
+        check_vocabulary(tokenizer(), renamed(special), "draft")
+    assert "set special_tokens: any" in caught.value.hint
+    check_vocabulary(tokenizer(), renamed(special), "draft", "any")
+    check_vocabulary(tokenizer(), tokenizer(), "draft", "any")
+    for other, count in ((tokenizer(shift=1), 256), (renamed(special, shift=1), 258)):
+        with pytest.raises(VocabularyMismatch, match=f"{count} of 260") as caught:
+            check_vocabulary(tokenizer(), other, "draft", "any")
+        assert "special_tokens" not in caught.value.hint
+
+
+def test_the_option_of_a_draft_decides_which_tokenizers_fit(tmp_path: Path) -> None:
+    renamed({"<user>": "<human>"}).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for said, refused in (("same", True), ("any", False)):
+        draft = ModelDraft(kind="model", model=str(tmp_path), special_tokens=said)  # type: ignore[arg-type]
+        with pytest.raises(VocabularyMismatch) if refused else contextlib.nullcontext():
+            check_tokenizers(SimpleNamespace(drafts={"small": draft}), tokenizer())  # type: ignore[arg-type]
 
 
 def test_layers_that_do_not_exist_or_all_of_them_cannot_be_dropped(target: Model) -> None:

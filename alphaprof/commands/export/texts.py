@@ -30,7 +30,8 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     """
     if narrowed or out is None:
         problem = f"{TEXTS} exports all texts of a run, as a folder with one file per part"
-        raise OptionInvalid(problem, f"alphaprof export {where} --to {TEXTS} --out FOLDER (only --split may be added)")
+        command = f"alphaprof export {shlex.quote(where)} --to {TEXTS} --out FOLDER"
+        raise OptionInvalid(problem, f"{command} (only --split may be added)")
     run, storage = Run.open(where), LocalStorage(out)
     require_new(storage, "choose another --out")
     every = texts_of(run)

@@ -6,7 +6,7 @@ import re
 import secrets
 from pathlib import Path
 
-from alphaprof.errors import DiskFull, OptionInvalid
+from alphaprof.errors import DiskFull, OptionInvalid, require_utf8
 from alphaprof.log.storage.local import LocalStorage, reading, writing
 from alphaprof.log.storage.objects import KEYS, ObjectStorage
 from alphaprof.log.storage.protocol import Content, Storage
@@ -33,9 +33,10 @@ REMOTE = re.compile(rf"(?!.*/\.\.?(?:/|$))(?i:({'|'.join(SCHEMES)}))://({BUCKET}
 def storage_of(where: str | Path) -> Storage:
     """Return the storage that a path or a URI names; nothing is looked for yet.
 
-    Raises `OptionInvalid` for a URI, or a variable of the environment, that cannot be used, and `ExtraMissing`.
+    Raises `OptionInvalid` for a path, a URI, or a variable of the environment, that cannot be used, and `ExtraMissing`.
     """
     text = str(where)
+    require_utf8(text)
     if isinstance(where, Path):
         text = COLLAPSED.sub(r"\1://", text, count=1)
     if URI.match(text) is None:

@@ -74,7 +74,7 @@ def check_engine(options: ProfileOptions, engine: EngineOptions, tokenizer: PreT
     if engine.python is not None:
         require_vllm(engine.python)
         named, starts = engine.args.get("model"), engine.url is None or options.costs.source == "vllm"
-        if starts and named is None and options.target.model.endswith(".gguf"):
+        if starts and named is None and options.target.is_gguf:
             hint = "set engine.args.model to a safetensors folder of the same weights"
             raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
         if str(named).startswith((".", "/")) and not os.path.exists(str(named)):

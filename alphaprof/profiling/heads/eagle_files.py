@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -53,11 +54,15 @@ EAGLE3_KINDS = {
     "Eagle3Qwen3vlForCausalLM": VLLM,
     QWEN3: VLLM,
 }
-P_EAGLE_KINDS = EAGLE3_KINDS | {"peagle": SPECULATORS}
+P_EAGLE_KINDS = EAGLE3_KINDS | {"peagle": SPECULATORS, "PEagleDraftModel": SPECFORGE}
 EAGLE1_KINDS = dict.fromkeys((PLAIN, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"), SAFEAILAB)
+LAYERS_OF_SPECULATORS = ("llama", "qwen3")
 IDS = "eagle_aux_hidden_state_layer_ids"
 PARALLEL = re.compile(r"dflash|dspark|xpress", re.IGNORECASE)
+PARALLEL_STEP = "parallel_draft_step"  # of ModelOpt: from 2 on, heads of their own draft further tokens
 MASK_STATE = "mask_hidden"
+LAYER = re.compile(r"^(?:midlayer|layers\.(\d+))\.")
+USUAL_BASE = 10_000.0  # of RoPE: what trainers that overlook rope_theta use
 FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -134,12 +139,15 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
         raise files.refused("transformer_layer_config or eagle_config in its config.json is not an object", COMPLETE)
     is_speculator = bool(config.get("speculators_model_type"))
     shape = layers_config if is_speculator else config
-    model_type = shape.get("model_type", "qwen3" if is_speculator else "llama")
-    layout = _layout(files, kinds, model_type, ("llama", "qwen3"))
+    model_type = layers_config.get("model_type", "qwen3") if is_speculator else None
+    layout = _layout(files, kinds, model_type)
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
     files.require_flags(settings, FLAGS)
+    if settings.get(PARALLEL_STEP) not in (None, 1):
+        problem = f"its config.json has {PARALLEL_STEP}: {shown(settings[PARALLEL_STEP])} (parallel heads of ModelOpt)"
+        raise files.refused(f"{problem}, which is unsupported", ENGINE)
     layers = layer_config(
         files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
     )
@@ -150,14 +158,16 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
 def eagle1_format(files: HeadFiles) -> EagleFormat:
     """Return what the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
     config = files.config
-    layout = _layout(files, EAGLE1_KINDS, config.get("model_type", "llama"), ("llama",))
+    layout = _layout(files, EAGLE1_KINDS)
     layers = layer_config(files, config, qwen3=False)
     settings = {"use_aux_hidden_state": False, "nested_ids": None}
     return EagleFormat(files, layout, layers, settings, config.get("max_position_embeddings"))
 
 
-def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_types: tuple[str, ...]) -> str:
-    """Who writes such files, of the kinds that are `known`. Raises `ModelUnloadable` for all others."""
+def _layout(files: HeadFiles, known: dict[str, str], model_type: object = None) -> str:
+    """Who writes such files, of the kinds that are `known`. `model_type`: of the layers, in files of speculators; None: the
+    architecture says what they are, and beside it trainers keep the target's. Raises `ModelUnloadable` for all others.
+    """
     given = files.config.get("architectures") or [PLAIN]
     architectures = [given] if isinstance(given, str) else given
     kind = str(files.config.get("speculators_model_type") or architectures[0])
@@ -167,9 +177,11 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_t
     if (MASK_STATE in files.tensors) != (known is P_EAGLE_KINDS):
         names = ("P-EAGLE", "p_eagle") if MASK_STATE in files.tensors else ("another head", "eagle3")
         raise files.refused(f"its tensors are those of {names[0]}", f"use kind: {names[1]}")
-    if kind not in known or model_type not in model_types:
-        problem = f"it is of an unknown kind: {kind} with layers of {shown(model_type)}"
-        raise files.refused(problem, f"supported: {', '.join(known)} with layers of {' or '.join(model_types)}; {ENGINE}")
+    if kind not in known or model_type not in (None, *LAYERS_OF_SPECULATORS):
+        layers = "" if model_type is None else f" with layers of {shown(model_type)}"
+        of_speculators = f"of speculators: with layers of {' or '.join(LAYERS_OF_SPECULATORS)}"
+        hint = f"supported: {', '.join(known)} ({of_speculators}); {ENGINE}"
+        raise files.refused(f"it is of an unknown kind: {kind}{layers}", hint)
     is_eagle3 = "d2t" in files.tensors or any(name.endswith("hidden_norm.weight") for name in files.tensors)
     if is_eagle3 != (known is not EAGLE1_KINDS):
         names = ("EAGLE-3", "kind: eagle3") if is_eagle3 else ("EAGLE-1 or EAGLE-2", "kind: eagle1")
@@ -178,8 +190,9 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object, model_t
 
 
 def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
-    """Return the shape of its layers, as a config of transformers. Raises `ModelUnloadable` for what that refuses, and for
-    settings that would be read as if they were not there.
+    """Return the shape of its layers, as a config of transformers: no more of them than the files hold, since trainers keep
+    the target's num_hidden_layers. Raises `ModelUnloadable` for what transformers refuses, and for settings that would be
+    read as if they were not there.
     """
     if missing := [key for key in SIZES if shape.get(key) is None]:
         raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
@@ -188,7 +201,9 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
     for key in ROPE[1:]:
         if "mrope_section" in (kept.get(key) or ()):  # in text all three positions are the same
             kept[key] = {"rope_type": "default"} | {name: kept[key][name] for name in ("rope_theta",) if name in kept[key]}
+    held = [int(place[1] or 0) for name in files.tensors if (place := LAYER.match(name))]
     try:
+        kept["num_hidden_layers"] = min(kept["num_hidden_layers"], max(held, default=math.inf) + 1)
         config: Any = (Qwen3Config if qwen3 else LlamaConfig)(**kept)
         rope = config.rope_parameters["rope_type"]
         rotary = LlamaRotaryEmbedding(config) if rope in FIXED_ROPE else None
@@ -283,6 +298,12 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     fc = head.files.tensors.get("fc.weight")
     reads = len(layers) if fc is None else fc.shape[-1] / head.width
     if len(set(layers)) != reads or min(layers) < 0 or max(layers) > blocks:
+        if is_guessed(head):
+            guess = f"those that engines guess for {blocks} layers ({_listed(usual_layers(blocks))}) do not fit"
+            raise head.files.refused(
+                f"it reads {reads:g} states, but config.json has no {IDS}, and {guess}",
+                f"ask who trained it which layers it reads, and set {IDS} in its config.json",
+            )
         raise head.files.refused(
             f"it reads {reads:g} states, but config.json names states after {_listed(layers)} of {blocks} layers",
             f"give the head that belongs to this target, or correct {IDS} in its config.json",
@@ -312,7 +333,7 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
     """Return what else the files of a head could mean for a target (its config): states of one layer later and earlier, the
-    norms in their other places, and what each engine takes them for.
+    norms in their other places, what each engine takes them for, and the usual base of RoPE in place of a larger one.
     """
     measured, served = network.reading, served_readings(head, target)
     readings: dict[str, Reading] = {}
@@ -326,7 +347,7 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     for engine, reading in served.items():
         if reading not in (measured, *readings.values()):
             readings[f"its files read as in {engine}"] = reading
-    return [
+    found = [
         Alternative(
             words,
             _setting(measured, reading, target),
@@ -336,6 +357,13 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
         )
         for words, reading in readings.items()
     ]
+    if head.layers.rope_parameters["rope_theta"] > USUAL_BASE:
+        usual = copy.deepcopy(head.layers)
+        usual.rope_parameters = {"rope_type": "default", "rope_theta": USUAL_BASE}
+        twin = network.changed(rotary=LlamaRotaryEmbedding(usual).to(network.device))
+        setting = f"set rope_theta: {USUAL_BASE:.0f}, without scaling, in its config.json"
+        found.append(Alternative(f"RoPE base {USUAL_BASE:.0f}", setting, twin))
+    return found
 
 
 def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:

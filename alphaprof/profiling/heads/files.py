@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model
+from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model, settings_in
 from alphaprof.profiling.models.load import first_three
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -114,9 +114,10 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
         problem = f"{called} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code"
         raise ModelUnloadable(problem, f"if you trust it, {CONVERSION}")
     files = HeadFiles(called, config, stored(paths, called))
-    groups = (config, *(value for value in config.values() if isinstance(value, dict)))
+    groups = (*settings_in(folder), *(value for value in config.values() if isinstance(value, dict)))
     if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
-        raise files.refused("quantized heads cannot be measured (quantization_config in its config.json)", QUANTISED)
+        where = "quantization_config in its config.json, or hf_quant_config.json"
+        raise files.refused(f"quantized heads cannot be measured ({where})", QUANTISED)
     return files
 
 

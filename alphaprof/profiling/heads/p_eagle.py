@@ -1,7 +1,8 @@
 """P-EAGLE heads: EAGLE-3 layers that draft all tokens of a round in one pass, depths beyond the first from mask tokens.
 
 Depth d of a round reads what is verified and d - 1 mask rows before it, and nothing that was drafted or that depends on γ.
-Sources: speculators 0.9.0 (models/peagle), vLLM 0.32 (v1/spec_decode/llm_base_proposer.py, models/llama_eagle3.py).
+Sources: speculators 0.9.0 (models/peagle), vLLM 0.32 (v1/spec_decode/llm_base_proposer.py, models/llama_eagle3.py), and
+SpecForge of August 2026 (modeling/draft/peagle.py, training/model_utils.py).
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Eagle3, Reading
 from alphaprof.profiling.heads.eagle_files import (
     CHECKPOINT,
     P_EAGLE_KINDS,
+    SPECFORGE,
+    EagleFormat,
     alternatives,
     described,
+    doubts_of,
     eagle3_format,
     eagle3_network,
     head_of,
@@ -26,7 +31,7 @@ from alphaprof.profiling.heads.eagle_files import (
     require_verifier,
     words_of,
 )
-from alphaprof.profiling.heads.parallel import MaskRows, mask_of, other_masks
+from alphaprof.profiling.heads.parallel import MASKS, MaskRows, mask_of, other_masks
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 
@@ -56,8 +61,14 @@ def load_p_eagle(
     """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, partial(eagle3_format, kinds=P_EAGLE_KINDS))
     require_verifier(head.files, target, tokenizer)
-    config, mask = target.network.config.get_text_config(), mask_of(head.files)
+    config, usual = target.network.config.get_text_config(), _usual_mask(head, tokenizer)
+    mask = mask_of(head.files) if usual is None else usual
     reading = reading_as(CHECKPOINT, head, config)
+    doubts = doubts_of(name, head, reading)
+    if usual is not None:
+        doubt = f"the files of draft {name} name no mask token; SpecForge's default for this tokenizer is {usual}"
+        remedy = "set mask_token_id in its config.json to the token that it was trained with"
+        doubts += (note("wiring", doubt=doubt, remedy=remedy),)
     made = partial(PEagle, mask=mask, drafts=draft.depths or max(options.gammas))
     network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], made)
     words = words_of(CHECKPOINT, head, reading) | {"fed back": "nothing: mask rows", "mask token": str(mask)}
@@ -73,6 +84,18 @@ def load_p_eagle(
         in_one_step=True,
         parallel=True,
         reading=words | described(head, network),
-        engines=("vLLM",),
+        engines=("vLLM",) if head.layout != SPECFORGE else (),
         alternatives=[*readings, *other_masks(network, target, "mask_token_id")],
+        doubts=doubts,
     )
+
+
+def _usual_mask(head: EagleFormat, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the mask token that SpecForge trains with unless it is told another, for files of its that name none: the
+    tokenizer's own, the first id without a token, or the first of pad, EOS and UNK that there is.
+    """
+    if head.layout != SPECFORGE or any(head.settings.get(key) is not None for key in MASKS):
+        return None
+    ids = (getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos", "unk"))
+    tokens = (tokenizer.mask_token_id, len(tokenizer), *ids)
+    return next((token for token in tokens if token is not None and token < head.layers.vocab_size), None)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +29,10 @@ TIMEOUT_S = 3.0
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-DESCRIPTIONS = (CONFIG, GENERATION, INDEX)
+QUANTIZATION = "hf_quant_config.json"  # beside config.json: what ModelOpt says of the weights
+ADAPTER = "adapter_config.json"  # of peft: a LoRA adapter
+DESCRIPTIONS = (CONFIG, GENERATION, INDEX, QUANTIZATION, ADAPTER)
+GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
 PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
 # Floating dtypes as safetensors and GGUF name them.
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -152,6 +156,9 @@ def expected_documents(options: ProfileOptions) -> int | None:
 def require_model(options: ModelOptions, name: str) -> None:
     """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
     require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
+    if is_local(options.model) and GGUF_PART.search(options.model):
+        hint = "join the parts first: llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf"
+        raise ModelUnloadable(f"{options.model} is one part of a split GGUF file", hint)
     if (folder := folder_of(options)) is not None:
         require_sound(folder, cache=not is_local(options.model))
 
@@ -159,8 +166,8 @@ def require_model(options: ModelOptions, name: str) -> None:
 def folder_of(options: ModelOptions) -> Path | None:
     """Where the files of a model lie: its directory, or the hub's cache of it; None if there is neither."""
     if is_local(options.model):
-        return None if options.model.endswith(".gguf") else Path(options.model)
-    described = _cached(options.model, CONFIG, options.revision)
+        return None if options.is_gguf else Path(options.model)
+    described = _cached(options.model, CONFIG, options.revision) or _cached(options.model, ADAPTER, options.revision)
     return None if described is None else Path(described).parent
 
 
@@ -225,19 +232,27 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
 
 
 def require_sound(folder: Path, cache: bool = False) -> None:
-    """Raise `ModelUnloadable` for a folder whose config.json or index cannot be read, or whose weights are pickles or lie
-    elsewhere. What else the folder does not hold, transformers says.
+    """Raise `ModelUnloadable` for a folder whose config.json or index cannot be read, or whose weights are pickles, lie
+    elsewhere or are missing, and for a LoRA adapter. What else the folder does not hold, transformers says.
 
     `cache`: it is the hub's cache of a model, where files may be missing; transformers downloads them, pickles never.
     """
+    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+        raise ModelUnloadable(
+            f"{folder} is a LoRA adapter, not a model: it has {ADAPTER} and no {CONFIG}",
+            "merge it into its base model first, in python: from peft import AutoPeftModelForCausalLM as A; "
+            "A.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(OUT); save the tokenizer in OUT as well",
+        )
     explicit = _described(folder / CONFIG).get("transformers_weights")
     if explicit is not None:
         _require_safetensors(explicit, folder / CONFIG)
     if (folder / WEIGHTS).is_file() and explicit is None:
         return
     if (index := folder / (explicit or INDEX)).is_file() and index.name.endswith(".json"):
-        for name in set(map(str, (_described(index).get("weight_map") or {}).values())):
+        for name in sorted(set(map(str, (_described(index).get("weight_map") or {}).values()))):
             _require_safetensors(name, index)
+            if not cache and not (folder / name).is_file():
+                raise ModelUnloadable(f"{index} names {name}, which is missing", "download the model again")
     elif explicit is None and not cache and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
         raise ModelUnloadable(
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
@@ -247,9 +262,22 @@ def require_sound(folder: Path, cache: bool = False) -> None:
 
 
 def settings_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the settings in config.json: of the model, and of its text if it has other parts. Raises `ModelUnloadable`."""
+    """Return the settings in config.json: of the model, and of its text if it has other parts; and its quantization where
+    only another file declares it. Raises `ModelUnloadable`.
+    """
     config = _described(folder / CONFIG)
-    return [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
+    groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
+    declared = any(group.get("quantization_config") is not None for group in groups)
+    beside = None if declared else quantization_beside(folder)
+    return groups if beside is None else [*groups, {"quantization_config": beside}]
+
+
+def quantization_beside(folder: Path) -> dict[str, Any] | None:
+    """Return how ModelOpt quantized a model's weights, as config.json would say it, from the file beside it; None: there is
+    none, or its weights are not quantized. Raises `ModelUnloadable`.
+    """
+    found = _described(folder / QUANTIZATION).get("quantization")
+    return {"quant_method": "modelopt", **found} if isinstance(found, dict) and found.get("quant_algo") else None
 
 
 def declared_dtype(folder: Path) -> str | None:

@@ -151,7 +151,7 @@ def check_tokenizers(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase
     """Raise `VocabularyMismatch` for a draft model whose tokenizer is not the target's; no weights are loaded."""
     for name, draft in options.drafts.items():
         if isinstance(draft, ModelDraft):
-            check_vocabulary(tokenizer, load_tokenizer(draft), name)
+            check_vocabulary(tokenizer, load_tokenizer(draft), name, draft.special_tokens)
 
 
 def load_draft(

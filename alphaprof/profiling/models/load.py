@@ -274,7 +274,7 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
 def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     """Where transformers finds a model, and the arguments that say so; a .gguf file is found through its folder."""
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if not options.model.endswith(".gguf"):
+    if not options.is_gguf:
         return options.model, arguments | {"revision": options.revision or "main"}
     if lacking := missing("gguf"):  # older versions of transformers read BOS and EOS wrongly
         raise ModelUnloadable(f"a GGUF file needs {', '.join(map(str, lacking))}", install_line("gguf"))
@@ -298,13 +298,26 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
         if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
             reason = "the shapes of its weights do not match its config.json"
             hint = "give the config.json that belongs to these weights"
-        if "trust_remote_code" in str(error):
+        if reference.lower().endswith(".gguf") and not _is_whole(reference):
+            reason = "the file is incomplete, or not in the GGUF format"
+            hint = "download it again, and compare its size with the original's"
+        elif "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
             hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
         elif not is_local(reference):
             hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
+
+
+def _is_whole(path: str) -> bool:
+    """Return whether all tensors that a GGUF file names are in it."""
+    from gguf import GGUFReader
+
+    with contextlib.suppress(Exception):  # NumPy's: an array is too short, a number is no type
+        GGUFReader(path)
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -399,8 +412,11 @@ def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
 
 
-def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
+def check_vocabulary(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str, special_tokens: str = "same"
+) -> None:
+    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string; of special and
+    added tokens only where `special_tokens` is same, not any.
 
     Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
     imply equal encodings, which is why the target's tokenizer encodes the text for both.
@@ -408,11 +424,15 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
     shared = sorted(ours.keys() & theirs.keys())
     odd = [index for index in shared if ours[index] != theirs[index]]
-    if odd or not shared:
+    added = target.added_tokens_decoder.keys() & draft.added_tokens_decoder.keys()
+    only_names = bool(odd) and added.issuperset(odd)
+    if (odd or not shared) and not (only_names and special_tokens == "any"):
         examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
+        hint = "choose a draft with the target's tokenizer: speculative decoding compares token ids"
+        if only_names:
+            hint += "; only special or added tokens differ here: if your engine serves this pair, set special_tokens: any"
         raise VocabularyMismatch(
-            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})",
-            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})", hint
         )
 
 

@@ -173,8 +173,7 @@ def _begun(
     plan = Plan(**vars(loaded), run=run)
     trials, doubts = check_wiring(loaded.drafts, options, loaded.documents, loaded.scorer.width, progress.say)
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
-    has_template = loaded.tokenizer.chat_template is not None
-    warnings = (*early_warnings(options, loaded.scorer, has_template, manifest.environment), *doubts)
+    warnings = (*early_warnings(options, loaded, manifest.environment), *doubts)
     for warning in warnings:
         progress.warn(**warning)
     run.manifest = dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings)
@@ -264,24 +263,25 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
                 shape_of(name, facts)
 
 
-def early_warnings(
-    options: ProfileOptions, scorer: Scorer, has_template: bool, environment: Environment
-) -> Iterator[dict[str, str]]:
+def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:
     """Yield what is known to be odd before any work, as notes."""
+    scorer, target = loaded.scorer, loaded.target
     kinds = [options.continuation_of(index) for index in range(len(options.data))]
     raw = [
         Path(source.path).name
         for source, kind in zip(options.data, kinds, strict=True)
         if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
     ]
-    if raw and has_template:
+    if raw and loaded.tokenizer.chat_template is not None:
         yield note("raw_prompts", files=", ".join(raw))
     if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
         yield note("no_verdict", rule=options.decision.rule)
-    choice = scorer.target.model.choice
+    if (ids := token_count(loaded.tokenizer)) > target.vocabulary:
+        yield note("larger_tokenizer", last=ids - 1, rows=target.vocabulary)
+    choice = target.choice
     if choice is not None and choice.chosen != choice.stored:
         yield note("other_dtype", reason=choice.reason)
-    if reason := dispatch.why_unavailable(scorer.target.model.device):
+    if reason := dispatch.why_unavailable(target.device):
         yield note("slow_statistics", reason=reason)
     if options.certificates and not scorer.extras.certified:
         yield note("no_thresholds", rules=", ".join(options.rules))
@@ -289,7 +289,7 @@ def early_warnings(
     if not there.startswith(TRIED):
         yield note("other_vllm", version=there, tried=TRIED)
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
-        yield from (note("not_modelled", setting=setting) for setting in not_modelled(scorer.target.model.served))
+        yield from (note("not_modelled", setting=setting) for setting in not_modelled(target.served))
     for forced in (scorer.target, *scorer.drafts):
         if isinstance(forced, TeacherForced) and not forced.chunked:
             yield note("full_logits", model=forced.model.name)
