@@ -61,12 +61,14 @@ OTHERS = {
 def rendered(request: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """The token ids of a request's prompt, None if it is refused.
 
-    CONNECT HERE the renderer of alphaprof, and delete `OTHERS`: this is transformers alone.
+    CONNECT HERE the renderer of alphaprof, and delete `OTHERS`: this is transformers alone. Keys that hold nothing are left out,
+    as newer versions of transformers do.
     """
+    turns = [{key: value for key, value in turn.items() if value is not None} for turn in request["messages"]]
     given = {name: request.get(name) for name in ("tools", "documents")}
     variables = {"add_generation_prompt": True, **DEFAULTS, **request.get("chat_template_kwargs", {})}
     try:
-        return list(tokenizer.apply_chat_template(request["messages"], return_dict=False, **given, **variables))
+        return list(tokenizer.apply_chat_template(turns, return_dict=False, **given, **variables))
     except Exception:  # templates raise jinja's errors and those of whatever they call
         return None
 
