@@ -61,8 +61,8 @@ OTHERS = {
 def rendered(request: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """The token ids of a request's prompt, None if it is refused.
 
-    CONNECT HERE the renderer of alphaprof, and delete `OTHERS`: this is transformers alone. Keys that hold nothing are left out,
-    as newer versions of transformers do.
+    CONNECT HERE the renderer of alphaprof, and delete `OTHERS`: this is transformers alone. Keys that hold nothing are left
+    out, as newer versions of transformers do.
     """
     turns = [{key: value for key, value in turn.items() if value is not None} for turn in request["messages"]]
     given = {name: request.get(name) for name in ("tools", "documents")}
