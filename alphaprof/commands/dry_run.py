@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import resource
 import shutil
@@ -26,7 +27,8 @@ from alphaprof.log.writer import require_new
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.run.profile import profile_with_models, time_steps_of
 from alphaprof.profiling.run.shard import Plan, Progress
-from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.profiling.texts.chat import writes_the_date
+from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
 from alphaprof.render.blocks import Block, Table
 from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, percent, short
@@ -196,6 +198,16 @@ def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     used = sum(bool(source.chat or source.messages is not None) for source in plan.options.data)
     there = f"used for {used} of {many(len(plan.options.data), 'source')}" if template else "the target has none"
     yield Finding.of("chat template", "target", there)
+    dated = {
+        "messages" if source.messages is not None else "chat"
+        for source in plan.options.data
+        if (source.chat or source.messages is not None) and writes_the_date(plan.tokenizer, source.chat_options)
+    }
+    if dated:
+        day = datetime.date.today().strftime("%d %b %Y")
+        remedy = f'set chat_options: {{date_string: "{day}"}} in each source with {" or ".join(sorted(dated))}'
+        cause = "it writes today's date into prompts: a run of another day has no prompt in common with this one"
+        yield Finding.of("chat template", "target", cause, remedy)
     begin = plan.tokenizer.bos_token_id
     if begin is None:
         yield Finding.of("bos", "target", "the tokenizer has no BOS token")
@@ -220,7 +232,11 @@ def _data_checks(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
         lengths = [len(document.prompt) for document in seen if document.domain == domain]
         cause = f"prompts of {min(lengths)} to {max(lengths)} tokens, median {int(np.median(lengths))}"
         yield Finding.of("data", short(domain), f"{cause}, in {many(len(lengths), 'document')} seen")
+    for bad in corpus.bad_rows():
+        yield Finding.of("data", "run", bad, "mend these rows, or leave them out of the data")
     for reason, number in Counter({**corpus.skipped, **corpus.truncated}).items():
+        if reason == BAD:
+            continue
         left_out = f"{many(number, 'row')} left out {reason}" if reason in corpus.skipped else f"{count(number)} {reason}"
         yield Finding.of("data", "run", left_out, left_out_remedy(reason))
     if repeated := len(seen) - len({document.prompt_hash for document in seen}):

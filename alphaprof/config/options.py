@@ -318,14 +318,19 @@ class GivenContinuation(Sampling):
     """Logged responses: text, or token ids that are never retokenized."""
 
     kind: Literal["given"]
-    column: str = Field(description="column with the response, as text or as a list of token ids")
+    column: str | None = Field(None, description="column with the response, as text or as a list of token ids")
+    answer: Literal["last"] | None = Field(
+        None, description="last: the assistant's turn that ends the chat, as the chat template writes it"
+    )
     on_policy: bool = Field(
         False, description="declare that this target generated the responses, greedily or with these sampling settings"
     )
     max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
 
     def problems(self) -> Iterator[str]:
-        """Yield sampling settings of greedy text."""
+        """Yield sampling settings of greedy text, and a response that is named twice or not at all."""
+        if (self.column is None) == (self.answer is None):
+            yield "needs exactly one of column, answer"
         if self.temperature is None and (self.top_k or self.top_p or self.min_p):
             yield "top_k, top_p and min_p need temperature (1 changes nothing); without it the text is greedy"
 

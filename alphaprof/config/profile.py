@@ -63,17 +63,28 @@ class SourceOptions(Options):
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
     path: str = Field(
         min_length=1,
-        description="hub id, or a .jsonl, .json, .csv, .parquet or .txt file: s3://BUCKET/FILE, or relative to the profile",
+        description="hub id, or a .jsonl, .ndjson, .json, .csv, .tsv, .parquet or .txt file, also .gz or .zst: "
+        "s3://BUCKET/FILE, or relative to the profile; a directory of such files",
     )
     name: str | None = Field(None, description="configuration of a hub dataset")
     split: str = Field("train", description="split of a hub dataset")
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     prompt: str | None = Field(None, description='template over the columns, e.g. "{prompt}"')
-    messages: str | None = Field(None, description="column with chat messages (role, content)")
+    messages: str | None = Field(
+        None, description="column with chat messages (role and content, or from and value), like body.messages"
+    )
+    tools: str | None = Field(None, description="column with the tools that a chat may call, with messages")
     prompt_ids: str | None = Field(None, description="column with the prompt's token ids")
     chat: bool = Field(False, description="wrap the rendered prompt as one user turn of the chat template")
     system: str | None = Field(None, description="system message, with chat: true")
-    chat_options: dict[str, Any] = Field({}, description="variables of the chat template, e.g. {enable_thinking: false}")
+    chat_options: dict[str, Any] = Field(
+        {},
+        description="variables of the chat template, e.g. {enable_thinking: false}; with date_string, templates that write "
+        "today's date write this one",
+    )
+    chat_template_kwargs: str | None = Field(
+        None, description="column with a row's own variables of the chat template, as in requests to vLLM"
+    )
     continuation: ContinuationOptions | None = Field(None, description="default: the profile's continuation")
     cluster: str | None = Field(
         None, description="column that groups dependent documents of this source, e.g. a conversation id"
@@ -86,6 +97,9 @@ class SourceOptions(Options):
     limit: Whole | None = Field(None, ge=1, description="maximum documents, per domain if a column names the domain")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
+    bad_rows: float = Field(
+        0.1, ge=0, le=1, description="largest share of rows that may be unusable; they are left out and shown"
+    )
     min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")
     too_long: Literal["skip", "truncate"] = Field(
         "skip", description="documents longer than the target's context: leave out, or drop the beginning of the prompt"
@@ -106,6 +120,16 @@ class SourceOptions(Options):
             yield "chat: true needs prompt; messages always pass through the chat template"
         if self.system is not None and not self.chat:
             yield "system needs chat: true; with messages, put the system prompt into the messages"
+        if self.tools is not None and self.messages is None:
+            yield "tools needs messages"
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns that its rows are read for, but those of continuations."""
+        given = (self.messages, self.prompt_ids, self.tools, self.chat_template_kwargs, self.cluster, self.time)
+        domain = None if isinstance(self.domain, str) else self.domain.column
+        names = [*(name for _, name in template_parts(self.prompt or "")), *given, domain]
+        return [name for name in names if name is not None]
 
 
 class DecisionOptions(Options):
@@ -281,6 +305,8 @@ class ProfileOptions(Options):
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
                 yield f"data.{index}: continuation kind text is for a plain corpus: use prompt without chat"
+            if getattr(self.continuation_of(index), "answer", None) and source.messages is None:
+                yield f"data.{index}: answer: last is the last message of a chat: it needs messages"
         fixed = [source.domain for source in self.data if isinstance(source.domain, str)]
         if decision.weights is not None and len(fixed) == len(self.data) and set(fixed) != set(decision.weights):
             odd = sorted(set(fixed) ^ set(decision.weights))
@@ -324,7 +350,24 @@ class ProfileOptions(Options):
         return self.model_copy(update=changed)
 
 
-LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
+FORMATS = {  # of data files, by suffix
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".txt": "txt",
+}
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+
+
+def data_format(path: str) -> tuple[str, str | None] | None:
+    """Return the format of a data file and its compression by the suffixes of its name, in any case; None: none is known."""
+    stem, last = os.path.splitext(path.lower())
+    compression = COMPRESSED.get(last)
+    form = FORMATS.get(os.path.splitext(stem)[1] if compression else last)
+    return None if form is None or (form == "parquet" and compression) else (form, compression)
 
 
 def resolve(reference: str, folder: Path) -> str:
@@ -337,7 +380,7 @@ def resolve(reference: str, folder: Path) -> str:
         return reference
     path = Path(os.path.expanduser(reference))
     local = folder / path
-    explicit = reference.startswith((".", "/", "~")) or path.suffix.lower() in LOCAL_SUFFIXES
+    explicit = reference.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf" or data_format(reference)
     if not explicit and not os.path.exists(local):
         return reference
     # Keep the last name: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.

@@ -29,6 +29,7 @@ from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.texts.chat import render_chat
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.texts.corpus import (
     Corpus,
@@ -36,9 +37,8 @@ from alphaprof.profiling.texts.corpus import (
     documents_of,
     prompt_table,
     render,
-    render_chat,
-    rows,
 )
+from alphaprof.profiling.texts.rows import rows
 from tests.loops import each
 from tests.tiny import tokenizer
 
@@ -188,10 +188,10 @@ def test_a_stream_is_not_read_for_ever_for_a_domain_that_may_come(monkeypatch: p
     """None of 10,000 rows in a row brought a document: that is said. One within them is taken."""
     read = 0
 
-    def endless(_: SourceOptions) -> Iterator[tuple[int, dict[str, str]]]:
+    def endless(_: SourceOptions, __: list[str]) -> Iterator[tuple[int, str, dict[str, str]]]:
         nonlocal read
         for read in range(50_000):
-            yield read, {"text": "x", "team": "b" if read == 9_000 else "a"}
+            yield read, "", {"text": "x", "team": "b" if read == 9_000 else "a"}
 
     monkeypatch.setattr("alphaprof.profiling.texts.corpus.rows", endless)
     found = corpus({"path": "hub/data", "domain": {"column": "team"}, "limit": 2})
@@ -281,7 +281,7 @@ def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
     words = tokenizer()
     words.chat_template = "{{ eos_token }}{{ mood }}{{ tools | length }}" + words.chat_template + "{{ messages | tojson }}"
     options = {"mood": "calm", "tools": [{"type": "function"}]}
-    found = render_chat(words, [turns[0] | {"name": None}, turns[1]], options, "here")
+    found = render_chat(words, [turns[0] | {"name": None}, turns[1]], options)
     assert found == words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
 
 
@@ -308,7 +308,7 @@ def test_clusters_are_told_apart_by_source(tmp_path: Path) -> None:
 @given(st.text(), st.text())
 def test_a_template_inserts_values_and_literals_unchanged(literal: str, value: str) -> None:
     escaped = literal.replace("{", "{{").replace("}", "}}")
-    assert render(f"{escaped}{{a}}{escaped}", {"a": value}, "row 0") == f"{literal}{value}{literal}"
+    assert render(f"{escaped}{{a}}{escaped}", {"a": value}) == f"{literal}{value}{literal}"
 
 
 def test_a_template_reaches_columns_and_nothing_inside_them(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_bos_comes_before_a_plain_prompt_and_not_before_a_chat_or_a_response(tmp
 
 @each(
     ("template", "problem"),
-    [(None, "no chat template"), ("{{ raise_exception('roles') }}", "row 0: the chat template refuses it: roles")],
+    [(None, "no chat template"), ("{{ raise_exception('roles') }}", "line 1 is refused by the chat template: roles")],
 )
 def test_a_chat_that_the_template_cannot_render_is_refused(tmp_path: Path, template: str | None, problem: str) -> None:
     words = tokenizer()
@@ -432,7 +432,7 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path) -> None:
     for source in COLUMNS:
         error = refusal(corpus({"path": path} | source))
         assert isinstance(error, ColumnMissing)
-        assert (error.message, error.hint) == (f"{path} row 0 has no column 'txt'", "did you mean text?"), source
+        assert (error.message, error.hint) == (f"{path} line 1 has no column 'txt'", "did you mean text?"), source
     assert refusal(corpus({"path": path, "prompt": "{question}"})).hint == "it has: text, n"
 
 
@@ -520,8 +520,8 @@ def test_a_source_that_yields_nothing_says_why_and_speaks_of_itself_only(tmp_pat
 
 GOOD = '{"text": "a"}\n{"text": "b"}\n'
 MALFORMED = {
-    '{"text": "c"\n': "line 3: Expecting ',' delimiter",
-    "text\n": "line 3: Expecting value",
+    '{"text": "c"\n': "line 3 is not JSON: Expecting ',' delimiter",
+    "text\n": "line 3 is not JSON: Expecting value",
     '["c"]\n': "line 3 is not a JSON object",
 }
 
@@ -532,16 +532,18 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, reason: str) -> No
     path.write_text(GOOD + line + GOOD)
     error = refusal(corpus({"path": str(path)}))
     assert isinstance(error, DataUnreadable)
-    assert error.message == f"cannot read {path}: {reason}"
+    assert error.message == f"1 of 5 rows of {path} cannot be used: {reason}"
 
 
 def test_a_malformed_line_far_into_a_file_is_counted_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text((json.dumps({"text": "x" * 100_000}) + "\n") * 120 + "{\n" + GOOD)  # beyond one block of 10 MB
-    found = iter(corpus({"path": str(path), "prompt": "a"}))
-    assert next(found).document == 0
-    with pytest.raises(DataUnreadable, match="line 121: "):
-        list(found)
+    path.write_text((json.dumps({"text": "x" * 100_000}) + "\n") * 120 + "{\n" + GOOD)  # beyond one block of 1 MB
+    found = corpus({"path": str(path), "prompt": "a"})
+    assert len(list(found)) == 122
+    assert found.bad_rows() == [
+        f"1 of 123 rows of {path} cannot be used: line 121 is not JSON: Expecting property name enclosed in double quotes"
+    ]
+    assert found.skipped == {"that cannot be used": 1}
 
 
 UNREADABLE = {
@@ -584,12 +586,10 @@ def test_a_name_that_datasets_takes_for_files_here_is_no_dataset_on_the_hub(
 # What a column holds, which source asks for it, and words of the refusal. Milliseconds would lie in the year 58,000, and a
 # counter in 1970.
 IDS_OF: dict[str, Any] = {"prompt_ids": "x"}
-ANSWERED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    *((value, IDS_OF, "holds no token ids") for value in ("[1, 2]", ["a"], [1.5], [-1], [True], [1, None], [2**40])),
+    *((value, IDS_OF, "holds no token ids") for value in ("[1, ", ["a"], [1.5], [-1], [True], [1, None], [2**40])),
     ([1, VOCABULARY], IDS_OF, "holds the token id 260, beyond the target's vocabulary of 260"),
     *((value, {"messages": "x"}, "holds no chat") for value in ("text", [{"content": "a"}])),
-    (ANSWERED, {"messages": "x"}, "ends with an"),
     *((value, {"time": "x"}, "holds ") for value in ("", "yesterday", "\x1b[2J", "9" * 400, "1970-01-01", True, 12, 1e300)),
     *((kind(int(TEN.timestamp()) * 1000), {"time": "x"}, "holds ") for kind in (int, str)),
 ]
@@ -602,7 +602,7 @@ def test_values_that_mean_nothing_are_refused_with_their_row(
     path = written(tmp_path / "rows.jsonl", [{"text": "b", "x": value}])
     error = refusal(corpus({"path": path} | source))
     assert isinstance(error, ColumnMissing)
-    assert "row 0" in error.message
+    assert "line 1" in error.message
     assert words in error.message
     assert error.message.isprintable()
     assert len(error.message) < 400

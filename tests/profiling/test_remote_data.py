@@ -11,7 +11,7 @@ from alphaprof.config.profile import SourceOptions, resolve
 from alphaprof.errors import AlphaprofError, DataUnreadable
 from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.hub import require_data
-from alphaprof.profiling.texts.corpus import rows
+from alphaprof.profiling.texts.rows import rows
 from tests.log.test_storage import Gate, gate, on_servers, said, server
 
 __all__ = ["gate", "server"]  # fixtures
@@ -85,11 +85,11 @@ def test_what_is_not_there_is_said(gate: Gate) -> None:
 @on_servers
 def test_what_is_in_the_file_is_said_as_of_a_local_one(gate: Gate, tmp_path: Path) -> None:
     bad, blank = tmp_path / "bad.jsonl", tmp_path / "blank.jsonl"
-    bad.write_text('{"prompt": "one"}\n{"prompt":\n')
+    bad.write_bytes('{"prompt": "one"}\n'.encode("utf-16"))
     blank.write_text("\n")
     texts = []
     for each in (put(bad), str(bad)):
-        with pytest.raises(DataUnreadable) as caught:
+        with pytest.raises(DataUnreadable, match="UTF-16") as caught:
             list(rows(source(each)))
         texts.append(said(caught.value).replace(each, "FILE"))
     assert texts[0] == texts[1]

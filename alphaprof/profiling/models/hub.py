@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from alphaprof.config.profile import COMPRESSED, FORMATS, data_format
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.log.storage import is_remote, storage_of
 from alphaprof.log.storage.protocol import NAME
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 TIMEOUT_S = 3.0
-# Local data files and the builders of `datasets` that read them.
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 QUANTIZATION = "hf_quant_config.json"  # beside config.json: what ModelOpt says of the weights
@@ -87,8 +86,8 @@ def require_data(reference: str) -> None:
 
 
 def _require_format(reference: str) -> None:
-    if Path(reference).suffix not in FORMATS:
-        hint = f"give a file that ends with {', '.join(FORMATS)}, or a local directory"
+    if data_format(reference) is None:
+        hint = f"give a file that ends with {', '.join(FORMATS)}, {' or '.join(COMPRESSED)} after it, or a local directory"
         raise DataUnreadable(f"{reference} has no known format", hint)
 
 
@@ -129,7 +128,10 @@ def _require_hub_id(reference: str) -> None:
 
 def row_count(path: Path) -> int | None:
     """About how many rows a data file holds; None if only reading it would tell."""
-    if path.suffix == ".parquet" and path.is_file():
+    form, compression = data_format(str(path)) or ("", None)
+    if not path.is_file() or compression:
+        return None
+    if form == "parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -137,10 +139,10 @@ def row_count(path: Path) -> int | None:
             return int(pq.read_metadata(path).num_rows)
         except pa.ArrowInvalid:
             return None  # damaged: reading it will say so
-    if path.suffix in (".jsonl", ".csv", ".txt") and path.is_file():
-        with path.open("rb") as file:
-            return max(0, sum(1 for line in file if line.strip()) - (path.suffix == ".csv"))
-    return None
+    if form == "json":
+        return None
+    with path.open("rb") as file:
+        return max(0, sum(1 for line in file if line.strip()) - (form in ("csv", "tsv")))
 
 
 def expected_documents(options: ProfileOptions) -> int | None:

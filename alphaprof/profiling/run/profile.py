@@ -75,6 +75,8 @@ from alphaprof.totals.documents import require_weights
 from alphaprof.totals.files import join_totals
 from alphaprof.version import __version__
 
+LOOKED_AT = 1_000  # documents of each source, before models are loaded
+
 
 def profile(
     options: ProfileOptions,
@@ -201,8 +203,10 @@ def load(
     if options.engine is not None and options.uses_engine:
         check_engine(options, options.engine, tokenizer, writes)
     if staged is None:
-        for _ in itertools.islice(Corpus(options, tokenizer, None, INT32_MAX), len(options.data)):
-            pass  # one of every source
+        first = Corpus(options, tokenizer, None, INT32_MAX)
+        for _ in itertools.islice(first, LOOKED_AT * len(options.data)):
+            pass
+        first.check()
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
         options = with_dtype(options, target.choice.chosen)
@@ -313,6 +317,9 @@ def stage(plan: Plan, progress: Progress) -> None:
         staged.append(len(documents))
         digests.append(digest(documents))
         progress.advance(len(documents))
+    if isinstance(plan.documents, Corpus):
+        for bad in plan.documents.bad_rows():
+            progress.say(bad)
     skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
     run.manifest = dataclasses.replace(
         run.manifest, staged=tuple(staged), prompts=tuple(digests), skipped=skipped, truncated=truncated

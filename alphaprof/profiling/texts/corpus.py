@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import difflib
-import glob
 import hashlib
-import itertools
-import json
-import logging
-import os
+import math
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +21,8 @@ import pyarrow as pa
 from alphaprof.config.load import stored_profile
 from alphaprof.errors import (
     VALUE,
-    AlphaprofError,
     ColumnMissing,
     DataEmpty,
-    DataUnreadable,
     ProfileInvalid,
     RunMismatch,
     cut,
@@ -39,142 +33,35 @@ from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
 from alphaprof.log.split import unit_of
 from alphaprof.log.storage import is_remote
-from alphaprof.profiling.models.hub import FORMATS, first_line, is_local, opened, require_data, row_count
+from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
+from alphaprof.profiling.texts.chat import (
+    Turn,
+    decoded,
+    render_chat,
+    set_variables,
+    text_of,
+    turns_of,
+    without_answer,
+)
+from alphaprof.profiling.texts.rows import BadRow, LeftOut, Row, rows
+from alphaprof.report.format import many
 
 if TYPE_CHECKING:
-    from datasets import IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-    from alphaprof.config.options import ContinuationOptions, GivenContinuation
+    from alphaprof.config.options import ContinuationOptions
     from alphaprof.config.profile import ProfileOptions, SourceOptions
 
-
-Row = Mapping[str, Any]
-FILE = 1 << 32  # beyond the rows of any file
-FILES = 10  # files that a shuffle reads at a time
-CHUNK = 1 << 24  # bytes that one request fetches of a file in an object store
-
-
-def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of one source with their numbers there, from 0, streamed, shuffled if the profile asks for it.
-
-    A shuffled row keeps its number; where files are shuffled as well, that is its number in its file plus `FILE` times that
-    of the file. Raises `DataUnreadable` and `DataEmpty`.
-    """
-    require_data(source.path)
-    from datasets import load_dataset_builder
-    from datasets.utils.logging import disable_progress_bar, set_verbosity
-
-    disable_progress_bar()
-    set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
-    with _at_hand(source.path) as path:
-        try:
-            is_file = is_local(path) and not os.path.isdir(path)  # which is one split
-            builder = load_dataset_builder(**_loading(source, path))
-            stream = builder.as_streaming_dataset(split="train" if is_file else source.split)
-            if source.shuffle_seed is None:
-                yield from enumerate(stream)
-            else:
-                yield from _shuffled(stream, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
-        except AlphaprofError:
-            raise
-        except Exception as error:  # datasets raises whatever its parsers raise
-            empty, reason = isinstance(error, StopIteration), first_line(error)
-            with contextlib.suppress(OSError):  # a file that may not be read
-                empty, reason = empty or row_count(Path(path)) == 0, _bad_line(Path(path)) or reason
-            if empty:
-                raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
-            hint = "check that every line is valid and that columns keep their type"
-            if not is_local(path):
-                hint = "check the dataset's id, name, split and your access rights"
-            elif not is_file:
-                hint = "check name, split, its README.md and the files in it"
-            raise DataUnreadable(f"cannot read {source.path}: {reason[:200]}", hint) from error
-
-
-def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
-    """Yield rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random
-    order.
-    """
-
-    def numbered(file: int) -> Iterator[tuple[int, Row]]:
-        return enumerate(stream.shard(num_shards=stream.num_shards, index=file), start=file * FILE)
-
-    waiting = map(numbered, random.permutation(stream.num_shards).tolist())
-    read = list(itertools.islice(waiting, FILES))
-    buffer: list[tuple[int, Row]] = []
-    turn = 0
-    while read:
-        row = next(read[turn % len(read)], None)
-        if row is None:
-            read[turn % len(read) : turn % len(read) + 1] = itertools.islice(waiting, 1)
-            continue
-        turn += 1
-        if len(buffer) < size:
-            buffer.append(row)
-        else:
-            place = int(random.integers(size))
-            yield buffer[place]
-            buffer[place] = row
-    for place in random.permutation(len(buffer)).tolist():
-        yield buffer[place]
-
-
-@contextlib.contextmanager
-def _at_hand(path: str) -> Iterator[str]:
-    """Yield a path of a source that `datasets` reads: a copy of a file in an object store."""
-    if not is_remote(path):
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
-        place = Path(folder) / f"data{Path(path).suffix}"
-        with opened(path) as file:
-            file.download(str(place), buffer_size=CHUNK)
-        yield str(place)
-
-
-def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
-    """Return arguments of `load_dataset_builder` for a source at a place. Raises `DataUnreadable`."""
-    if not is_local(place):
-        return {"path": place, "name": source.name, "revision": source.revision}
-    path = Path(place)
-    if path.is_dir():
-        if (path / "state.json").exists():
-            raise DataUnreadable(f"{path} was written by save_to_disk of datasets", "write the dataset with to_parquet")
-        return {"path": place, "name": source.name}
-    arguments: dict[str, Any] = {"path": FORMATS[path.suffix], "data_files": glob.escape(place)}
-    if path.suffix == ".csv":
-        import pandas as pd
-        from datasets import Features, Value
-
-        # Cells as they stand: 007 is not 7, and NA is a word; only nothing is empty.
-        columns = {str(name): Value("string") for name in pd.read_csv(path, nrows=0).columns}
-        arguments |= {"features": Features(columns), "keep_default_na": False, "na_values": [""]}
-    return arguments
-
-
-def _bad_line(path: Path) -> str | None:
-    """Return the first line of a .jsonl file that is not a JSON object, and why; parsers count lines from the start of a
-    block.
-    """
-    if path.suffix != ".jsonl" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"line {number} is not a JSON object"
-            except (ValueError, RecursionError) as error:
-                reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
-                return f"line {number}: {reason}"
-    return None
-
-
+T = TypeVar("T")
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
+MESSAGE = 150  # characters of each reason
 LOST_BOS = "cut prompts lost their initial BOS"
 INT32_MAX = np.iinfo(np.int32).max
+BAD = "that cannot be used"  # bad rows, each for its own reason
+TRIED, SHOWN = 1_000, 3  # bad rows after which a source without a document is given up, and those that are shown
+KINDS = {bool: "true or false", list: "a list", dict: "an object"}
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
 NOT_READ = f"sources read no further: the last {READ_ON:,} rows had only domains at the limit"
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -221,8 +108,33 @@ class Document:
         return self.on_policy and self.processing is None
 
 
-class _LeftOut(Exception):
-    """A row of which no document can be made: it is left out and counted, by the reason."""
+@dataclass
+class SourceRead:
+    """What was read of a source: how many rows, why some were left out, and the bad ones."""
+
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    bad: int = 0
+    shown: list[BadRow] = field(default_factory=list)  # the first of them
+
+    def bad_rows(self, path: str) -> str:
+        """Return how many rows are bad, with the first and their reasons; empty if there are none."""
+        reasons = "; ".join(cut(f"{bad.where} {bad}", MESSAGE) for bad in self.shown)
+        return f"{self.bad:,} of {many(self.rows, 'row')} of {path} cannot be used: {reasons}" if self.bad else ""
+
+    def require(self, source: SourceOptions, any_document: bool) -> None:
+        """Raise the error of a source with too many bad rows, or without a document."""
+        if self.bad and (not any_document or self.bad > source.bad_rows * self.rows):
+            first = self.shown[0]
+            more = ", or allow more bad rows with bad_rows" if any_document else ""
+            whole = f"{source.path} {first.where} {first}" if self.rows == 1 else self.bad_rows(source.path)
+            raise first.kind(whole, first.hint + more)
+        if not any_document:
+            reasons = "; ".join(f"{number} {reason}" for reason, number in self.left_out.items())
+            raise DataEmpty(
+                f"{source.path} yields no document from {self.rows} rows" + (f" (left out: {reasons})" if reasons else ""),
+                left_out_remedy(self.left_out.most_common(1)[0][0]) if reasons else "check path, split and the rows there",
+            )
 
 
 @dataclass
@@ -239,11 +151,15 @@ class Corpus:
     limit: int | None = None  # this many documents only
     skipped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
+    read: list[SourceRead] = field(default_factory=list)  # of each source
 
     def __iter__(self) -> Iterator[Document]:
-        """Documents with consecutive numbers. Raises the errors of `rows`, `render` and `encode`."""
+        """Documents with consecutive numbers. Raises the errors of `rows`, and those of sources without documents or with
+        more than `bad_rows` bad rows.
+        """
         self.skipped.clear()
         self.truncated.clear()
+        self.read = [SourceRead() for _ in self.options.data]
         streams = [self._source(index) for index in range(len(self.options.data))]
         number = 0
         while streams:
@@ -260,52 +176,63 @@ class Corpus:
         """Yield the documents of one source, all of their fields but the number. Where a column names the domain, rows are
         read to the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
         """
-        source = self.options.data[index]
-        by_column = not isinstance(source.domain, str)
+        source, read = self.options.data[index], self.read[index]
+        by_column, last = not isinstance(source.domain, str), 0
+        answers = getattr(self.options.continuation_of(index), "column", None)
+        roots = {root for name in (*source.columns, answers or "") for root in (name, name.partition(".")[0])}
         taken: Counter[str] = Counter()
-        left_out: Counter[str] = Counter()
-        read = last = 0
-        for row_number, row in rows(source):
-            read += 1
-            where = f"{source.path} row {row_number}"
+        for row_number, where, row in rows(source, sorted(roots)):
+            read.rows += 1
             try:
-                domain = _domain(source, row, where)
+                if isinstance(row, BadRow):
+                    raise row
+                domain = _domain(source, row)
                 if taken[domain] == source.limit:
-                    if _streamed(source) and read - last > READ_ON:
+                    if _streamed(source) and read.rows - last > READ_ON:
                         self.truncated[NOT_READ] += 1
-                        return
+                        break
                     continue
-                fields = self._fields(source, index, row, where)
-            except _LeftOut as reason:
+                fields = self._fields(source, index, row)
+            except LeftOut as reason:
                 self.skipped[str(reason)] += 1
-                left_out[str(reason)] += 1
+                read.left_out[str(reason)] += 1
                 continue
-            taken[domain], last = taken[domain] + 1, read
+            except BadRow as bad:
+                bad.where = where
+                self.skipped[BAD] += 1
+                read.bad += 1
+                read.shown += [bad] if len(read.shown) < SHOWN else []
+                if not last and read.bad == TRIED:
+                    break
+                continue
+            taken[domain], last = taken[domain] + 1, read.rows
             yield {**fields, "domain": domain, "source_row": row_number}
             if taken[domain] == source.limit and not by_column:
-                return
-        if not last:
-            reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
-            raise DataEmpty(
-                f"{source.path} yields no document from {read} rows" + (f" (left out: {reasons})" if reasons else ""),
-                left_out_remedy(left_out.most_common(1)[0][0]) if left_out else "check path, split and the rows there",
-            )
+                break
+        read.require(source, bool(last))
 
-    def _fields(self, source: SourceOptions, index: int, row: Row, where: str) -> dict[str, Any]:
-        """Return the fields of a row's document but its number, domain and row. Raises `_LeftOut`."""
+    def bad_rows(self) -> list[str]:
+        """Return, for each source with bad rows, how many there are, and the first of them."""
+        each = zip(self.options.data, self.read, strict=True)
+        return [bad for source, read in each if (bad := read.bad_rows(source.path))]
+
+    def check(self) -> None:
+        """Raise the error of a source with too many bad rows among those that were read so far."""
+        for source, read in zip(self.options.data, self.read, strict=True):
+            read.require(source, True)
+
+    def _fields(self, source: SourceOptions, index: int, row: Row) -> dict[str, Any]:
+        """Return the fields of a row's document but its number, domain and row. Raises `LeftOut` and `BadRow`."""
         continuation = self.options.continuation_of(index)
-        prompt = encode_prompt(source, row, self.tokenizer, where)
-        given = None
-        if continuation.kind == "given":
-            given = encode_given(continuation, row, self.tokenizer, where)
+        prompt, given = encode(source, row, self.tokenizer, getattr(continuation, "answer", None) is not None)
+        if continuation.kind == "given" and continuation.column is not None:
+            given = encode_given(continuation.column, row, self.tokenizer)
         elif continuation.kind == "text":
             prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
         for ids in (prompt, given):
             if ids is not None and len(ids) and ids.max() >= self.vocabulary:
-                raise ColumnMissing(
-                    f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
-                    "give token ids of the target's own tokenizer, or give text",
-                )
+                problem = f"holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}"
+                raise BadRow(problem, "give token ids of the target's own tokenizer, or other text", ColumnMissing)
         left_out = None
         if continuation.kind == "text" and len(prompt) and given is not None and len(given) == 0:
             left_out = f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
@@ -314,19 +241,20 @@ class Corpus:
         elif len(prompt) < source.min_prompt_tokens:
             left_out = f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})"
         if left_out:
-            raise _LeftOut(left_out)
+            raise LeftOut(left_out)
         limit = continuation.max_new_tokens
         cut = given is not None and limit is not None and len(given) > limit
         given = given[:limit] if given is not None else None
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
+        cluster = _value(row, source.cluster, optional=True) if source.cluster else None
+        time = _moment(_value(row, source.time, optional=True), source.time) if source.time else None
+        label = None if cluster is None else f"{index}:{_label(cluster, source.cluster)}"
         self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         begin = self.tokenizer.bos_token_id
         self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
-        cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
-        time = _moment(_value(row, source.time, where, optional=True), where, source.time) if source.time else None
         return {
-            "cluster": None if cluster is None else f"{index}:{_text(cluster)}",
+            "cluster": label,
             "time": time,
             "source": index,
             "prompt": fitted,
@@ -337,12 +265,12 @@ class Corpus:
         }
 
     def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids:
-        """Return the prompt, if need be without its beginning, so that the document fits the context. Raises `_LeftOut`."""
+        """Return the prompt, if need be without its beginning, so that the document fits the context. Raises `LeftOut`."""
         room = len(prompt) if self.context is None else self.context - new_tokens
         if len(prompt) <= room:
             return prompt
         if source.too_long == "skip" or room < 1:
-            raise _LeftOut(f"longer than the target's context of {self.context} tokens")
+            raise LeftOut(f"longer than the target's context of {self.context} tokens")
         return prompt[-room:]
 
 
@@ -358,53 +286,58 @@ def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict
     return {"kind": continuation.kind, "on_policy": on_policy, "processing": processing, "seed": seed}
 
 
-def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+def encode(
+    source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, answered: bool = False
+) -> tuple[Ids, Ids | None]:
     """Return token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template; none
-    if it says nothing.
+    if it says nothing. And, if it is asked for as `answered`, those of the answer that ends a chat.
     """
     if source.prompt_ids is not None:
-        return _token_ids(_value(row, source.prompt_ids, where), where, source.prompt_ids)
+        return _token_ids(_value(row, source.prompt_ids), source.prompt_ids), None
+    tools, variables, answer = None, source.chat_options, list[Turn]()
     if source.messages is not None:
-        messages = _value(row, source.messages, where)
-        is_chat = isinstance(messages, list) and all(isinstance(turn, Mapping) and turn.get("role") for turn in messages)
-        if not is_chat or (messages and messages[-1]["role"] == "assistant"):
-            problem = "ends with an assistant turn" if is_chat else "holds no chat messages"
-            hint = "give a list of {role, content} ending with a user turn; put logged answers in a column (kind: given)"
-            raise ColumnMissing(f"{where}: {source.messages} {problem}", hint)
-        messages = [{**turn, "content": _joined(turn.get("content"))} for turn in messages]
-        if not messages or _blank(messages[-1]["content"]):
-            return NOTHING
+        turns, answer = without_answer(named(source.messages, turns_of, _value(row, source.messages)))
+        if not turns or _blank(text_of(turns[-1].get("content"))):
+            return NOTHING, NOTHING if answered else None
+        tools = _value(row, source.tools, optional=True) if source.tools else None
+        if source.chat_template_kwargs:
+            own = decoded(_value(row, source.chat_template_kwargs, optional=True))
+            if not isinstance(own, Mapping | None):
+                raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
+            variables = {**variables, **set_variables(own or {})}
     else:
-        text = render(str(source.prompt), row, where)
+        text = render(str(source.prompt), row)
         if _blank(text):
-            return NOTHING
+            return NOTHING, None
         if not source.chat:
-            return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
+            return _encoded(tokenizer, text, True), None
         system = [{"role": "system", "content": source.system}] if source.system is not None else []
-        messages = [*system, {"role": "user", "content": text}]
+        turns = [*system, {"role": "user", "content": text}]
     if not tokenizer.chat_template:
         hint = "use prompt without chat: true, or an instruct model"
         raise ProfileInvalid(f"{source.path}: the target's tokenizer has no chat template", hint)
-    chat = render_chat(tokenizer, messages, source.chat_options, where)
-    # The template writes BOS itself where the model wants one.
-    return np.asarray(tokenizer(chat, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    prompt = render_chat(tokenizer, turns, variables, tools)
+    ids = _encoded(tokenizer, prompt, False)  # the template writes BOS itself where the model wants one
+    if not answered:
+        return ids, None
+    if not answer:
+        raise LeftOut("whose chat does not end with an answer")
+    whole = render_chat(tokenizer, [*turns, *answer], variables, tools, begin=False)
+    if not whole.startswith(prompt):
+        raise BadRow("has an answer that the chat template does not write after the prompt", "give the answer as a column")
+    given = _encoded(tokenizer, whole[len(prompt) :], False)
+    return ids, given[: next(iter(np.flatnonzero(given == tokenizer.eos_token_id)), len(given))]
 
 
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], where: str
-) -> str:
-    """Return the prompt that a tokenizer's chat template writes for a chat, the model's turn begun; `variables`: its own
-    options.
-
-    Keys that hold nothing are left out, as newer versions of transformers do. Raises `DataUnreadable` if the template
-    refuses the chat; `where` names it.
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Ids:
+    """Return the token ids of a text. Raises `BadRow` for one that is not Unicode: bytes of another encoding, half a
+    surrogate pair.
     """
-    chat = [{name: value for name, value in turn.items() if value is not None} for turn in messages]
     try:
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables))
-    except Exception as error:  # templates raise jinja's errors and those of whatever they call
-        message = f"{where}: the chat template refuses it: {first_line(error)[:200]}"
-        raise DataUnreadable(message, "check roles and chat_options") from error
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow("holds text that is not valid UTF-8", "save the file as UTF-8, or drop the row") from error
+    return np.asarray(tokenizer(text, add_special_tokens=special)["input_ids"], dtype=np.int32)
 
 
 def _streamed(source: SourceOptions) -> bool:
@@ -412,65 +345,79 @@ def _streamed(source: SourceOptions) -> bool:
     return not is_local(source.path) and not is_remote(source.path)
 
 
-def _joined(content: Any) -> Any:
-    """Return the content of a turn; text parts of OpenAI's format as one text, by lines, as vLLM does. Raises `_LeftOut` for
-    parts that are not text.
-    """
-    if not isinstance(content, list):
-        return content
-    if any(not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text") for part in content):
-        raise _LeftOut("with content that is not text")
-    return "\n".join(str(part.get("text") or "") for part in content)
-
-
 def _blank(text: Any) -> bool:
     """Return whether it says nothing: the tokens of a template or a BOS are no prompt."""
     return text is None or (isinstance(text, str) and not text.strip())
 
 
-def _domain(source: SourceOptions, row: Row, where: str) -> str:
-    """Return the domain of a row. Raises `_LeftOut` where its column is empty."""
+def _domain(source: SourceOptions, row: Row) -> str:
+    """Return the domain of a row. Raises `LeftOut` where its column is empty."""
     if isinstance(source.domain, str):
         return source.domain
-    domain = _text(_value(row, source.domain.column, where))
+    domain = _label(_value(row, source.domain.column), source.domain.column)
     if _blank(domain):
-        raise _LeftOut(f"with nothing in the column {source.domain.column}")
+        raise LeftOut(f"with nothing in the column {source.domain.column}")
     return domain
 
 
-def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+def encode_given(column: str, row: Row, tokenizer: PreTrainedTokenizerBase) -> Ids:
     """Return token ids of a logged response: ids as they are, text as the tokenizer encodes it without special tokens."""
-    value = _value(row, continuation.column, where)
-    if isinstance(value, str):
-        return np.asarray(tokenizer(value, add_special_tokens=False)["input_ids"], dtype=np.int32)
-    return _token_ids(value, where, continuation.column)
+    value = _value(row, column)
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        value = named(column, text_of, value)  # parts of a content
+    return _token_ids(value, column) if isinstance(value, list) else _encoded(tokenizer, _text(value, column), False)
 
 
-def _token_ids(value: Any, where: str, column: str) -> Ids:
+def _token_ids(value: Any, column: str) -> Ids:
+    value = decoded(value)
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= INT32_MAX for token in value):
-        raise ColumnMissing(f"{where}: {column} holds no token ids", "give a list of integer ids from the tokenizer")
+        raise BadRow(f"{column} holds no token ids", "give a list of integer ids from the tokenizer", ColumnMissing)
     return np.asarray(value, dtype=np.int32)
 
 
-def render(template: str, row: Row, where: str) -> str:
-    """Return the template with {column} replaced by the row's values; a value's own braces and attributes mean nothing."""
+def render(template: str, row: Row) -> str:
+    """Return the template with {column} replaced by the row's texts and numbers; a value's own braces mean nothing. Raises
+    `BadRow` for a value that is neither.
+    """
     from alphaprof.config.profile import template_parts
 
-    return "".join(
-        literal + ("" if name is None else _text(_value(row, name, where))) for literal, name in template_parts(template)
-    )
+    parts = template_parts(template)
+    return "".join(literal + ("" if name is None else _text(_value(row, name), name)) for literal, name in parts)
 
 
-def _text(value: Any) -> str:
-    """Return a cell as text; a date as JSON writes it, since its reader turns a column of dates into timestamps."""
-    if isinstance(value, datetime.datetime):
-        return (value.date() if value.time() == datetime.time() else value).isoformat()
-    return str(value)
+def _text(value: Any, column: str) -> str:
+    """Return a text, a number, or a date as ISO 8601 writes it. Raises `BadRow` for any other cell."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        value = value.date()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return str(value)
+    kind = KINDS.get(type(value), f"a {type(value).__name__}")
+    hint = "name a column with text, or a place inside it, like turns.0 or choices.0.message.content"
+    raise BadRow(f"{column} holds {kind}, not text", hint, ColumnMissing)
 
 
-def _moment(value: Any, where: str, column: str) -> datetime.datetime:
+def _label(value: Any, column: str | None) -> str:
+    """Return the name of a domain or a cluster."""
+    return str(value).lower() if isinstance(value, bool) else _text(value, str(column))
+
+
+def named(column: str, read: Callable[[Any], T], value: Any) -> T:
+    """Return what is read of a cell. Raises `BadRow` with the name of its column."""
+    try:
+        return read(value)
+    except BadRow as bad:
+        raise BadRow(f"{column} {bad}", bad.hint, bad.kind) from bad
+
+
+def _moment(value: Any, column: str) -> datetime.datetime:
     """When a document was asked, in UTC, of a cell: ISO 8601, a date, a time, or seconds since 1970, which text may hold as
-    well. Without a zone it is UTC. Raises `ColumnMissing` for anything else, before `EARLIEST`, and later than tomorrow, as
+    well. Without a zone it is UTC. Raises `BadRow` for anything else, before `EARLIEST`, and later than tomorrow, as
     milliseconds and 2026112310 would be.
     """
     with contextlib.suppress(ValueError, OverflowError):
@@ -487,23 +434,35 @@ def _moment(value: Any, where: str, column: str) -> datetime.datetime:
             if EARLIEST <= time <= datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
                 return datetime.datetime.combine(time.date(), time.time(), datetime.UTC)  # of pandas: without nanoseconds
     hint = "write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), from 1990 to today"
-    raise ColumnMissing(f"{where}: {cut(column, VALUE)} holds {shown(value)}, which is not the time of a request", hint)
+    raise BadRow(f"{cut(column, VALUE)} holds {shown(value)}, which is not the time of a request", hint, ColumnMissing)
 
 
-def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
-    """Return the cell of a column that must exist, also `outer.inner` of an object. Raises `_LeftOut` if it holds nothing,
-    unless that is allowed.
+def _value(row: Row, column: str, optional: bool = False) -> Any:
+    """Return the cell of a column that must exist, also `outer.inner` of an object, `turns.0` of a list, or of the JSON text
+    of either. Raises `LeftOut` if it holds nothing, unless that is allowed, and `BadRow` if it is not there.
     """
-    outer, dot, inner = column.partition(".")
-    if column not in row and dot and isinstance(row.get(outer), Mapping):
-        return _value(row[outer], inner, where, optional)
-    if column not in row:
-        near = difflib.get_close_matches(column, list(row), n=1)
-        hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(row))}"
-        raise ColumnMissing(f"{where} has no column {shown(column)}", hint)
-    if row[column] is None and not optional:
-        raise _LeftOut(f"with nothing in the column {column}")
-    return row[column]
+    found, rest = (row[column], "") if column in row else (row, column)
+    while rest:
+        if isinstance(found, Mapping) and rest in found:
+            found, rest = found[rest], ""
+            continue
+        name, _, rest = rest.partition(".")
+        found = decoded(found)
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping) and name in found:
+            found = found[name]
+        else:
+            near = difflib.get_close_matches(column, list(row), n=1)
+            hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(map(str, row)))}"
+            raise BadRow(f"has no column {shown(column)}", hint, ColumnMissing)
+        if found is None and rest:
+            break
+    if isinstance(found, float) and math.isnan(found):
+        found = None
+    if found is None and not optional:
+        raise LeftOut(f"with nothing in the column {column}")
+    return found
 
 
 def stored(document: Document) -> dict[str, Any]:

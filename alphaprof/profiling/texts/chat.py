@@ -1,0 +1,212 @@
+"""Chats as an engine renders them: what vLLM does to a request before its chat template, and the template.
+
+Taken from vLLM 0.32 (`renderers/chat_utils.py`, `renderers/hf.py`, `entrypoints/openai/chat_completion/protocol.py`), and
+recorded of it in tests/golden/chat. More lenient than vLLM: arguments that are an object already, content of strings alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from alphaprof.errors import ColumnMissing
+from alphaprof.profiling.models.hub import first_line
+from alphaprof.profiling.texts.rows import BadRow, LeftOut
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Turn = dict[str, Any]
+SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+FUNCTION = ("name", "description", "parameters")
+OWN = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "chat_template", "messages")
+BILLING = "x-anthropic-billing-header"  # a line that changes with every request, which vLLM drops
+CHAT = "give a list of {role, content}, or of {from, value}"
+TWO_DAYS = (datetime.datetime(2001, 2, 3, tzinfo=datetime.UTC), datetime.datetime(2010, 11, 12, tzinfo=datetime.UTC))
+
+
+def decoded(value: Any) -> Any:
+    """Return a cell, parsed if it is the JSON text of an object or a list."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def turns_of(value: Any) -> list[Turn]:
+    """Return the turns of a chat: a list of {role, content} or {from, value}, a request with `messages`, or its JSON text.
+    Raises `BadRow` for anything else.
+    """
+    found = decoded(value)
+    if isinstance(found, Mapping):
+        found = found.get("messages")
+    if not isinstance(found, list) or not all(isinstance(turn, Mapping) for turn in found):
+        raise BadRow("holds no chat messages", CHAT, ColumnMissing)
+    turns = []
+    for turn in found:
+        if "role" not in turn and isinstance(speaker := turn.get("from"), str):
+            turn = {"role": SPEAKERS.get(speaker.lower(), speaker), "content": turn.get("value")}
+        if not isinstance(turn.get("role"), str) or not turn["role"]:
+            raise BadRow("holds no chat messages", CHAT, ColumnMissing)
+        turns.append(dict(turn))
+    return turns
+
+
+def without_answer(turns: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
+    """Return a chat up to its last answer, and the assistant's turns that end it."""
+    end = len(turns)
+    while end and turns[end - 1]["role"] == "assistant":
+        end -= 1
+    return list(turns[:end]), list(turns[end:])
+
+
+def text_of(content: Any) -> str:
+    """Return the content of a turn as one text, by lines. Raises `BadRow`, and `LeftOut` for parts that are not text."""
+    return "\n".join(filter(None, (part["text"] for part in _parts(content))))
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Turn],
+    variables: Mapping[str, Any],
+    tools: Any = None,
+    begin: bool = True,
+) -> str:
+    """Return what a tokenizer's chat template writes for a chat. `variables`: the template's own; `tools`: functions that
+    may be called, or their JSON text; `begin`: the model's turn is begun.
+
+    Raises `BadRow` for turns that are none, or that the template refuses, and `LeftOut` for content that is not text.
+    """
+    template = str(tokenizer.chat_template)
+    chat = [_turn(turn, _reads_parts(template)) for turn in turns]
+    if not any(word in template for word in ("'developer'", '"developer"')):
+        chat = _developer_as_system(chat)
+    given = set_variables(variables)
+    if isinstance(date := given.get("date_string"), str):
+        given["strftime_now"] = lambda _: date
+    known = given.pop("tools", None) if tools is None else _tools(tools)
+    try:
+        text = tokenizer.apply_chat_template(chat, known, tokenize=False, add_generation_prompt=begin, **given)
+    except Exception as error:  # templates raise jinja's errors and those of whatever they call
+        message = f"is refused by the chat template: {first_line(error)[:200]}"
+        raise BadRow(message, "check the roles of the chat, and chat_options") from error
+    return str(text)
+
+
+def set_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a chat template that are set, and that a request may set."""
+    return {name: value for name, value in variables.items() if value not in (None, "auto") and name not in OWN}
+
+
+def writes_the_date(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> bool:
+    """Return whether prompts change from day to day: the chat template writes today's date."""
+    if tokenizer.chat_template is None or "date_string" in variables:
+        return False
+    turns = [{"role": "user", "content": "a"}]
+    one, other = (render_chat(tokenizer, turns, {**variables, "strftime_now": day.strftime}) for day in TWO_DAYS)
+    return one != other
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    """Return a content as parts of text."""
+    if content is None or isinstance(content, str):
+        return [] if content is None else [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise BadRow("holds a turn whose content is not text", CHAT, ColumnMissing)
+    parts = []
+    for part in content:
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": part})
+            continue
+        key = TEXTS.get(part.get("type", "text")) if isinstance(part, Mapping) else None
+        if key is None or not isinstance(part.get(key), str):
+            raise LeftOut("with content that is not text")
+        others = {name: value for name, value in part.items() if name not in ("type", key)}
+        parts.append({"type": "text", "text": part[key], **others})
+    return parts
+
+
+def _turn(turn: Turn, reads_parts: bool) -> Turn:
+    """Return a turn with the keys that vLLM hands on. `reads_parts`: the template reads contents as lists of parts."""
+    role, parts = turn["role"], _parts(turn.get("content"))
+    if role == "system":
+        billed = [part for part in parts if part["text"].startswith(BILLING)]
+        for part in billed:
+            part["text"] = part["text"].partition("\n")[2]
+        parts = [part for part in parts if part["text"] or part not in billed]
+    joined = "\n".join(part["text"] for part in parts if reads_parts or part["text"])
+    found: Turn = {"role": role, "content": parts if reads_parts and role != "tool" else joined}
+    if role == "assistant":
+        if turn.get("tool_calls"):
+            found["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
+        reasoning = turn["reasoning"] if turn.get("reasoning") is not None else turn.get("reasoning_content")
+        if reasoning is not None:
+            found |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    names = {"tool": "tool_call_id", "developer": "tools"}
+    found |= {name: turn[name] for name in ("name", names.get(role)) if name in turn and turn[name] is not None}
+    return found
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Return a call of a tool, its arguments as an object, its keys in vLLM's order."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise BadRow("holds a tool call without a function", 'write {"function": {"name", "arguments"}}', ColumnMissing)
+    arguments = decoded(function.get("arguments"))
+    first = {"arguments": arguments if isinstance(arguments, Mapping) else {}, "name": function.get("name")}
+    return {"id": call.get("id"), "function": first, "type": "function"}
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    """Return tools with the keys that vLLM hands on; None if there are none."""
+    tools = decoded(value)
+    if not isinstance(tools, list):
+        raise BadRow("holds no tools", 'give a list of {"type": "function", "function": {...}}', ColumnMissing)
+    found = []
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise BadRow("holds a tool without a name", 'give {"function": {"name": ...}} for each tool', ColumnMissing)
+        more = {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
+        found.append({"type": "function", "function": {name: function.get(name) for name in FUNCTION} | more})
+    return found or None
+
+
+def _developer_as_system(turns: Sequence[Turn]) -> list[Turn]:
+    """Return a chat for a template that knows no developer: what the developer says is the system's, whose turns are one."""
+    if not any(turn["role"] == "developer" for turn in turns):
+        return list(turns)
+    spoken = [turn for turn in turns if turn["role"] in ("developer", "system")]
+    others = [turn for turn in turns if turn not in spoken]
+    if len(spoken) == 1 and turns[0] is spoken[0]:
+        return [{"role": "system", "content": spoken[0]["content"]}, *others]
+    if all(isinstance(turn["content"], str) for turn in spoken):
+        return [{"role": "system", "content": "\n\n".join(filter(None, (turn["content"] for turn in spoken)))}, *others]
+    texts = ("\n".join(part["text"] for part in turn["content"]) for turn in spoken)
+    return [{"role": "system", "content": [{"type": "text", "text": "\n\n".join(filter(None, texts))}]}, *others]
+
+
+@lru_cache(maxsize=32)
+def _reads_parts(template: str) -> bool:
+    """Return whether a template goes through the parts of a content: it then gets parts, of a text as well."""
+    from jinja2 import Environment, TemplateError, nodes
+
+    try:
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)  # noqa: S701 (not rendered)
+    except TemplateError:
+        return False
+
+    def is_content(node: Any) -> bool:
+        while isinstance(node, nodes.Filter | nodes.Test):
+            node = node.node
+        named = isinstance(node, nodes.Getattr) and node.attr == "content"
+        by_key = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return named or by_key or (isinstance(node, nodes.Name) and node.name == "content")
+
+    return any(is_content(loop.iter) for loop in parsed.find_all(nodes.For))

@@ -1,0 +1,314 @@
+"""Rows of data files, parsed line by line: no type is inferred from other rows, and a bad line is one bad row.
+
+Files that are here, or in an object store, are read here; a dataset on the hub, and a directory with splits, by `datasets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from alphaprof.config.profile import data_format
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
+from alphaprof.log.storage import is_remote
+from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
+
+if TYPE_CHECKING:
+    from alphaprof.config.profile import SourceOptions
+
+Row = Mapping[str, Any]
+FILE = 1 << 32  # beyond the rows of any file
+FILES = 10  # files that a shuffle reads at a time
+BLOCK = 1 << 20  # bytes that are read at a time
+WHOLE = 1 << 30  # bytes of a .json file, which is read whole
+CELL = 1 << 26  # characters of a cell: beyond it, a quotation mark has no second
+BATCH = 256  # rows of a Parquet file that are turned into Python objects together
+SPLITS = re.compile(r"train|test|valid|val|dev|eval", re.IGNORECASE)  # by which `datasets` divides a directory
+
+
+class BadRow(Exception):
+    """A row that nobody could use, and `hint`, what to do. `where`: its line or row, once that is known."""
+
+    def __init__(self, problem: str, hint: str, kind: type[AlphaprofError] = DataUnreadable) -> None:
+        super().__init__(problem)
+        self.hint, self.kind, self.where = hint, kind, ""
+
+
+class LeftOut(Exception):
+    """A row of which no document can be made, for a reason that many rows may have: it is left out and counted."""
+
+
+# A row's number in its source, from 0; where it is, for messages; the row, or why there is none.
+Numbered = tuple[int, str, Row | BadRow]
+
+
+def rows(source: SourceOptions, roots: Sequence[str] = ()) -> Iterator[Numbered]:
+    """Yield the rows of one source, streamed, shuffled if the profile asks for it. `roots`: columns that are asked for; a
+    Parquet file reads no others.
+
+    A shuffled row keeps its number; where files are shuffled as well, that is its number in its file plus `FILE` times that
+    of the file. Raises `DataUnreadable` and `DataEmpty`.
+    """
+    require_data(source.path)
+    files = _files(source.path)
+    read = [_file(file, roots, f"{Path(file).name} " if len(files) > 1 else "") for file in files] or _streams(source)
+    if source.shuffle_seed is not None:
+        yield from _shuffled(read, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
+        return
+    number = itertools.count()
+    for one in read:
+        for _, where, row in one():
+            yield next(number), where, row
+
+
+def first_row(path: str) -> Row:
+    """Return the first row of a data file. Raises `DataUnreadable` and `DataEmpty`."""
+    require_data(path)
+    _, where, row = next(_file(path, (), "")(), (0, "", None))
+    if row is None:
+        raise DataEmpty(f"{path} has no rows", "put one request per line into it")
+    if isinstance(row, BadRow):
+        raise DataUnreadable(f"{path} {where} {row}", row.hint)
+    return row
+
+
+def _files(path: str) -> list[str]:
+    """Return the files that are read here: none of the hub, or of a directory that `datasets` divides into splits."""
+    if is_remote(path) or (is_local(path) and not os.path.isdir(path)):
+        return [path]
+    inside = Path(path).rglob("[!.]*") if is_local(path) else ()
+    found = sorted(str(file) for file in inside if file.is_file())
+    plain = all(data_format(file) for file in found) and not any(SPLITS.search(Path(file).name) for file in found)
+    return found if plain else []
+
+
+def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator[Numbered]]:
+    """Return what reads the rows of a file. `prefix`: its name, for messages, where there are several."""
+    form, compression = data_format(path) or ("", None)
+
+    def read() -> Iterator[Numbered]:
+        number = 0
+        try:
+            with contextlib.ExitStack() as stack:
+                file: Any = stack.enter_context(opened(path)) if is_remote(path) else pa.OSFile(path)
+                if form == "parquet":
+                    found = _parquet(pq.ParquetFile(file), roots, path)
+                else:
+                    stream = pa.CompressedInputStream(file, compression) if compression else file
+                    found = READERS[form](_decodable(io.BufferedReader(stream, BLOCK), path), path, roots)
+                for place, row in found:
+                    yield number, f"{prefix}{'row' if form in ('parquet', 'json') else 'line'} {place}", row
+                    number += 1
+        except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+            after = f" after row {number}" if number else ""
+            hint = "check that the file is complete, and that it is what its suffix says"
+            raise DataUnreadable(f"cannot read {path}{after}: {first_line(error)[:200]}", hint) from error
+
+    return read
+
+
+def _decodable(file: io.BufferedReader, path: str) -> io.BufferedReader:
+    """Return a file without its byte order mark. Raises `DataUnreadable` for UTF-16, as Excel and PowerShell write it."""
+    start = file.peek(4)[:4]
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
+        raise DataUnreadable(f"{path} is in UTF-16", "save it as UTF-8: iconv -f UTF-16 -t UTF-8")
+    if start.startswith(b"\xef\xbb\xbf"):
+        file.read(3)
+    return file
+
+
+Found = Iterator[tuple[int, Row | BadRow]]  # by line, or by row
+
+
+def _json_lines(file: Iterable[bytes], path: str, roots: Sequence[str]) -> Found:
+    """Yield an object for each line that is not blank."""
+    loads = orjson.loads
+    for place, line in enumerate(file, 1):
+        try:
+            row = loads(line)
+        except orjson.JSONDecodeError:
+            if line.isspace():
+                continue
+            row = _parsed(line)
+        yield place, row if type(row) is dict else _no_object(row)
+
+
+def _parsed(line: bytes) -> Any:
+    """Return what the standard library reads of a line that orjson does not: NaN, half a surrogate pair, other bytes."""
+    try:
+        return json.loads(line.decode(errors="surrogateescape"))
+    except RecursionError:
+        return BadRow("is nested too deeply", "drop the row, or what is nested in it")
+    except ValueError as error:
+        return BadRow(f"is not JSON: {getattr(error, 'msg', error)}", "write one JSON object per line")
+
+
+def _no_object(row: Any) -> BadRow:
+    return row if isinstance(row, BadRow) else BadRow("is not a JSON object", 'write one object per line: {"prompt": "..."}')
+
+
+def _json(file: io.BufferedReader, path: str, roots: Sequence[str]) -> Found:
+    """Yield the objects of an array, of lines, or one after the other. Raises `DataUnreadable` for rows that are wrapped."""
+    first = file.readline()
+    with contextlib.suppress(orjson.JSONDecodeError):
+        if isinstance(orjson.loads(first), dict) and file.peek(1):
+            yield from _json_lines(itertools.chain([first], file), path, roots)
+            return
+    content = first + file.read(WHOLE)
+    if len(content) > WHOLE:
+        raise DataUnreadable(f"{path} is larger than 1 GB", f"write one object per line: jq -c '.[]' {path} > rows.jsonl")
+    try:
+        found = [orjson.loads(content)]
+    except orjson.JSONDecodeError:
+        found = list(_concatenated(content.decode(errors="surrogateescape").strip()))
+    if len(found) == 1:
+        if isinstance(found[0], dict):
+            _refuse_wrapped(found[0], path, roots)
+        elif isinstance(found[0], list):
+            found = found[0]
+    yield from ((place, row if type(row) is dict else _no_object(row)) for place, row in enumerate(found, 1))
+
+
+def _concatenated(text: str) -> Iterator[Any]:
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        value, end = decoder.raw_decode(text, at)
+        yield value
+        at = end + len(text[end : end + BLOCK]) - len(text[end : end + BLOCK].lstrip())
+
+
+def _refuse_wrapped(found: Row, path: str, roots: Sequence[str]) -> None:
+    """Raise `DataUnreadable` for one object that holds the rows in a list, by key, or by column."""
+    values, take = list(found.values()), f"take them out: jq -c '%s' {Path(path).name} > rows.jsonl"
+    lists = [name for name, value in found.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if lists and not any(root in found for root in roots):
+        raise DataUnreadable(f"{path} holds its rows inside an object", take % f'.["{lists[0]}"][]')
+    if len(values) > 1 and all(isinstance(value, dict) for value in values):
+        raise DataUnreadable(f"{path} holds its rows by key", take % ".[]")
+    if len(values) > 1 and all(isinstance(value, list) and len(value) == len(values[0]) for value in values) and not lists:
+        hint = "write one row per line: with pandas, to_json(orient='records', lines=True)"
+        raise DataUnreadable(f"{path} holds its rows by column", hint)
+
+
+def _cells(file: io.BufferedReader, path: str, roots: Sequence[str], separator: str | None = None) -> Found:
+    """Yield the rows of a CSV or TSV file, cells as they stand: 007 is not 7, and NA is a word; only nothing is None."""
+    csv.field_size_limit(CELL)
+    lines = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+    first = next((line for line in lines if line.strip()), "")
+    semicolons = ";" in first and "," not in first  # as Excel writes them in much of Europe
+    reader = csv.reader(itertools.chain([first], lines), delimiter=separator or (";" if semicolons else ","))
+    header, place = next(reader, []), 2
+    for cells in reader:
+        if len(cells) > len(header):
+            problem = f"has {len(cells)} cells, but the header has {len(header)}"
+            yield place, BadRow(problem, "put cells that hold the separator into quotation marks")
+        elif cells:
+            yield place, dict(itertools.zip_longest(header, (cell or None for cell in cells)))
+        place = reader.line_num + 1
+
+
+def _lines(file: Iterable[bytes], path: str, roots: Sequence[str]) -> Found:
+    """Yield every line as the column `text`."""
+    for place, line in enumerate(file, 1):
+        yield place, {"text": line.rstrip(b"\r\n").decode(errors="surrogateescape")}
+
+
+READERS: dict[str, Callable[[io.BufferedReader, str, Sequence[str]], Found]] = {
+    "jsonl": _json_lines,
+    "json": _json,
+    "csv": _cells,
+    "tsv": partial(_cells, separator="\t"),
+    "txt": _lines,
+}
+
+
+def _parquet(file: pq.ParquetFile, roots: Sequence[str], path: str) -> Found:
+    """Yield the rows of a Parquet file with the columns that are asked for; with all of them if it lacks one."""
+    names = file.schema_arrow.names
+    chosen = [name for name in names if name in roots] if roots and any(root in names for root in roots) else None
+    place = 0
+    for batch in file.iter_batches(BATCH, columns=chosen):
+        for row in batch.to_pylist():
+            place += 1
+            yield place, row
+
+
+def _streams(source: SourceOptions) -> list[Callable[[], Iterator[Numbered]]]:
+    """Return what reads the files of a dataset that `datasets` reads. Raises `DataUnreadable` and `DataEmpty`."""
+    from datasets import load_dataset_builder
+    from datasets.utils.logging import disable_progress_bar, set_verbosity
+
+    path = source.path
+    if is_local(path) and Path(path, "state.json").exists():
+        raise DataUnreadable(f"{path} was written by save_to_disk of datasets", "write the dataset with to_parquet")
+    disable_progress_bar()
+    set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
+    revision = {} if is_local(path) else {"revision": source.revision}
+
+    @contextlib.contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # datasets raises whatever its parsers raise
+            if isinstance(error, StopIteration):
+                raise DataEmpty(f"{path} holds an empty file", "remove that file, or fill it") from error
+            hint = "check name, split, its README.md and the files in it"
+            hint = hint if is_local(path) else "check the dataset's id, name, split and your access rights"
+            raise DataUnreadable(f"cannot read {path}: {first_line(error)[:200]}", hint) from error
+
+    def numbered(file: int) -> Callable[[], Iterator[Numbered]]:
+        def read() -> Iterator[Numbered]:
+            with named():
+                for number, row in enumerate(stream.shard(num_shards=stream.num_shards, index=file)):
+                    yield number, f"row {number}", row
+
+        return read
+
+    with named():
+        stream = load_dataset_builder(path=path, name=source.name, **revision).as_streaming_dataset(split=source.split)
+        return [numbered(file) for file in range(stream.num_shards)]
+
+
+def _shuffled(
+    files: Sequence[Callable[[], Iterator[Numbered]]], random: np.random.Generator, size: int
+) -> Iterator[Numbered]:
+    """Yield rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random
+    order.
+    """
+
+    def numbered(file: int) -> Iterator[Numbered]:
+        return ((number + file * FILE, where, row) for number, where, row in files[file]())
+
+    waiting = map(numbered, random.permutation(len(files)).tolist())
+    read = list(itertools.islice(waiting, FILES))
+    buffer: list[Numbered] = []
+    turn = 0
+    while read:
+        row = next(read[turn % len(read)], None)
+        if row is None:
+            read[turn % len(read) : turn % len(read) + 1] = itertools.islice(waiting, 1)
+            continue
+        turn += 1
+        if len(buffer) < size:
+            buffer.append(row)
+        else:
+            place = int(random.integers(size))
+            yield buffer[place]
+            buffer[place] = row
+    for place in random.permutation(len(buffer)).tolist():
+        yield buffer[place]
