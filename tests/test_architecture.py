@@ -28,7 +28,7 @@ HOMES = {
     "typer": ("cli/*",),
     "rich": ("render/*", "commands/*", "cli/*"),
     "plotly": ("render/html/*", "render/blocks.py"),
-    "jinja2": ("render/html/*",),
+    "jinja2": ("render/html/*", "profiling/texts/chat.py"),
     "yaml": ("config/*",),
     "pydantic": ("config/*", "log/training.py", "commands/importing/*", "costs/engine_table.py"),
     "scipy": ("stats/*", "costs/*", "theory/*"),

@@ -52,17 +52,22 @@ def init(
     target: Annotated[str, Argument(metavar="TARGET", help="Hub id, local directory or .gguf file.")],
     data: Annotated[
         list[Path],
-        Option(metavar="FILE", help="Prompts: .jsonl, .csv or .parquet, one per row (repeatable: one domain per file)."),
+        Option(metavar="FILE", help="Prompts, one per row: .jsonl, .csv, .parquet... (repeatable: one domain per file)."),
     ],
     draft: Annotated[
         list[str] | None, Option(metavar="MODEL", help="A draft model or head (repeatable). Prompt lookup is always added.")
     ] = None,
+    prompt: Annotated[
+        str, Option(metavar="TEMPLATE", help="The column of prompts, or a template; default: found by name.")
+    ] = "",
+    messages: Annotated[str, Option(metavar="COLUMN", help="The column of chats; default: found by name and shape.")] = "",
     out: Annotated[Path, Option(metavar="PROFILE", help="The file to write.")] = Path("profile.yaml"),
 ) -> None:
     """Write a commented, ready-to-run profile from a target, drafts and files of prompts."""
-    from alphaprof.config.starter import write_profile
+    from alphaprof.commands import init as starting
 
-    write_profile(target, draft or [], data, out)
+    for first in starting.init(target, draft or [], data, out, starting.Asked(prompt, messages)):
+        print(first)
     print(f"{out} is written. Next: alphaprof profile {shlex.quote(str(out))} --dry-run")
 
 

@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from alphaprof.config.profile import SourceOptions
+from alphaprof.profiling.texts.cells import BadRow
 from alphaprof.profiling.texts.chat import render_chat, turns_of
 from alphaprof.profiling.texts.corpus import encode
-from alphaprof.profiling.texts.rows import BadRow
 from tests.conftest import ROOT
 
 CHAT = ROOT / "tests/golden/chat"

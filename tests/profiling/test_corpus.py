@@ -29,6 +29,7 @@ from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.texts.cells import render
 from alphaprof.profiling.texts.chat import render_chat
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.texts.corpus import (
@@ -36,7 +37,6 @@ from alphaprof.profiling.texts.corpus import (
     Document,
     documents_of,
     prompt_table,
-    render,
 )
 from alphaprof.profiling.texts.rows import rows
 from tests.loops import each

@@ -7,14 +7,13 @@ recorded of it in tests/golden/chat. More lenient than vLLM: arguments that are 
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ColumnMissing
 from alphaprof.profiling.models.hub import first_line
-from alphaprof.profiling.texts.rows import BadRow, LeftOut
+from alphaprof.profiling.texts.cells import BadRow, LeftOut, decoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,16 +26,6 @@ OWN = ("add_generation_prompt", "continue_final_message", "tokenize", "return_di
 BILLING = "x-anthropic-billing-header"  # a line that changes with every request, which vLLM drops
 CHAT = "give a list of {role, content}, or of {from, value}"
 TWO_DAYS = (datetime.datetime(2001, 2, 3, tzinfo=datetime.UTC), datetime.datetime(2010, 11, 12, tzinfo=datetime.UTC))
-
-
-def decoded(value: Any) -> Any:
-    """Return a cell, parsed if it is the JSON text of an object or a list."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def turns_of(value: Any) -> list[Turn]:

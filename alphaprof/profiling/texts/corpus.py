@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import difflib
 import hashlib
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,17 +32,16 @@ from alphaprof.log.split import unit_of
 from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
+from alphaprof.profiling.texts.cells import BadRow, LeftOut, Row, cell, decoded, label_of, named, render, text_in
 from alphaprof.profiling.texts.chat import (
     Turn,
-    decoded,
     render_chat,
     set_variables,
     text_of,
     turns_of,
     without_answer,
 )
-from alphaprof.profiling.texts.rows import BadRow, LeftOut, Row, rows
-from alphaprof.report.format import many
+from alphaprof.profiling.texts.rows import rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,7 +57,6 @@ LOST_BOS = "cut prompts lost their initial BOS"
 INT32_MAX = np.iinfo(np.int32).max
 BAD = "that cannot be used"  # bad rows, each for its own reason
 TRIED, SHOWN = 1_000, 3  # bad rows after which a source without a document is given up, and those that are shown
-KINDS = {bool: "true or false", list: "a list", dict: "an object"}
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
 NOT_READ = f"sources read no further: the last {READ_ON:,} rows had only domains at the limit"
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -119,8 +114,12 @@ class SourceRead:
 
     def bad_rows(self, path: str) -> str:
         """Return how many rows are bad, with the first and their reasons; empty if there are none."""
-        reasons = "; ".join(cut(f"{bad.where} {bad}", MESSAGE) for bad in self.shown)
-        return f"{self.bad:,} of {many(self.rows, 'row')} of {path} cannot be used: {reasons}" if self.bad else ""
+        alike: dict[str, list[str]] = {}
+        for bad in self.shown:
+            alike.setdefault(str(bad), []).append(bad.where)
+        reasons = "; ".join(cut(f"{', '.join(places)} {reason}", MESSAGE) for reason, places in alike.items())
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        return f"{self.bad:,} of {rows} of {path} cannot be used: {reasons}" if self.bad else ""
 
     def require(self, source: SourceOptions, any_document: bool) -> None:
         """Raise the error of a source with too many bad rows, or without a document."""
@@ -246,9 +245,9 @@ class Corpus:
         cut = given is not None and limit is not None and len(given) > limit
         given = given[:limit] if given is not None else None
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
-        cluster = _value(row, source.cluster, optional=True) if source.cluster else None
-        time = _moment(_value(row, source.time, optional=True), source.time) if source.time else None
-        label = None if cluster is None else f"{index}:{_label(cluster, source.cluster)}"
+        cluster = cell(row, source.cluster, optional=True) if source.cluster else None
+        time = _moment(cell(row, source.time, optional=True), source.time) if source.time else None
+        label = None if cluster is None else f"{index}:{label_of(cluster, source.cluster)}"
         self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         begin = self.tokenizer.bos_token_id
@@ -293,15 +292,15 @@ def encode(
     if it says nothing. And, if it is asked for as `answered`, those of the answer that ends a chat.
     """
     if source.prompt_ids is not None:
-        return _token_ids(_value(row, source.prompt_ids), source.prompt_ids), None
+        return _token_ids(cell(row, source.prompt_ids), source.prompt_ids), None
     tools, variables, answer = None, source.chat_options, list[Turn]()
     if source.messages is not None:
-        turns, answer = without_answer(named(source.messages, turns_of, _value(row, source.messages)))
+        turns, answer = without_answer(named(source.messages, turns_of, cell(row, source.messages)))
         if not turns or _blank(text_of(turns[-1].get("content"))):
             return NOTHING, NOTHING if answered else None
-        tools = _value(row, source.tools, optional=True) if source.tools else None
+        tools = cell(row, source.tools, optional=True) if source.tools else None
         if source.chat_template_kwargs:
-            own = decoded(_value(row, source.chat_template_kwargs, optional=True))
+            own = decoded(cell(row, source.chat_template_kwargs, optional=True))
             if not isinstance(own, Mapping | None):
                 raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
             variables = {**variables, **set_variables(own or {})}
@@ -323,9 +322,10 @@ def encode(
     if not answer:
         raise LeftOut("whose chat does not end with an answer")
     whole = render_chat(tokenizer, [*turns, *answer], variables, tools, begin=False)
-    if not whole.startswith(prompt):
+    if not whole.startswith(prompt) and (len(answer) > 1 or answer[0].get("tool_calls")):
         raise BadRow("has an answer that the chat template does not write after the prompt", "give the answer as a column")
-    given = _encoded(tokenizer, whole[len(prompt) :], False)
+    text = whole[len(prompt) :] if whole.startswith(prompt) else text_of(answer[0].get("content"))
+    given = _encoded(tokenizer, text, False)
     return ids, given[: next(iter(np.flatnonzero(given == tokenizer.eos_token_id)), len(given))]
 
 
@@ -354,7 +354,7 @@ def _domain(source: SourceOptions, row: Row) -> str:
     """Return the domain of a row. Raises `LeftOut` where its column is empty."""
     if isinstance(source.domain, str):
         return source.domain
-    domain = _label(_value(row, source.domain.column), source.domain.column)
+    domain = label_of(cell(row, source.domain.column), source.domain.column)
     if _blank(domain):
         raise LeftOut(f"with nothing in the column {source.domain.column}")
     return domain
@@ -362,10 +362,10 @@ def _domain(source: SourceOptions, row: Row) -> str:
 
 def encode_given(column: str, row: Row, tokenizer: PreTrainedTokenizerBase) -> Ids:
     """Return token ids of a logged response: ids as they are, text as the tokenizer encodes it without special tokens."""
-    value = _value(row, column)
+    value = cell(row, column)
     if isinstance(value, list) and value and not isinstance(value[0], int):
         value = named(column, text_of, value)  # parts of a content
-    return _token_ids(value, column) if isinstance(value, list) else _encoded(tokenizer, _text(value, column), False)
+    return _token_ids(value, column) if isinstance(value, list) else _encoded(tokenizer, text_in(value, column), False)
 
 
 def _token_ids(value: Any, column: str) -> Ids:
@@ -373,46 +373,6 @@ def _token_ids(value: Any, column: str) -> Ids:
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= INT32_MAX for token in value):
         raise BadRow(f"{column} holds no token ids", "give a list of integer ids from the tokenizer", ColumnMissing)
     return np.asarray(value, dtype=np.int32)
-
-
-def render(template: str, row: Row) -> str:
-    """Return the template with {column} replaced by the row's texts and numbers; a value's own braces mean nothing. Raises
-    `BadRow` for a value that is neither.
-    """
-    from alphaprof.config.profile import template_parts
-
-    parts = template_parts(template)
-    return "".join(literal + ("" if name is None else _text(_value(row, name), name)) for literal, name in parts)
-
-
-def _text(value: Any, column: str) -> str:
-    """Return a text, a number, or a date as ISO 8601 writes it. Raises `BadRow` for any other cell."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return value.decode(errors="surrogateescape")
-    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
-        value = value.date()
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        return str(value)
-    kind = KINDS.get(type(value), f"a {type(value).__name__}")
-    hint = "name a column with text, or a place inside it, like turns.0 or choices.0.message.content"
-    raise BadRow(f"{column} holds {kind}, not text", hint, ColumnMissing)
-
-
-def _label(value: Any, column: str | None) -> str:
-    """Return the name of a domain or a cluster."""
-    return str(value).lower() if isinstance(value, bool) else _text(value, str(column))
-
-
-def named(column: str, read: Callable[[Any], T], value: Any) -> T:
-    """Return what is read of a cell. Raises `BadRow` with the name of its column."""
-    try:
-        return read(value)
-    except BadRow as bad:
-        raise BadRow(f"{column} {bad}", bad.hint, bad.kind) from bad
 
 
 def _moment(value: Any, column: str) -> datetime.datetime:
@@ -435,34 +395,6 @@ def _moment(value: Any, column: str) -> datetime.datetime:
                 return datetime.datetime.combine(time.date(), time.time(), datetime.UTC)  # of pandas: without nanoseconds
     hint = "write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), from 1990 to today"
     raise BadRow(f"{cut(column, VALUE)} holds {shown(value)}, which is not the time of a request", hint, ColumnMissing)
-
-
-def _value(row: Row, column: str, optional: bool = False) -> Any:
-    """Return the cell of a column that must exist, also `outer.inner` of an object, `turns.0` of a list, or of the JSON text
-    of either. Raises `LeftOut` if it holds nothing, unless that is allowed, and `BadRow` if it is not there.
-    """
-    found, rest = (row[column], "") if column in row else (row, column)
-    while rest:
-        if isinstance(found, Mapping) and rest in found:
-            found, rest = found[rest], ""
-            continue
-        name, _, rest = rest.partition(".")
-        found = decoded(found)
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, Mapping) and name in found:
-            found = found[name]
-        else:
-            near = difflib.get_close_matches(column, list(row), n=1)
-            hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(map(str, row)))}"
-            raise BadRow(f"has no column {shown(column)}", hint, ColumnMissing)
-        if found is None and rest:
-            break
-    if isinstance(found, float) and math.isnan(found):
-        found = None
-    if found is None and not optional:
-        raise LeftOut(f"with nothing in the column {column}")
-    return found
 
 
 def stored(document: Document) -> dict[str, Any]:

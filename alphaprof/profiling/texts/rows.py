@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphaprof.config.profile import data_format
-from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
+from alphaprof.errors import DataEmpty, DataUnreadable
 from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
+from alphaprof.profiling.texts.cells import BadRow, Row
 
 if TYPE_CHECKING:
     from alphaprof.config.profile import SourceOptions
 
-Row = Mapping[str, Any]
 FILE = 1 << 32  # beyond the rows of any file
 FILES = 10  # files that a shuffle reads at a time
 BLOCK = 1 << 20  # bytes that are read at a time
@@ -39,18 +39,6 @@ WHOLE = 1 << 30  # bytes of a .json file, which is read whole
 CELL = 1 << 26  # characters of a cell: beyond it, a quotation mark has no second
 BATCH = 256  # rows of a Parquet file that are turned into Python objects together
 SPLITS = re.compile(r"train|test|valid|val|dev|eval", re.IGNORECASE)  # by which `datasets` divides a directory
-
-
-class BadRow(Exception):
-    """A row that nobody could use, and `hint`, what to do. `where`: its line or row, once that is known."""
-
-    def __init__(self, problem: str, hint: str, kind: type[AlphaprofError] = DataUnreadable) -> None:
-        super().__init__(problem)
-        self.hint, self.kind, self.where = hint, kind, ""
-
-
-class LeftOut(Exception):
-    """A row of which no document can be made, for a reason that many rows may have: it is left out and counted."""
 
 
 # A row's number in its source, from 0; where it is, for messages; the row, or why there is none.

@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.commands.init import init
 from alphaprof.config.load import load_profile
-from alphaprof.config.starter import write_profile
 from alphaprof.errors import AlphaprofError
 from tests.loops import each
 
@@ -22,7 +22,7 @@ TALK = {"messages": [{"role": "user", "content": "hello"}], "conversation_id": "
 
 def written(folder: Path, row: object = TALK, *drafts: str) -> Any:
     (folder / "traffic.jsonl").write_text("\n" + json.dumps(row) + "\n")
-    write_profile("Qwen/Qwen3-8B", drafts, [folder / "traffic.jsonl"], folder / "my.yaml")
+    init("Qwen/Qwen3-8B", drafts, [folder / "traffic.jsonl"], folder / "my.yaml")
     load_profile(folder / "my.yaml")
     return yaml.safe_load((folder / "my.yaml").read_text())
 
@@ -64,18 +64,18 @@ def test_tables_are_read_too(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "t.csv")
     table.to_parquet(tmp_path / "t.parquet")
     for name in ("t.csv", "t.parquet"):
-        write_profile("target", [], [tmp_path / name], tmp_path / f"{name}.yaml")
+        init("target", [], [tmp_path / name], tmp_path / f"{name}.yaml")
         assert yaml.safe_load((tmp_path / f"{name}.yaml").read_text())["data"][0]["prompt"] == "{prompt}"
 
 
-FAULTS = {"": "it is empty", "[1]": "is not an object", '{"n": 1}': "no column of", "{": "read a row"}
+FAULTS = {"": "is empty", "[1]": "is not a JSON object", '{"n": 1}': "no column that is known", "{": "is not JSON"}
 
 
 @each("content", FAULTS)
 def test_data_that_tell_nothing_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(content)
     with pytest.raises(AlphaprofError, match=FAULTS[content]):
-        write_profile("target", [], [tmp_path / "data.jsonl"], tmp_path / "my.yaml")
+        init("target", [], [tmp_path / "data.jsonl"], tmp_path / "my.yaml")
     assert not (tmp_path / "my.yaml").exists()
 
 
@@ -98,4 +98,4 @@ def test_every_data_file_is_a_source_with_a_domain_of_its_own(tmp_path: Path) ->
     found = [(source["domain"], source["path"]) for source in yaml.safe_load((tmp_path / "my.yaml").read_text())["data"]]
     assert found == [("chat", "a/chat.jsonl"), ("code", "code.jsonl"), ("chat2", "b/chat.jsonl")]
     with pytest.raises(AlphaprofError, match="twice"):
-        write_profile("target", [], [tmp_path / "code.jsonl"] * 2, tmp_path / "other.yaml")
+        init("target", [], [tmp_path / "code.jsonl"] * 2, tmp_path / "other.yaml")

@@ -1,0 +1,106 @@
+"""Cells of rows to text: a cell by its path, and what may stand in a prompt."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, TypeVar
+
+from alphaprof.config.profile import template_parts
+from alphaprof.errors import VALUE, AlphaprofError, ColumnMissing, DataUnreadable, cut, shown
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+KINDS = {bool: "true or false", list: "a list", dict: "an object"}
+
+
+class BadRow(Exception):
+    """A row that nobody could use, and `hint`, what to do. `where`: its line or row, once that is known."""
+
+    def __init__(self, problem: str, hint: str, kind: type[AlphaprofError] = DataUnreadable) -> None:
+        super().__init__(problem)
+        self.hint, self.kind, self.where = hint, kind, ""
+
+
+class LeftOut(Exception):
+    """A row of which no document can be made, for a reason that many rows may have: it is left out and counted."""
+
+
+def decoded(value: Any) -> Any:
+    """Return a cell, parsed if it is the JSON text of an object or a list."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def cell(row: Row, column: str, optional: bool = False) -> Any:
+    """Return the cell of a column that must exist, also `outer.inner` of an object, `turns.0` of a list, or of the JSON text
+    of either. Raises `LeftOut` if it holds nothing, unless that is allowed, and `BadRow` if it is not there.
+    """
+    found, rest = (row[column], "") if column in row else (row, column)
+    while rest:
+        if isinstance(found, Mapping) and rest in found:
+            found, rest = found[rest], ""
+            continue
+        name, _, rest = rest.partition(".")
+        found = decoded(found)
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping) and name in found:
+            found = found[name]
+        else:
+            near = difflib.get_close_matches(column, list(row), n=1)
+            hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(map(str, row)))}"
+            raise BadRow(f"has no column {shown(column)}", hint, ColumnMissing)
+        if found is None and rest:
+            break
+    if isinstance(found, float) and math.isnan(found):
+        found = None
+    if found is None and not optional:
+        raise LeftOut(f"with nothing in the column {column}")
+    return found
+
+
+def render(template: str, row: Row) -> str:
+    """Return the template with {column} replaced by the row's texts and numbers; a value's own braces mean nothing. Raises
+    `BadRow` for a value that is neither.
+    """
+    parts = template_parts(template)
+    return "".join(literal + ("" if name is None else text_in(cell(row, name), name)) for literal, name in parts)
+
+
+def text_in(value: Any, column: str) -> str:
+    """Return a text, a number, or a date as ISO 8601 writes it. Raises `BadRow` for any other cell."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        value = value.date()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return str(value)
+    kind = KINDS.get(type(value), f"a {type(value).__name__}")
+    hint = "name a column with text, or a place inside it, like turns.0 or choices.0.message.content"
+    raise BadRow(f"{column} holds {kind}, not text", hint, ColumnMissing)
+
+
+def label_of(value: Any, column: str | None) -> str:
+    """Return the name of a domain or a cluster."""
+    return str(value).lower() if isinstance(value, bool) else text_in(value, str(column))
+
+
+def named(column: str, read: Callable[[Any], T], value: Any) -> T:
+    """Return what is read of a cell. Raises `BadRow` with the name of its column."""
+    try:
+        return read(value)
+    except BadRow as bad:
+        raise BadRow(f"{column} {bad}", bad.hint, bad.kind) from bad
