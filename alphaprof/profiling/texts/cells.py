@@ -86,6 +86,8 @@ def text_in(value: Any, column: str) -> str:
         value = value.date()
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
+    if isinstance(value, float) and abs(value) >= 2**63:  # an integer that the parser of JSON could not hold
+        raise BadRow(f"{column} holds a number of more than 64 bits", "write it as text", ColumnMissing)
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return str(value)
     kind = KINDS.get(type(value), f"a {type(value).__name__}")

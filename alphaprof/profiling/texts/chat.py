@@ -6,7 +6,7 @@ recorded of it in tests/golden/chat. More lenient than vLLM: arguments that are 
 
 from __future__ import annotations
 
-import datetime
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,9 @@ Turn = dict[str, Any]
 SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 FUNCTION = ("name", "description", "parameters")
-OWN = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "chat_template", "messages")
+OWN = ("tools", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "chat_template", "messages")
 BILLING = "x-anthropic-billing-header"  # a line that changes with every request, which vLLM drops
 CHAT = "give a list of {role, content}, or of {from, value}"
-TWO_DAYS = (datetime.datetime(2001, 2, 3, tzinfo=datetime.UTC), datetime.datetime(2010, 11, 12, tzinfo=datetime.UTC))
 
 
 def turns_of(value: Any) -> list[Turn]:
@@ -72,16 +71,18 @@ def render_chat(
 
     Raises `BadRow` for turns that are none, or that the template refuses, and `LeftOut` for content that is not text.
     """
-    template = str(tokenizer.chat_template)
+    known = variables.get("tools") if tools is None else _tools(tools)
+    template = str(tokenizer.get_chat_template(None, known))
     chat = [_turn(turn, _reads_parts(template)) for turn in turns]
     if not any(word in template for word in ("'developer'", '"developer"')):
         chat = _developer_as_system(chat)
     given = set_variables(variables)
-    if isinstance(date := given.get("date_string"), str):
-        given["strftime_now"] = lambda _: date
-    known = given.pop("tools", None) if tools is None else _tools(tools)
+    if isinstance(date := given.get("date_string"), str) and "strftime_now" in template:
+        template = f"{{% macro strftime_now(_) %}}{{{{ {json.dumps(date)} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
     try:
-        text = tokenizer.apply_chat_template(chat, known, tokenize=False, add_generation_prompt=begin, **given)
+        text = tokenizer.apply_chat_template(
+            chat, tools=known, chat_template=template, add_generation_prompt=begin, tokenize=False, **given
+        )
     except Exception as error:  # templates raise jinja's errors and those of whatever they call
         message = f"is refused by the chat template: {first_line(error)[:200]}"
         raise BadRow(message, "check the roles of the chat, and chat_options") from error
@@ -98,7 +99,7 @@ def writes_the_date(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, 
     if tokenizer.chat_template is None or "date_string" in variables:
         return False
     turns = [{"role": "user", "content": "a"}]
-    one, other = (render_chat(tokenizer, turns, {**variables, "strftime_now": day.strftime}) for day in TWO_DAYS)
+    one, other = (render_chat(tokenizer, turns, {**variables, "date_string": day}) for day in ("01 Feb 2003", "12 Nov 2010"))
     return one != other
 
 
