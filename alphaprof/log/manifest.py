@@ -319,7 +319,7 @@ class Imported:
 
 
 LEFT_OUT = {  # the beginning of a reason, and what to do about it
-    "that cannot be used": "see their lines and reasons in the output of the run, or of profile --dry-run",
+    "with a row that": "see their lines and reasons in the output of the run, or of profile --dry-run",
     "with nothing in": "fill this column, or drop these rows",
     "with an empty": "check the columns that prompts and responses are made of",
     "with a prompt shorter": "lower min_prompt_tokens to keep them",

@@ -543,7 +543,7 @@ def test_a_malformed_line_far_into_a_file_is_counted_from_its_beginning(tmp_path
     assert found.bad_rows() == [
         f"1 of 123 rows of {path} cannot be used: line 121 is not JSON: Expecting property name enclosed in double quotes"
     ]
-    assert found.skipped == {"that cannot be used": 1}
+    assert found.skipped == {"with a row that cannot be used": 1}
 
 
 UNREADABLE = {

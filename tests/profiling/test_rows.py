@@ -137,10 +137,20 @@ def test_one_bad_row_is_left_out_counted_and_named_with_its_line(tmp_path: Path,
     path.write_bytes(lines_of(BAD[reason]))
     found = corpus({"path": str(path)})
     assert len(list(found)) == 30
-    assert found.skipped == {"that cannot be used": 1}
+    assert found.skipped == {"with a row that cannot be used": 1}
     (said,) = found.bad_rows()
     assert said.startswith(f"1 of 31 rows of {path} cannot be used: line 4 {reason}")
     assert said.isprintable()
+
+
+def test_what_a_template_says_of_a_row_is_shown_without_its_control_characters(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.chat_template = "{% if messages[0].content[:4] != 'good' %}{{ raise_exception(messages[0].content) }}{% endif %}a"
+    (tmp_path / "rows.jsonl").write_bytes(lines_of({"text": "\x1b[2J\u202e bad"}))
+    found = corpus({"path": str(tmp_path / "rows.jsonl"), "chat": True}, words=words)
+    assert len(list(found)) == 30
+    (said,) = found.bad_rows()
+    assert r"line 4 is refused by the chat template: \x1b[2J\u202e bad" in said
 
 
 def test_an_unused_column_may_hold_anything(tmp_path: Path) -> None:

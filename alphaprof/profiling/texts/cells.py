@@ -19,10 +19,12 @@ KINDS = {bool: "true or false", list: "a list", dict: "an object"}
 
 
 class BadRow(Exception):
-    """A row that nobody could use, and `hint`, what to do. `where`: its line or row, once that is known."""
+    """A row that cannot be used: the problem, on one line whatever the data hold, and `hint`, what to do. `where`: its line
+    or row, once that is known.
+    """
 
     def __init__(self, problem: str, hint: str, kind: type[AlphaprofError] = DataUnreadable) -> None:
-        super().__init__(problem)
+        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in problem))
         self.hint, self.kind, self.where = hint, kind, ""
 
 

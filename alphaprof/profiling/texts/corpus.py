@@ -55,7 +55,7 @@ EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
 MESSAGE = 150  # characters of each reason
 LOST_BOS = "cut prompts lost their initial BOS"
 INT32_MAX = np.iinfo(np.int32).max
-BAD = "that cannot be used"  # bad rows, each for its own reason
+BAD = "with a row that cannot be used"  # bad rows, each for its own reason
 TRIED, SHOWN = 1_000, 3  # bad rows after which a source without a document is given up, and those that are shown
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
 NOT_READ = f"sources read no further: the last {READ_ON:,} rows had only domains at the limit"
