@@ -66,7 +66,7 @@ def init(
     """Write a commented, ready-to-run profile from a target, drafts and files of prompts."""
     from alphaprof.commands import init as starting
 
-    for first in starting.init(target, draft or [], data, out, starting.Asked(prompt, messages)):
+    for first in starting.init(target, draft or [], data, out, prompt, messages):
         print(first)
     print(f"{out} is written. Next: alphaprof profile {shlex.quote(str(out))} --dry-run")
 

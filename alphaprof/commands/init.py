@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,17 @@ SHOWN = 200  # characters of a turn that are shown
 CLUSTERS = ("conversation_id", "conversation", "session_id", "user_id")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The columns of prompts that the user names: a template, or a column with chats; empty: they are looked for."""
-
-    prompt: str = ""
-    messages: str = ""
-
-
-def init(target: str, drafts: Sequence[str], data: Sequence[Path], out: Path, asked: Asked = Asked()) -> list[str]:
-    """Write `out`, with a source for each file of `data`, and return what the first prompt of each says. Raises
+def init(
+    target: str, drafts: Sequence[str], data: Sequence[Path], out: Path, prompt: str = "", messages: str = ""
+) -> list[str]:
+    """Write `out`, with a source for each file of `data`, and return what the first prompt of each says. `prompt`,
+    `messages`: the template of prompts, or the column of chats; without either it is looked for. Raises
     `OptionInvalid` if `out` exists, a file is given twice, or the column of prompts is not known, and `DataUnreadable` and
     `DataEmpty` for data without a first row.
     """
     if twice := [file for place, file in enumerate(data) if file in data[:place]]:
         raise OptionInvalid(f"--data names {twice[0]} twice", "name each file once")
-    found = {domain: _source(file, domain, asked) for domain, file in _domains(data).items()}
+    found = {domain: _source(file, domain, prompt, messages) for domain, file in _domains(data).items()}
     write_profile(target, drafts, {domain: source for domain, (source, _) in found.items()}, out)
     return [prompt for _, prompt in found.values()]
 
@@ -56,10 +50,14 @@ def _domains(data: Sequence[Path]) -> dict[str, Path]:
     return domains
 
 
-def _source(data: Path, domain: str, asked: Asked) -> tuple[dict[str, Any], str]:
+def _source(data: Path, domain: str, prompt: str, messages: str) -> tuple[dict[str, Any], str]:
     """Return the options of a data file, with the columns of its prompts, and what its first prompt says."""
     row = first_row(str(data.absolute()))
-    columns = _named(row, asked) if asked.prompt or asked.messages else _chat(row) or _prompt(row)
+    columns = _chat(row) or _prompt(row)
+    if messages:
+        columns = {"messages": messages} | _tools(row, messages)
+    elif prompt:
+        columns = {"prompt": prompt if "{" in prompt else f"{{{prompt}}}", "chat": True}
     if columns is None:
         problem = f"{data} has no column that is known to hold prompts: it has {cut(', '.join(row), TEXT // 2)}"
         raise OptionInvalid(problem, "name the one that does: --messages COLUMN, or --prompt '{COLUMN}'")
@@ -78,14 +76,6 @@ def _source(data: Path, domain: str, asked: Asked) -> tuple[dict[str, Any], str]
         columns["cluster"] = found[0]
     lines = "\n".join(visible(line) for line in first.splitlines())
     return {"path": str(data)} | columns, f"first prompt of {domain}:\n{lines}"
-
-
-def _named(row: Row, asked: Asked) -> dict[str, object]:
-    """Return the columns that the user names."""
-    if asked.messages:
-        return {"messages": asked.messages} | _tools(row, asked.messages)
-    template = asked.prompt if "{" in asked.prompt else f"{{{asked.prompt}}}"
-    return {"prompt": template, "chat": True}
 
 
 def _places(value: object, path: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:

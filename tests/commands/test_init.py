@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.init import init
 from alphaprof.config.load import load_profile
-from alphaprof.errors import AlphaprofError
+from alphaprof.errors import AlphaprofError, OptionInvalid
 from tests.loops import each
 
 TALK = {"messages": [{"role": "user", "content": "hello"}], "conversation_id": "c-1"}
@@ -34,6 +34,47 @@ def test_the_column_of_prompts_and_that_of_clusters_are_found(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         (source,) = written(tmp_path / name, row)["data"]
         assert (source["prompt"], source["chat"]) == (prompt, True)
+
+
+CHAT = [{"role": "user", "content": "hello"}]
+SHAPES: list[tuple[dict[str, Any], dict[str, Any]]] = [  # a first row with more than one text, and the columns to find
+    (
+        {"custom_id": "r-1", "body": {"messages": CHAT, "tools": [{"type": "function"}]}},
+        {"messages": "body.messages", "tools": "body.tools"},
+    ),
+    ({"id": "a", "conversations": [{"from": "human", "value": "hello"}]}, {"messages": "conversations"}),
+    ({"id": "a", "input": json.dumps(CHAT), "output": json.dumps(CHAT)}, {"messages": "input"}),
+    ({"id": "a", "call": {"log": CHAT}}, {"messages": "call.log"}),
+    ({"id": "a", "question": "hello", "answer": "no"}, {"prompt": "{question}", "chat": True}),
+    (
+        {"id": "a", "instruction": "say", "input": "hello", "output": "x"},
+        {"prompt": "{instruction}\n\n{input}", "chat": True},
+    ),
+    ({"question_id": 81, "category": "writing", "turns": ["hello", "more"]}, {"prompt": "{turns.0}", "chat": True}),
+    ({"id": "a", "inputs": {"prompt": "hello"}}, {"prompt": "{inputs.prompt}", "chat": True}),
+]
+
+
+@pytest.mark.parametrize(("row", "columns"), SHAPES)
+def test_chats_and_prompts_are_found_by_name_and_shape(row: dict[str, Any], columns: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    (first,) = init("target", [], [tmp_path / "t.jsonl"], tmp_path / "my.yaml")
+    (source,) = yaml.safe_load((tmp_path / "my.yaml").read_text())["data"]
+    assert {name: value for name, value in source.items() if name not in ("domain", "path", "cluster")} == columns
+    assert "hello" in first
+
+
+@pytest.mark.parametrize("row", [{"id": "a", "title": "b"}, {"chosen": CHAT, "rejected": CHAT}, {"one": CHAT, "two": CHAT}])
+def test_it_asks_where_no_name_says_which_column_holds_prompts(row: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    with pytest.raises(OptionInvalid) as caught:
+        init("target", [], [tmp_path / "t.jsonl"], tmp_path / "my.yaml")
+    assert "--messages COLUMN" in caught.value.hint
+    name = list(row)[1]
+    options = {"messages": name} if isinstance(row[name], list) else {"prompt": name}
+    init("target", [], [tmp_path / "t.jsonl"], tmp_path / "my.yaml", **options)
+    (source,) = yaml.safe_load((tmp_path / "my.yaml").read_text())["data"]
+    assert source.get("messages", source.get("prompt")) in (name, f"{{{name}}}")
 
 
 def test_drafts_are_of_the_kinds_that_their_names_or_files_say(tmp_path: Path) -> None:

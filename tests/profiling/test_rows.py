@@ -78,9 +78,8 @@ def test_a_directory_of_logs_is_read_file_by_file_and_one_with_splits_by_dataset
 
 
 WRAPPED = {
-    '{"version": 1, "data": [{"text": "a"}]}': "holds its rows inside an object",
-    '{"a": {"text": "a"}, "b": {"text": "b"}}': "holds its rows by key",
-    '{"text": ["a", "b"], "n": [1, 2]}': "holds its rows by column",
+    '{"version": 1, "data": [{"text": "a"}]}': """'.["data"][]'""",
+    '{"a": {"text": "a"}, "b": {"text": "b"}}': "'.[]'",
 }
 
 
@@ -89,8 +88,10 @@ def test_an_object_around_the_rows_is_refused_with_what_takes_them_out(tmp_path:
     (tmp_path / "a.json").write_text(content)
     error = refusal(corpus({"path": str(tmp_path / "a.json")}))
     assert isinstance(error, DataUnreadable)
-    assert WRAPPED[content] in error.message
-    assert "jq -c" in error.hint or "orient='records'" in error.hint
+    assert "is one object, not a list of rows" in error.message
+    assert f"jq -c {WRAPPED[content]} a.json" in error.hint
+    (tmp_path / "a.json").write_text('{"text": ["a", "b"], "n": [1, 2]}')  # by column, as pandas writes it
+    assert "text holds a list, not text" in refusal(corpus({"path": str(tmp_path / "a.json")})).message
 
 
 UNREADABLE = {

@@ -172,14 +172,12 @@ def _developer_as_system(turns: Sequence[Turn]) -> list[Turn]:
     """Return a chat for a template that knows no developer: what the developer says is the system's, whose turns are one."""
     if not any(turn["role"] == "developer" for turn in turns):
         return list(turns)
-    spoken = [turn for turn in turns if turn["role"] in ("developer", "system")]
-    others = [turn for turn in turns if turn not in spoken]
-    if len(spoken) == 1 and turns[0] is spoken[0]:
-        return [{"role": "system", "content": spoken[0]["content"]}, *others]
-    if all(isinstance(turn["content"], str) for turn in spoken):
-        return [{"role": "system", "content": "\n\n".join(filter(None, (turn["content"] for turn in spoken)))}, *others]
-    texts = ("\n".join(part["text"] for part in turn["content"]) for turn in spoken)
-    return [{"role": "system", "content": [{"type": "text", "text": "\n\n".join(filter(None, texts))}]}, *others]
+    said = [turn["content"] for turn in turns if turn["role"] in ("developer", "system")]
+    content = said[0]
+    if len(said) > 1:
+        content = "\n\n".join(filter(None, map(text_of, said)))
+        content = content if isinstance(said[0], str) else [{"type": "text", "text": content}]
+    return [{"role": "system", "content": content}, *(turn for turn in turns if turn["role"] not in ("developer", "system"))]
 
 
 @lru_cache(maxsize=32)

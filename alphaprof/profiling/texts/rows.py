@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphaprof.config.profile import data_format
-from alphaprof.errors import DataEmpty, DataUnreadable
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
 from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
 from alphaprof.profiling.texts.cells import BadRow, Row
@@ -151,7 +151,7 @@ def _no_object(row: Any) -> BadRow:
 
 
 def _json(file: io.BufferedReader, path: str, roots: Sequence[str]) -> Found:
-    """Yield the objects of an array, of lines, or one after the other. Raises `DataUnreadable` for rows that are wrapped."""
+    """Yield the objects of an array, of lines, or one after the other. Raises `DataUnreadable` for an object around them."""
     first = file.readline()
     with contextlib.suppress(orjson.JSONDecodeError):
         if isinstance(orjson.loads(first), dict) and file.peek(1):
@@ -164,11 +164,12 @@ def _json(file: io.BufferedReader, path: str, roots: Sequence[str]) -> Found:
         found = [orjson.loads(content)]
     except orjson.JSONDecodeError:
         found = list(_concatenated(content.decode(errors="surrogateescape").strip()))
-    if len(found) == 1:
-        if isinstance(found[0], dict):
-            _refuse_wrapped(found[0], path, roots)
-        elif isinstance(found[0], list):
-            found = found[0]
+    if len(found) == 1 and isinstance(found[0], list):
+        found = found[0]
+    elif len(found) == 1 and isinstance(found[0], dict) and not any(root in found[0] for root in roots):
+        inside = next((f'.["{name}"]' for name, value in found[0].items() if isinstance(value, list)), ".")
+        hint = f"take the rows out: jq -c '{inside}[]' {Path(path).name} > rows.jsonl"
+        raise DataUnreadable(f"{path} is one object, not a list of rows", hint)
     yield from ((place, row if type(row) is dict else _no_object(row)) for place, row in enumerate(found, 1))
 
 
@@ -178,19 +179,6 @@ def _concatenated(text: str) -> Iterator[Any]:
         value, end = decoder.raw_decode(text, at)
         yield value
         at = end + len(text[end : end + BLOCK]) - len(text[end : end + BLOCK].lstrip())
-
-
-def _refuse_wrapped(found: Row, path: str, roots: Sequence[str]) -> None:
-    """Raise `DataUnreadable` for one object that holds the rows in a list, by key, or by column."""
-    values, take = list(found.values()), f"take them out: jq -c '%s' {Path(path).name} > rows.jsonl"
-    lists = [name for name, value in found.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
-    if lists and not any(root in found for root in roots):
-        raise DataUnreadable(f"{path} holds its rows inside an object", take % f'.["{lists[0]}"][]')
-    if len(values) > 1 and all(isinstance(value, dict) for value in values):
-        raise DataUnreadable(f"{path} holds its rows by key", take % ".[]")
-    if len(values) > 1 and all(isinstance(value, list) and len(value) == len(values[0]) for value in values) and not lists:
-        hint = "write one row per line: with pandas, to_json(orient='records', lines=True)"
-        raise DataUnreadable(f"{path} holds its rows by column", hint)
 
 
 def _cells(file: io.BufferedReader, path: str, roots: Sequence[str], separator: str | None = None) -> Found:
@@ -248,28 +236,25 @@ def _streams(source: SourceOptions) -> list[Callable[[], Iterator[Numbered]]]:
     set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
     revision = {} if is_local(path) else {"revision": source.revision}
 
-    @contextlib.contextmanager
-    def named() -> Iterator[None]:
+    def numbered(file: int) -> Iterator[Numbered]:
         try:
-            yield
+            for number, row in enumerate(stream.shard(num_shards=stream.num_shards, index=file)):
+                yield number, f"row {number}", row
         except Exception as error:  # datasets raises whatever its parsers raise
-            if isinstance(error, StopIteration):
-                raise DataEmpty(f"{path} holds an empty file", "remove that file, or fill it") from error
-            hint = "check name, split, its README.md and the files in it"
-            hint = hint if is_local(path) else "check the dataset's id, name, split and your access rights"
-            raise DataUnreadable(f"cannot read {path}: {first_line(error)[:200]}", hint) from error
+            raise failure(error) from error
 
-    def numbered(file: int) -> Callable[[], Iterator[Numbered]]:
-        def read() -> Iterator[Numbered]:
-            with named():
-                for number, row in enumerate(stream.shard(num_shards=stream.num_shards, index=file)):
-                    yield number, f"row {number}", row
+    def failure(error: Exception) -> AlphaprofError:
+        if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
+            return DataEmpty(f"{path} holds an empty file", "remove that file, or fill it")
+        hint = "check name, split, its README.md and the files in it"
+        hint = hint if is_local(path) else "check the dataset's id, name, split and your access rights"
+        return DataUnreadable(f"cannot read {path}: {first_line(error)[:200]}", hint)
 
-        return read
-
-    with named():
+    try:
         stream = load_dataset_builder(path=path, name=source.name, **revision).as_streaming_dataset(split=source.split)
-        return [numbered(file) for file in range(stream.num_shards)]
+        return [partial(numbered, file) for file in range(stream.num_shards)]
+    except Exception as error:
+        raise failure(error) from error
 
 
 def _shuffled(
