@@ -97,6 +97,8 @@ def test_an_object_around_the_rows_is_refused_with_what_takes_them_out(tmp_path:
 UNREADABLE = {
     "utf-16.jsonl": (LINES.decode().encode("utf-16"), "is in UTF-16"),
     "utf-16.csv": (TABLE.decode().encode("utf-16-le"), "is in UTF-16"),
+    "gzip.jsonl": (gzip.compress(LINES), "is in truth a gzip file"),
+    "sheet.csv": (b"PK\x03\x04\x14\x00", "is in truth a zip file"),
     "cut.jsonl.gz": (gzip.compress(LINES * 1000)[:-20], "cannot read"),
     "text.jsonl.gz": (LINES, "cannot read"),
 }

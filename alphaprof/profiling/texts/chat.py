@@ -117,7 +117,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
         key = TEXTS.get(part.get("type", "text")) if isinstance(part, Mapping) else None
         if key is None or not isinstance(part.get(key), str):
             raise LeftOut("with content that is not text")
-        others = {name: value for name, value in part.items() if name not in ("type", key)}
+        others = {name: value for name, value in part.items() if name not in ("type", key) and value is not None}
         parts.append({"type": "text", "text": part[key], **others})
     return parts
 

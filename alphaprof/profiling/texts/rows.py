@@ -37,6 +37,7 @@ FILES = 10  # files that a shuffle reads at a time
 BLOCK = 1 << 20  # bytes that are read at a time
 WHOLE = 1 << 30  # bytes of a .json file, which is read whole
 CELL = 1 << 26  # characters of a cell: beyond it, a quotation mark has no second
+MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 BATCH = 256  # rows of a Parquet file that are turned into Python objects together
 SPLITS = re.compile(r"train|test|valid|val|dev|eval", re.IGNORECASE)  # by which `datasets` divides a directory
 
@@ -111,8 +112,12 @@ def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator
 
 
 def _decodable(file: io.BufferedReader, path: str) -> io.BufferedReader:
-    """Return a file without its byte order mark. Raises `DataUnreadable` for UTF-16, as Excel and PowerShell write it."""
+    """Return a file without its byte order mark. Raises `DataUnreadable` for UTF-16, as Excel and PowerShell write it, and
+    for what is no text.
+    """
     start = file.peek(4)[:4]
+    if kind := next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), ""):
+        raise DataUnreadable(f"{path} is in truth a {kind} file", "unpack it, or give it the suffix of what it is")
     if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
         raise DataUnreadable(f"{path} is in UTF-16", "save it as UTF-8: iconv -f UTF-16 -t UTF-8")
     if start.startswith(b"\xef\xbb\xbf"):
