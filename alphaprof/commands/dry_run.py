@@ -198,14 +198,9 @@ def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     used = sum(bool(source.chat or source.messages is not None) for source in plan.options.data)
     there = f"used for {used} of {many(len(plan.options.data), 'source')}" if template else "the target has none"
     yield Finding.of("chat template", "target", there)
-    dated = {
-        "messages" if source.messages is not None else "chat"
-        for source in plan.options.data
-        if (source.chat or source.messages is not None) and writes_the_date(plan.tokenizer, source.chat_options)
-    }
-    if dated:
-        day = datetime.date.today().strftime("%d %b %Y")
-        remedy = f'set chat_options: {{date_string: "{day}"}} in each source with {" or ".join(sorted(dated))}'
+    chats = [source for source in plan.options.data if source.chat or source.messages is not None]
+    if any(writes_the_date(plan.tokenizer, source.chat_options) for source in chats):
+        remedy = f'set chat_options: {{date_string: "{datetime.date.today():%d %b %Y}"}} in each source with chats'
         cause = "it writes today's date into prompts: a run of another day has no prompt in common with this one"
         yield Finding.of("chat template", "target", cause, remedy)
     begin = plan.tokenizer.bos_token_id

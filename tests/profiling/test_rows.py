@@ -15,7 +15,7 @@ import pytest
 
 from alphaprof.config.profile import data_format
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataUnreadable
-from alphaprof.profiling.texts.chat import writes_the_date
+from alphaprof.profiling.texts.chat import render_chat, writes_the_date
 from tests.loops import each
 from tests.profiling.test_corpus import corpus, ids, refusal, texts, tokenizer
 
@@ -97,8 +97,8 @@ def test_an_object_around_the_rows_is_refused_with_what_takes_them_out(tmp_path:
 UNREADABLE = {
     "utf-16.jsonl": (LINES.decode().encode("utf-16"), "is in UTF-16"),
     "utf-16.csv": (TABLE.decode().encode("utf-16-le"), "is in UTF-16"),
-    "gzip.jsonl": (gzip.compress(LINES), "is in truth a gzip file"),
-    "sheet.csv": (b"PK\x03\x04\x14\x00", "is in truth a zip file"),
+    "gzip.jsonl": (gzip.compress(LINES), "is a gzip file with another suffix"),
+    "sheet.csv": (b"PK\x03\x04\x14\x00", "is a zip file with another suffix"),
     "cut.jsonl.gz": (gzip.compress(LINES * 1000)[:-20], "cannot read"),
     "text.jsonl.gz": (LINES, "cannot read"),
 }
@@ -248,6 +248,10 @@ def test_a_template_with_a_date_is_found_and_a_date_string_pins_it() -> None:
     words.chat_template = "{{ strftime_now('%d %b %Y') }}" + words.chat_template
     assert writes_the_date(words, {})
     assert not writes_the_date(words, {"date_string": "26 Jul 2024"})
+    found = render_chat(words, CHATS["messages"], {"date_string": "26 Jul 2024"})
+    assert found == "26 Jul 2024<user>a<model>"
+    words.chat_template = "{{ raise_exception('no') }}"
+    assert not writes_the_date(words, {})
 
 
 SENTINEL = "SENTINEL"

@@ -117,7 +117,9 @@ def _decodable(file: io.BufferedReader, path: str) -> io.BufferedReader:
     """
     start = file.peek(4)[:4]
     if kind := next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), ""):
-        raise DataUnreadable(f"{path} is in truth a {kind} file", "unpack it, or give it the suffix of what it is")
+        raise DataUnreadable(
+            f"{path} is a {kind} file with another suffix", "unpack it, or give it the suffix of what it is"
+        )
     if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
         raise DataUnreadable(f"{path} is in UTF-16", "save it as UTF-8: iconv -f UTF-16 -t UTF-8")
     if start.startswith(b"\xef\xbb\xbf"):
