@@ -29,7 +29,9 @@ from alphaprof.totals.lookup import MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
-REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS}  # keys that were there, and what to do instead
+AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
+# Keys that were there, and what to do instead.
+REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS, "serve_as": AS_MEANT}
 REMOVED_KINDS = {  # of drafts, likewise
     "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
 }
@@ -192,11 +194,6 @@ class Eagle3Draft(HeadFileOptions):
 
     loader = "alphaprof.profiling.heads.eagle_files:load_eagle3"
     kind: Literal["eagle3"]
-    serve_as: Literal["checkpoint", "vllm", "sglang"] = Field(
-        "checkpoint",
-        description="which states of the target the head reads, and where its norms are: as its files say, or as this "
-        "engine reads them",
-    )
 
 
 class PEagleDraft(HeadFileOptions):

@@ -120,6 +120,12 @@ ERRORS: list[tuple[str, int, str, str]] = [
         "drafts.m: kind medusa was removed",
         "vLLM 0.33 removed Medusa",
     ),
+    (
+        f"{NEW} --set drafts.h='{{kind: eagle3, model: h, serve_as: vllm}}'",
+        2,
+        "unknown key drafts.h.serve_as",
+        "leave it out",
+    ),
     (f"{NEW} --set gammas=[0]", 2, "gammas.0: must be at least 1, not 0", "correct the value"),
     (f"{NEW} --set data.0.prompt=\"'{{'\"", 2, "data.0.prompt", "correct the value"),
     (f"{NEW} --set 'a\n\x1b[2J\u202eb=1'", 2, "unknown key", "remove it"),

@@ -308,6 +308,15 @@ def test_keys_that_were_removed_are_ignored_in_the_profile_of_an_older_run(tmp_p
         validate(older, "profile.yaml")
 
 
+def test_a_key_that_was_removed_from_a_draft_is_ignored_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(drafts={"head": 0.0}))
+    given = {"kind": "eagle3", "model": "/head"}
+    older = run.manifest.config | {"drafts": {"head": given | {"serve_as": "vllm"}}}
+    newer = older | {"drafts": {"head": given}}
+    assert stored_profile(older) == stored_profile(newer) == validate(newer, "profile.yaml")
+    assert changed_question(older, ["decision.min_speedup=50"]) == changed_question(newer, ["decision.min_speedup=50"])
+
+
 def test_a_draft_of_a_removed_kind_stays_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
     """When it is read, reported and asked another question."""
     run = write_run(tmp_path / "run", Recipe(drafts={"heads": 0.0}))
