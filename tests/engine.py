@@ -21,7 +21,6 @@ def written_profile(folder: Path, python: str, model: str) -> Path:
             "head": {
                 "kind": "eagle3",
                 "model": str(ROOT / "tests" / "golden" / "eagle3_stories15m"),
-                "serve_as": "vllm",
                 "check_wiring": False,
             },
         },

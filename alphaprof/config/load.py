@@ -12,7 +12,17 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import DRAFTS, REMOVED, STORED, UNKNOWN_KEY, ContinuationOptions, MeasuredCosts, Sampling
+from alphaprof.config.options import (
+    ASKED,
+    DRAFTS,
+    REMOVED,
+    REMOVED_KINDS,
+    STORED,
+    UNKNOWN_KEY,
+    ContinuationOptions,
+    MeasuredCosts,
+    Sampling,
+)
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
@@ -86,7 +96,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
             problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, costs.* and hybrids.*"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
-    options = validate(tree, SET)
+    options = validate(tree, SET, ASKED)
     if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
         raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
@@ -170,8 +180,8 @@ def _element(items: list[Any], key: str, place: str) -> int:
 
 
 def stored_profile(config: dict[str, Any]) -> ProfileOptions:
-    """Return the profile that a run's manifest holds; keys that were removed since it was written are ignored. Raises
-    `ProfileInvalid`.
+    """Return the profile that a run's manifest holds; keys that were removed since it was written are ignored, and
+    drafts of removed kinds are kept. Raises `ProfileInvalid`.
     """
     return validate(config, "the run", STORED)
 
@@ -208,6 +218,8 @@ def _problem(error: Any, place: str) -> str:
         for name, value in error.get("ctx", {}).items()
     }
     words = WORDS.get(error["type"])
+    if error["type"] == "union_tag_invalid" and error["ctx"]["tag"] in REMOVED_KINDS:
+        words = "{discriminator} {tag} was removed"
     text = words.format(given=shown(error["input"]), **context) if words else error["msg"].removeprefix("Value error, ")
     return text if place == WHOLE else f"{cut(place, VALUE)}: {text}"
 
@@ -241,6 +253,8 @@ def _advice(error: Any, place: str, origin: str) -> str:
         return f"add kind: {' or '.join(get_args(each.model_fields['kind'].annotation)[0] for each in choices)}"
     if kind == "union_tag_invalid":
         tag, known = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "").split(", ")
+        if tag in REMOVED_KINDS:
+            return REMOVED_KINDS[tag]
         near = difflib.get_close_matches(OFTEN_CALLED.get(tag, tag), known, n=1)
         return f"did you mean {near[0]}?" if near else "use one of them"
     if kind in ("model_type", "model_attributes_type", "dict_type"):

@@ -29,8 +29,15 @@ from alphaprof.totals.lookup import MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
-REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS}  # keys that were there, and what to do instead
-STORED = "stored"  # context of a validation: the profile is one of a manifest, which may hold removed keys
+AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
+# Keys that were there, and what to do instead.
+REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS, "serve_as": AS_MEANT}
+REMOVED_KINDS = {  # of drafts, likewise
+    "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
+}
+# Contexts of a validation: the profile is one of a manifest, which may hold removed keys and kinds; or a report's question
+# about such a run.
+STORED, ASKED = "stored", "asked"
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 Item = TypeVar("Item")
@@ -187,11 +194,6 @@ class Eagle3Draft(HeadFileOptions):
 
     loader = "alphaprof.profiling.heads.eagle_files:load_eagle3"
     kind: Literal["eagle3"]
-    serve_as: Literal["checkpoint", "vllm", "sglang"] = Field(
-        "checkpoint",
-        description="which states of the target the head reads, and where its norms are: as its files say, or as this "
-        "engine reads them",
-    )
 
 
 class PEagleDraft(HeadFileOptions):
@@ -237,10 +239,10 @@ class MtpDraft(HeadOptions):
     )
 
 
-class MedusaDraft(HeadFileOptions):
-    """Medusa heads: one for each depth, on the target's last state."""
+class RemovedDraft(HeadFileOptions):
+    """A draft of one of REMOVED_KINDS, in the profile of an older run."""
 
-    loader = "alphaprof.profiling.heads.medusa:load_medusa"
+    loader = ""
     kind: Literal["medusa"]
 
 
@@ -254,7 +256,6 @@ DRAFTS: list[type[DraftOptions]] = [
     DFlashDraft,
     Eagle1Draft,
     MtpDraft,
-    MedusaDraft,
 ]
 
 
@@ -269,10 +270,13 @@ def _adapter(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
+def _draft(given: Any, info: ValidationInfo) -> Any:
+    kinds = (*DRAFTS, RemovedDraft) if info.context in (STORED, ASKED) else tuple(DRAFTS)
+    return _adapter(kinds).validate_python(given, context=info.context)
+
+
 # The options of one of DRAFTS, by `kind`, with the errors of an ordinary union.
-AnyDraft = Annotated[
-    SerializeAsAny[DraftOptions], PlainValidator(lambda given: _adapter(tuple(DRAFTS)).validate_python(given))
-]
+AnyDraft = Annotated[SerializeAsAny[DraftOptions], PlainValidator(_draft)]
 
 
 class WrittenContinuation(Options):

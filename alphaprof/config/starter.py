@@ -18,7 +18,6 @@ KINDS = {  # of drafts that are not models by themselves, by what their name or 
     "dflash": re.compile(r"dflash", re.IGNORECASE),
     "p_eagle": re.compile(r"p-?eagle", re.IGNORECASE),
     "pard": re.compile(r"pard[-_]|pard_token", re.IGNORECASE),
-    "medusa": re.compile(r"medusa", re.IGNORECASE),
     "eagle3": re.compile(r"eagle-?3", re.IGNORECASE),
     "eagle1": re.compile(r"eagle", re.IGNORECASE),
 }

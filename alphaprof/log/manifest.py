@@ -212,7 +212,7 @@ class Trial:
     ahead: float  # by how much that is more than the reading that was measured gets, on the same texts
     error: float  # standard error of `ahead`, paired
     positions: int  # that both were counted on
-    engines: tuple[str, ...] = ()  # whose reading it is
+    engines: tuple[str, ...] = ()  # whose reading it is, or has what differs
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,18 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
     ("report run --set route.by=none", 2, "a report can only change decision.*", "assigns no servers"),
     ("report run --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
+    (
+        f"{NEW} --set drafts.m='{{kind: medusa, model: m}}'",
+        2,
+        "drafts.m: kind medusa was removed",
+        "vLLM 0.33 removed Medusa",
+    ),
+    (
+        f"{NEW} --set drafts.h='{{kind: eagle3, model: h, serve_as: vllm}}'",
+        2,
+        "unknown key drafts.h.serve_as",
+        "leave it out",
+    ),
     (f"{NEW} --set gammas=[0]", 2, "gammas.0: must be at least 1, not 0", "correct the value"),
     (f"{NEW} --set data.0.prompt=\"'{{'\"", 2, "data.0.prompt", "correct the value"),
     (f"{NEW} --set 'a\n\x1b[2J\u202eb=1'", 2, "unknown key", "remove it"),

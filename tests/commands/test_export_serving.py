@@ -201,9 +201,9 @@ def test_a_verdict_other_than_go_is_said_where_a_server_is_configured(run: Run) 
             assert [line.startswith(verdict) for line in said] == [True] * (form.serves and bool(verdict))
 
 
-def test_medusa_has_no_schedule_since_vllm_always_drafts_with_every_head(run: Run, tmp_path: Path) -> None:
-    medusa = changed(run, "small", kind="medusa", engine_method="medusa", in_one_step=True)
-    side = RunDraft(medusa, "small").asked(table(tmp_path / "times.csv", run))
+def test_a_head_that_drafts_in_one_step_has_no_schedule(run: Run, tmp_path: Path) -> None:
+    parallel = changed(run, "small", kind="p_eagle", engine_method="eagle3", in_one_step=True)
+    side = RunDraft(parallel, "small").asked(table(tmp_path / "times.csv", run))
     for to in ("vllm-config", "vllm-synthetic"):
         assert "num_speculative_tokens_per_batch_size" not in json.loads(written(side, to, domain="code"))
 
@@ -268,7 +268,7 @@ def test_drafts_that_vllm_draws_otherwise_are_said(tmp_path: Path, monkeypatch: 
 BOTH = ("vllm-config", "sglang-args")
 MODEL, LOOKUP, HEAD = draft_facts("small"), lookup_facts("lookup"), head_facts("head", 3, reduced_vocabulary=False)
 REDUCED = dataclasses.replace(HEAD, reduced_vocabulary=True)
-MEDUSA = dataclasses.replace(HEAD, kind="medusa", engine_method="medusa", settings={}, in_one_step=True)
+PARALLEL = dataclasses.replace(HEAD, kind="p_eagle", settings={"parallel_drafting": True}, in_one_step=True)
 SKIP = dataclasses.replace(MODEL, kind="layer_skip", engine_method=None, settings={})
 SERVED = {
     "a model, greedy": (MODEL, "strict", (*BOTH, "llamacpp-args")),
@@ -280,8 +280,8 @@ SERVED = {
     "a head": (HEAD, "lossless", BOTH),
     "a head of few tokens": (REDUCED, "one_hot", BOTH),
     "a head of few tokens, drawn": (REDUCED, "lossless", BOTH[:1]),
-    "medusa": (MEDUSA, "one_hot", BOTH[:1]),
-    "medusa, drawn": (MEDUSA, "lossless", ()),  # vLLM takes its top tokens
+    "in one step": (PARALLEL, "one_hot", BOTH[:1]),
+    "in one step, drawn": (PARALLEL, "lossless", ()),  # vLLM takes its top tokens
     "layers of the target": (SKIP, "strict", ()),
     "a rule of no engine": (MODEL, "additive_0p1", ()),
     "trees": (MODEL, "tree_2", ()),

@@ -30,7 +30,6 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
 from tests import tiny
 from tests.eagle import (
-    BLOCKS,
     HIDDEN,
     IDS,
     VOCABULARY,
@@ -213,6 +212,7 @@ def test_a_head_in_several_files_is_one(tmp_path: Path, model: Model) -> None:
 
 # Layout, settings in config.json, target, and which states are read as the files mean it, for vLLM and for SGLang.
 SPECULATORS, SPECFORGE, SAFEAILAB, VLLM = "speculators", "SpecForge", "SafeAILab", "vLLM"
+READERS = ("checkpoint", "vLLM", "SGLang")
 GUESS, TWELVE = (2, 6, 9), {"num_hidden_layers": 12, "model_type": "llama"}
 DEEPSEEK, GPT_OSS = (TWELVE | {"model_type": kind} for kind in ("deepseek_v3", "gpt_oss"))
 STATES = [
@@ -248,7 +248,7 @@ def test_states_are_read_as_the_files_mean_it_or_as_an_engine_takes_them(
     tmp_path: Path, layout: str, changes: Any, of: Any, checkpoint: Any, vllm: Any, sglang: Any
 ) -> None:
     head = described_as(layout, tmp_path, changes)
-    made = [reading_as(serve_as, head, SimpleNamespace(**of)) for serve_as in ("checkpoint", "vllm", "sglang")]
+    made = [reading_as(reader, head, SimpleNamespace(**of)) for reader in READERS]
     assert [reading.layers for reading in made] == [checkpoint, vllm, sglang]
     assert is_guessed(head) == (not changes)
 
@@ -266,7 +266,7 @@ RESIDUALS = [
 @pytest.mark.parametrize(("layout", "changes", "expected"), RESIDUALS)
 def test_the_residual_is_where_each_reader_takes_it(tmp_path: Path, layout: str, changes: Any, expected: Any) -> None:
     head = described_as(layout, tmp_path, changes)
-    made = [reading_as(serve_as, head, SimpleNamespace(**TWELVE)) for serve_as in ("checkpoint", "vllm", "sglang")]
+    made = [reading_as(reader, head, SimpleNamespace(**TWELVE)) for reader in READERS]
     assert tuple(reading.norm_before_residual for reading in made) == expected
 
 
@@ -276,17 +276,15 @@ def test_a_norm_before_fc_that_the_config_does_not_name_is_left_out_by_engines(t
     weights = tensors(described)
     flat, moved = converted(described, weights, "SpecForge")
     folder = written(tmp_path / "unnamed", flat, moved)
-    drafts = {serve_as: loaded(folder, model, serve_as=serve_as) for serve_as in ("checkpoint", "vllm", "sglang")}
+    draft = loaded(folder, model)
     named = loaded(written(tmp_path / "first", described, weights), model)
-    without = dict(weights)
-    del without["input_norm.weight"]
-    plain = loaded(written(tmp_path / "plain", config(), without), model)
-    assert torch.equal(states(drafts["checkpoint"], FEATURES), states(named, FEATURES))
-    for serve_as in ("vllm", "sglang"):
-        assert torch.equal(states(drafts[serve_as], FEATURES), states(plain, FEATURES))
+    assert torch.equal(states(draft, FEATURES), states(named, FEATURES))
     flat["eagle_config"]["norm_before_fc"] = True
-    nested = loaded(written(tmp_path / "nested", flat, moved), model, serve_as="sglang")
-    assert torch.equal(states(nested, FEATURES), states(named, FEATURES))
+    nested = written(tmp_path / "nested", flat, moved)
+    for place, expected in ((folder, [True, False, False]), (nested, [True] * 3)):
+        head = eagle3_format(files_of("head", ModelOptions(model=str(place))))
+        of = model.network.config
+        assert [reading_as(reader, head, of).norm_before_fc for reader in READERS] == expected
 
 
 def test_other_readings_are_listed_with_what_asks_for_them_and_who_reads_so(tmp_path: Path, model: Model) -> None:
@@ -303,12 +301,18 @@ def test_other_readings_are_listed_with_what_asks_for_them_and_who_reads_so(tmp_
         f"set {IDS}: [2, 4, 5] ([1, 3, 4] for SGLang) in its config.json"
     )
     assert found["the residual taken after the norm"].setting == "set norm_before_residual: true in its config.json"
-    layers = [each.network.layers for each in draft.fallbacks]
-    assert (2, 3, 4) in layers
-    assert (1, 3, 4) not in layers
-    assert all(low < mid < high <= BLOCKS for low, mid, high in layers)
-    assert len(set(layers)) == len(layers)
     assert draft.doubts == ()
+
+
+def test_an_engine_is_named_at_each_difference_that_its_reading_has(tmp_path: Path, model: Model) -> None:
+    """SGLang takes ids for outputs of layers, and has no norm_before_residual."""
+    described = config(norm_before_residual=True)
+    draft = loaded(written(tmp_path, described, tensors(described)), model)
+    assert {each.changed for each in draft.alternatives if "SGLang" in each.engines} == {
+        "states of the target one layer later",
+        "the residual taken before the norm",
+    }
+    assert draft.engines == ("vLLM",)
 
 
 def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:

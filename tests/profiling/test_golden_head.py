@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def served(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: p
     requests = REQUESTS[:: request.param]
     rows = [{"prompt": item["prompt_ids"]} for item in requests]
     greedy = {"kind": "greedy", "max_new_tokens": 120}
-    return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, greedy, serve_as="vllm"), requests
+    return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, greedy), requests
 
 
 @each("gamma", [1, 3, 5])
@@ -136,12 +137,17 @@ def test_every_round_is_that_of_a_real_vllm(served: Recorded, gamma: int) -> Non
 def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first id is 1: SGLang takes the ids for outputs of layers. The manifest has what both get, and hashes it once."""
+    """SGLang takes its ids 1, 3, 5 for outputs of layers: what others write as 2, 4, 6. The manifest has what both get, and
+    the head is hashed once.
+    """
     hashed = []
     monkeypatch.setattr(draft, "fingerprint_of", lambda *parts: hashed.append(parts) or fingerprint_of(*parts))
     greedy = {"kind": "greedy", "max_new_tokens": SIZE}
     rows = [{"prompt": text["prompt"]} for text in TEXTS[::4]]
-    run = profiled(tmp_path, stories15m, rows, greedy, serve_as="sglang")
+    head = shutil.copytree(GOLDEN, tmp_path / "head")
+    config = json.loads((head / "config.json").read_text()) | {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}
+    (head / "config.json").write_text(json.dumps(config))
+    run = profiled(tmp_path, stories15m, rows, greedy, model=str(head))
     facts = run.manifest.drafts["head"]
     assert "2, 4, 6" in facts.reading["target states"]
     assert rounds(run, 3) != [recorded(text, 3) for text in TEXTS[::4]]

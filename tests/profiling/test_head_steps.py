@@ -19,7 +19,6 @@ from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.heads.medusa import MedusaHeads
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.kinds import DraftModel
@@ -130,7 +129,7 @@ def test_a_head_of_a_short_context_is_timed_at_what_fits() -> None:
 
 
 def single_head(model: Model) -> HeadNetwork:
-    return MedusaHeads(1, 1, model.network.config.hidden_size, VOCABULARY).requires_grad_(False)
+    return random_head(model, LAYERS, None).network.changed(most=1)
 
 
 def single_module(model: Model) -> HeadNetwork:
@@ -220,17 +219,11 @@ def reused() -> tuple[Model, HeadNetwork]:
     return DraftModel("target", network, "model", "t"), ReusedModule(modules.modules_of(network, 1, 0), modules.VOCABULARY)
 
 
-def medusa() -> tuple[Model, HeadNetwork]:
-    """Three heads of one block."""
-    model = target()
-    return model, MedusaHeads(3, 1, model.network.config.hidden_size, VOCABULARY).requires_grad_(False)
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize("made", [pytest.param(reused, marks=modules.NEEDS_MTP), medusa])
-def test_other_heads_have_steps_and_shapes(made: Any) -> None:
+@modules.NEEDS_MTP
+def test_a_reused_module_has_steps_and_shapes() -> None:
     """Matrix products as torch runs them; steps that leave the cache alone."""
-    model, network = made()
+    model, network = reused()
     ids, features = read(model, network, TEXT % 7)
     steps = HeadStepper(network, ids, features, 3, LONGEST)
     first = [steps._extended(steps._copy(), 2)[0] for _ in range(2)]

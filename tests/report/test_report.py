@@ -308,6 +308,30 @@ def test_keys_that_were_removed_are_ignored_in_the_profile_of_an_older_run(tmp_p
         validate(older, "profile.yaml")
 
 
+def test_a_key_that_was_removed_from_a_draft_is_ignored_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(drafts={"head": 0.0}))
+    given = {"kind": "eagle3", "model": "/head"}
+    older = run.manifest.config | {"drafts": {"head": given | {"serve_as": "vllm"}}}
+    newer = older | {"drafts": {"head": given}}
+    assert stored_profile(older) == stored_profile(newer) == validate(newer, "profile.yaml")
+    assert changed_question(older, ["decision.min_speedup=50"]) == changed_question(newer, ["decision.min_speedup=50"])
+
+
+def test_a_draft_of_a_removed_kind_stays_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
+    """When it is read, reported and asked another question."""
+    run = write_run(tmp_path / "run", Recipe(drafts={"heads": 0.0}))
+    given = {"kind": "medusa", "model": "/heads", "depths": 3}
+    older = run.manifest.config | {"drafts": {"heads": given}}
+    run.write_manifest(dataclasses.replace(run.manifest, config=older))
+    asked = changed_question(older, ["decision.min_speedup=50", "decision.draft=heads"])
+    assert asked["drafts"]["heads"].items() >= given.items()
+    opened = Run.open(run.path)
+    assert "heads" in build_report(opened).run.draft_models
+    assert build_report(opened, config=asked).verdict == "NO-GO"
+    with pytest.raises(ProfileInvalid, match=r"drafts\.heads: kind medusa was removed"):  # a new profile
+        validate(older, "profile.yaml")
+
+
 def test_a_verdict_stands_beside_the_bounds_that_decide_it_and_what_would_decide_otherwise(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=30)}, decision=FIXED))
     speedup = only(build_report(run), "code").speedup.value

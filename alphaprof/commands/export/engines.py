@@ -331,8 +331,8 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             here = trial.acceptance - trial.ahead
             yield (
                 f"{form.engine.name} reads the files of {scope.side.label} differently ({trial.changed}): on a few texts "
-                f"its reading accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run's {here:.3f}; "
-                f"profile with serve_as: {form.engine.name.lower()}"
+                f"this alone accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run {here:.3f}; "
+                "give it a config.json that it reads as the run does: docs/heads.md"
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"

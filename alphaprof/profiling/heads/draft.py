@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Alternative:
     """Another reading of a head's files: `changed` in words, the `setting` that asks for it, as what to do, the network
-    that it makes of the same tensors, the `depth` at which it shows, and the `engines` that read the files so.
+    that it makes of the same tensors, the `depth` at which it shows, and the `engines` whose reading has this difference.
     """
 
     changed: str
@@ -43,8 +43,7 @@ class HeadDraft:
     parallel; `block`: the rows of a block, if what it drafts depends on their number.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
-    `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
-    about its files; `trained`: what its record of a training says.
+    `doubts`: code, message and remedy of warnings about its files; `trained`: what its record of a training says.
     """
 
     name: str
@@ -63,7 +62,6 @@ class HeadDraft:
     reading: dict[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     alternatives: Sequence[Alternative] = ()
-    fallbacks: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
     trained: Trained | None = None
 

@@ -1,5 +1,5 @@
 """EAGLE heads as SafeAILab, SpecForge, vLLM and the package speculators write them: what their files say, how these are read
-(as they mean it, or as an engine takes them) and what else they could mean; and how a head is loaded for a target.
+and what else they could mean, to an engine as well; and how a head is loaded for a target.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,8 +76,8 @@ LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid"
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
 ENGINE = "serve it with an engine that supports it, and import its logs: alphaprof import vllm"
 OFFSETS = "store offsets in d2t (draft id j is target id j + d2t[j]), and one flag per target id in t2d"
-CHECKPOINT = "checkpoint"
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+CHECKPOINT, SGLANG = "checkpoint", "SGLang"  # who reads files: as they mean it, or as an engine takes them
+ENGINES = (VLLM, SGLANG)
 # Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
 # gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
@@ -241,29 +240,28 @@ def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch
     return (None, None) if len(ids) == total else (ids, order)
 
 
-def reading_as(serve_as: str, head: EagleFormat, target: Any) -> Reading:
-    """Return how `checkpoint`, `vllm` or `sglang` reads a head for a target (its config). Raises `ModelUnloadable` if its
-    files cannot be read so.
+def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
+    """Return how CHECKPOINT or one of ENGINES reads a head for a target (its config). Raises `ModelUnloadable` if its files
+    cannot be read so.
     """
     settings = head.settings
     before = settings.get("norm_before_residual")
     if before is None:  # vLLM takes true for files of speculators, all others false
-        before = serve_as == "vllm" and head.layout == SPECULATORS
-    meant = serve_as == CHECKPOINT and "input_norm.weight" in head.files.tensors  # engines go by the key alone
+        before = reader == VLLM and head.layout == SPECULATORS
+    meant = reader == CHECKPOINT and "input_norm.weight" in head.files.tensors  # engines go by the key alone
     return Reading(
-        _states(serve_as, head, target),
-        bool(before) and serve_as != "sglang",  # which has no norm_before_residual
+        _states(reader, head, target),
+        bool(before) and reader != SGLANG,  # which has no norm_before_residual
         bool(settings.get("norm_output")),
         bool(settings.get("norm_before_fc")) or meant,
     )
 
 
-def words_of(serve_as: str, head: EagleFormat, reading: Reading) -> dict[str, str]:
+def words_of(head: EagleFormat, reading: Reading) -> dict[str, str]:
     """Return a reading in words, by what they are about."""
     states = "after the final norm" if reading.layers == (FINAL,) else f"after {_listed(reading.layers)} layers"
     words = {
         "layout": head.layout,
-        "serve_as": serve_as,
         "target states": states + (": config.json has no ids, so engines guess these" if is_guessed(head) else ""),
         "residual": f"{'after' if reading.norm_before_residual else 'before'} the norm",
         "fed back": f"the state {'after' if reading.norm_output else 'before'} the final norm",
@@ -283,7 +281,7 @@ def usual_layers(blocks: int) -> tuple[int, int, int]:
     return 2, blocks // 2, blocks - 3
 
 
-def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
+def _states(reader: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     """Return the target's states that enter. Raises `ModelUnloadable` for states that the target does not have, or that are
     not as many as the head reads.
     """
@@ -291,10 +289,10 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
         return (FINAL,)
     blocks = target.num_hidden_layers
     top, nested = head.settings.get(IDS), head.settings["nested_ids"]
-    given = nested if serve_as == "sglang" and head.layout != SPECULATORS else top or nested
+    given = nested if reader == SGLANG and head.layout != SPECULATORS else top or nested
     if given and not (isinstance(given, list) and all(type(layer) is int and layer >= 0 for layer in given)):
         raise head.files.refused(f"{IDS} in its config.json is {shown(given)}", "write a list of layers, like [2, 16, 29]")
-    layers = _explicit(serve_as, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
+    layers = _explicit(reader, head, given, target) if given else tuple(sorted(set(usual_layers(blocks))))
     fc = head.files.tensors.get("fc.weight")
     reads = len(layers) if fc is None else fc.shape[-1] / head.width
     if len(set(layers)) != reads or min(layers) < 0 or max(layers) > blocks:
@@ -311,14 +309,14 @@ def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[int, ...]:
     return layers
 
 
-def _explicit(serve_as: str, head: EagleFormat, given: list[int], target: Any) -> tuple[int, ...]:
+def _explicit(reader: str, head: EagleFormat, given: list[int], target: Any) -> tuple[int, ...]:
     """Return the numbers of layers that explicit ids mean: they count layers passed, or are outputs of layers counted from
     0.
     """
     blocks, later = target.num_hidden_layers, tuple(layer + 1 for layer in given)
-    if serve_as == "vllm":
+    if reader == VLLM:
         return tuple(sorted(given))
-    if serve_as == "sglang":
+    if reader == SGLANG:
         passed = (target.model_type in FIRST_ID_TELLS and given[0] != 1) or (
             target.model_type == "gpt_oss" and max(given) == blocks
         )
@@ -332,30 +330,28 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
-    """Return what else the files of a head could mean for a target (its config): states of one layer later and earlier, the
-    norms in their other places, what each engine takes them for, and the usual base of RoPE in place of a larger one.
+    """Return what else the files of a head could mean for a target (its config), one difference at a time: states of one
+    layer later and earlier, the norms in their other places, and the usual base of RoPE in place of a larger one. An engine
+    is named at each difference that its reading has.
     """
     measured, served = network.reading, served_readings(head, target)
-    readings: dict[str, Reading] = {}
+    changes: dict[str, dict[str, Any]] = {}
     for offset, words in ((1, "later"), (-1, "earlier")):
         moved = tuple(layer + offset for layer in measured.layers)
         if FINAL not in measured.layers and min(moved) >= 0 and max(moved) <= target.num_hidden_layers:
-            readings[f"states of the target one layer {words}"] = replace(measured, layers=moved)
+            changes[f"states of the target one layer {words}"] = {"layers": moved}
     for words, name in (("the residual taken", "norm_before_residual"), ("states fed back", "norm_output")):
         other: dict[str, Any] = {name: not getattr(measured, name)}
-        readings[f"{words} {'after' if other[name] else 'before'} the norm"] = replace(measured, **other)
-    for engine, reading in served.items():
-        if reading not in (measured, *readings.values()):
-            readings[f"its files read as in {engine}"] = reading
+        changes[f"{words} {'after' if other[name] else 'before'} the norm"] = other
     found = [
         Alternative(
             words,
-            _setting(measured, reading, target),
+            _setting(measured, reading := replace(measured, **change), target),
             network.with_reading(reading),
-            2 if reading == replace(measured, norm_output=reading.norm_output) else 1,  # what is fed back shows then
-            tuple(engine for engine, theirs in served.items() if theirs == reading),
+            2 if "norm_output" in change else 1,  # what is fed back shows then
+            tuple(engine for engine, theirs in served.items() if change.items() <= vars(theirs).items()),
         )
-        for words, reading in readings.items()
+        for words, change in changes.items()
     ]
     if head.layers.rope_parameters["rope_theta"] > USUAL_BASE:
         usual = copy.deepcopy(head.layers)
@@ -369,30 +365,10 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
 def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:
     """Return how each engine reads the files, without those that could not serve them."""
     served = {}
-    for serve_as, engine in ENGINES.items():
+    for engine in ENGINES:
         with contextlib.suppress(ModelUnloadable):
-            served[engine] = reading_as(serve_as, head, target)
+            served[engine] = reading_as(engine, head, target)
     return served
-
-
-def searched(network: Eagle3, target: Any) -> list[Alternative]:
-    """Return the readings of three states around those that engines guess, 2, n//2 and n-3, each up to two layers away; none
-    for heads that read another number of states.
-    """
-    measured, blocks = network.reading, target.num_hidden_layers
-    if len(measured.layers) != 3:
-        return []
-    around = [range(max(0, middle - 2), min(blocks, middle + 2) + 1) for middle in usual_layers(blocks)]
-    readings = [replace(measured, layers=(low, mid, high)) for low, mid, high in product(*around) if low < mid < high]
-    return [
-        Alternative(
-            f"states of the target after {_listed(reading.layers)} layers",
-            _setting(measured, reading, target),
-            network.with_reading(reading),
-        )
-        for reading in readings
-        if reading != measured
-    ]
 
 
 def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
@@ -425,7 +401,7 @@ def load_eagle3(
     head = head_of(name, draft, target, eagle3_format)
     require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
-    reading = reading_as(draft.serve_as, head, config)
+    reading = reading_as(CHECKPOINT, head, config)
     network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], Eagle3)
     return HeadDraft.of(
         name,
@@ -436,10 +412,9 @@ def load_eagle3(
         method="eagle3",
         algorithm="EAGLE3",
         context=head.context,
-        reading=words_of(draft.serve_as, head, reading) | described(head, network),
+        reading=words_of(head, reading) | described(head, network),
         engines=tuple(engine for engine, theirs in served_readings(head, config).items() if theirs == reading),
         alternatives=alternatives(network, head, config),
-        fallbacks=searched(network, config),
         doubts=doubts_of(name, head, reading),
         trained=trained_of(Path(draft.model)),
     )

@@ -71,7 +71,7 @@ def load_p_eagle(
         doubts += (note("wiring", doubt=doubt, remedy=remedy),)
     made = partial(PEagle, mask=mask, drafts=draft.depths or max(options.gammas))
     network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], made)
-    words = words_of(CHECKPOINT, head, reading) | {"fed back": "nothing: mask rows", "mask token": str(mask)}
+    words = words_of(head, reading) | {"fed back": "nothing: mask rows", "mask token": str(mask)}
     readings = [item for item in alternatives(network, head, config) if item.depth == 1]
     return HeadDraft.of(
         name,

@@ -2,7 +2,7 @@
 
 The same key of a config means two things to two engines, and a head that is fed the wrong states still drafts, only worse.
 What each reading would get accepted is measured in the pass of a profile: a user learns of it before anything is deployed.
-The log keeps the reading that was asked for, whatever comes out here.
+The log keeps the reading that its files mean, whatever comes out here.
 """
 
 from __future__ import annotations
@@ -82,25 +82,17 @@ def checked(draft: HeadDraft, batches: Batches, width: int) -> tuple[Trials, War
     if not _size(own[0]):
         return (), ()  # a head that is not finite, or texts without a position: the run says so
 
-    def trials(ways: Sequence[Alternative]) -> list[tuple[Alternative, Trial]]:
-        known = [way for way in ways if way.depth <= len(own) and _size(own[way.depth - 1])]
-        rows = zip(known, _agreements(draft, known, batches, width) if known else [], strict=True)
-        return [(way, _trial(way, row, own[way.depth - 1])) for way, row in rows if _size(row)]
-
+    known = [way for way in draft.alternatives if way.depth <= len(own) and _size(own[way.depth - 1])]
+    rows = zip(known, _agreements(draft, known, batches, width) if known else [], strict=True)
+    tried = [(way, _trial(way, row, own[way.depth - 1])) for way, row in rows if _size(row)]
     base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
-    tried = trials(draft.alternatives)
     warnings = [_better(draft, trial, way) for way, trial in tried if _wins(trial)]
-    if base.acceptance < POOR and base.positions >= FEW:
-        if searched := trials(draft.fallbacks):
-            way, best = max(searched, key=lambda pair: pair[1].acceptance)
-            tried.append((way, best))
-            if _wins(best) and best.acceptance >= POOR:
-                warnings.append(_better(draft, best, way))
-        if max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)]) < POOR:
-            message = f"no reading of draft {draft.name} works: the current one gets {base.acceptance:.3f} of "
-            message += f"{base.positions} tokens right at depth 1"
-            remedy = "check that this head was trained on this target, with these layers, and on text like this"
-            warnings.append(note("wiring", doubt=message, remedy=remedy))
+    best = max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)])
+    if best < POOR and base.positions >= FEW:
+        message = f"no reading of draft {draft.name} works: the current one gets {base.acceptance:.3f} of "
+        message += f"{base.positions} tokens right at depth 1"
+        remedy = "check that this head was trained on this target, with these layers, and on text like this"
+        warnings.append(note("wiring", doubt=message, remedy=remedy))
     return (base, *(trial for _, trial in tried)), tuple(warnings)
 
 
