@@ -15,9 +15,11 @@ import pytest
 
 from alphaprof.config.profile import data_format
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataUnreadable
+from alphaprof.profiling.texts.cells import BadRow
 from alphaprof.profiling.texts.chat import render_chat, writes_the_date
+from alphaprof.profiling.texts.rows import rows
 from tests.loops import each
-from tests.profiling.test_corpus import corpus, ids, refusal, texts, tokenizer
+from tests.profiling.test_corpus import corpus, ids, profile, refusal, texts, tokenizer
 
 LINES = b'{"text": "one", "n": 1}\n{"text": "two", "n": 2}\n'
 TABLE = b"text,n\none,1\ntwo,2\n"
@@ -70,6 +72,8 @@ def test_a_directory_of_logs_is_read_file_by_file_and_one_with_splits_by_dataset
     found = corpus({"path": str(tmp_path), "bad_rows": 0.5})
     assert texts(found) == ["one", "two", "one", "two"]
     assert "1.jsonl line 1 text holds an object" in found.bad_rows()[0]
+    (tmp_path / "latest.jsonl").write_bytes(LINES)  # no split, whatever its name ends with
+    assert len(list(corpus({"path": str(tmp_path), "bad_rows": 0.5}))) == 6
     splits = tmp_path / "splits"
     splits.mkdir()
     for name in ("train", "test"):
@@ -101,6 +105,7 @@ UNREADABLE = {
     "sheet.csv": (b"PK\x03\x04\x14\x00", "is a zip file with another suffix"),
     "cut.jsonl.gz": (gzip.compress(LINES * 1000)[:-20], "cannot read"),
     "text.jsonl.gz": (LINES, "cannot read"),
+    "deep.json": (b"[" * 200_000 + b"]" * 200_000, "cannot read"),
 }
 
 
@@ -154,6 +159,16 @@ def test_what_a_template_says_of_a_row_is_shown_without_its_control_characters(t
     assert len(list(found)) == 30
     (said,) = found.bad_rows()
     assert r"line 4 is refused by the chat template: \x1b[2J\u202e bad" in said
+
+
+def test_a_shuffle_holds_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(b'{"text": "%d", "other": "x"}\n' % number for number in range(9)) + b"[]\n")
+    source = profile({"path": str(path), "shuffle_seed": 0}).data[0]
+    found = list(rows(source, ["text"]))
+    assert sorted(number for number, _, _ in found) == list(range(10))
+    assert all(isinstance(row, BadRow) if number == 9 else set(row) == {"text"} for number, _, row in found)
+    assert {where for number, where, _ in found if number == 4} == {"line 5"}
 
 
 def test_an_unused_column_may_hold_anything(tmp_path: Path) -> None:

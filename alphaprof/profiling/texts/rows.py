@@ -39,7 +39,8 @@ WHOLE = 1 << 30  # bytes of a .json file, which is read whole
 CELL = 1 << 26  # characters of a cell: beyond it, a quotation mark has no second
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 BATCH = 256  # rows of a Parquet file that are turned into Python objects together
-SPLITS = re.compile(r"train|test|valid|val|dev|eval", re.IGNORECASE)  # by which `datasets` divides a directory
+# Names of files and folders by which `datasets` divides a directory.
+SPLITS = re.compile(r"(?<![a-z])(train(ing)?|test(ing)?|val(id(ation)?)?|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
 
 
 # A row's number in its source, from 0; where it is, for messages; the row, or why there is none.
@@ -54,10 +55,10 @@ def rows(source: SourceOptions, roots: Sequence[str] = ()) -> Iterator[Numbered]
     of the file. Raises `DataUnreadable` and `DataEmpty`.
     """
     require_data(source.path)
-    files = _files(source.path)
+    files = _files(source)
     read = [_file(file, roots, f"{Path(file).name} " if len(files) > 1 else "") for file in files] or _streams(source)
     if source.shuffle_seed is not None:
-        yield from _shuffled(read, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
+        yield from _shuffled(read, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer, roots)
         return
     number = itertools.count()
     for one in read:
@@ -76,14 +77,15 @@ def first_row(path: str) -> Row:
     return row
 
 
-def _files(path: str) -> list[str]:
+def _files(source: SourceOptions) -> list[str]:
     """Return the files that are read here: none of the hub, or of a directory that `datasets` divides into splits."""
+    path = source.path
     if is_remote(path) or (is_local(path) and not os.path.isdir(path)):
         return [path]
     inside = Path(path).rglob("[!.]*") if is_local(path) else ()
     found = sorted(str(file) for file in inside if file.is_file())
-    plain = all(data_format(file) for file in found) and not any(SPLITS.search(Path(file).name) for file in found)
-    return found if plain else []
+    divided = source.split != "train" or any(SPLITS.search(os.path.relpath(file, path)) for file in found)
+    return found if all(map(data_format, found)) and not divided else []
 
 
 def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator[Numbered]]:
@@ -94,7 +96,7 @@ def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator
         number = 0
         try:
             with contextlib.ExitStack() as stack:
-                file: Any = stack.enter_context(opened(path)) if is_remote(path) else pa.OSFile(path)
+                file: Any = stack.enter_context(opened(path) if is_remote(path) else pa.OSFile(path))
                 if form == "parquet":
                     found = _parquet(pq.ParquetFile(file), roots, path)
                 else:
@@ -103,7 +105,7 @@ def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator
                 for place, row in found:
                     yield number, f"{prefix}{'row' if form in ('parquet', 'json') else 'line'} {place}", row
                     number += 1
-        except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+        except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
             after = f" after row {number}" if number else ""
             hint = "check that the file is complete, and that it is what its suffix says"
             raise DataUnreadable(f"cannot read {path}{after}: {first_line(error)[:200]}", hint) from error
@@ -159,12 +161,12 @@ def _no_object(row: Any) -> BadRow:
 
 def _json(file: io.BufferedReader, path: str, roots: Sequence[str]) -> Found:
     """Yield the objects of an array, of lines, or one after the other. Raises `DataUnreadable` for an object around them."""
-    first = file.readline()
+    first = file.readline(WHOLE)
     with contextlib.suppress(orjson.JSONDecodeError):
         if isinstance(orjson.loads(first), dict) and file.peek(1):
             yield from _json_lines(itertools.chain([first], file), path, roots)
             return
-    content = first + file.read(WHOLE)
+    content = first + file.read(WHOLE + 1 - len(first))
     if len(content) > WHOLE:
         raise DataUnreadable(f"{path} is larger than 1 GB", f"write one object per line: jq -c '.[]' {path} > rows.jsonl")
     try:
@@ -265,14 +267,16 @@ def _streams(source: SourceOptions) -> list[Callable[[], Iterator[Numbered]]]:
 
 
 def _shuffled(
-    files: Sequence[Callable[[], Iterator[Numbered]]], random: np.random.Generator, size: int
+    files: Sequence[Callable[[], Iterator[Numbered]]], random: np.random.Generator, size: int, roots: Sequence[str]
 ) -> Iterator[Numbered]:
     """Yield rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random
-    order.
+    order. The buffer holds no other columns than `roots`.
     """
 
     def numbered(file: int) -> Iterator[Numbered]:
-        return ((number + file * FILE, where, row) for number, where, row in files[file]())
+        for number, where, row in files[file]():
+            held = row if isinstance(row, BadRow) else {name: row[name] for name in roots if name in row} or row
+            yield number + file * FILE, where, held
 
     waiting = map(numbered, random.permutation(len(files)).tolist())
     read = list(itertools.islice(waiting, FILES))
