@@ -224,6 +224,23 @@ def test_chats_of_every_shape_are_one_prompt(tmp_path: Path, shape: str) -> None
     assert texts(corpus({"path": str(tmp_path / "rows.jsonl"), "messages": "chat"})) == ["<user>a<model>"]
 
 
+def test_tools_are_those_of_the_row_and_rows_may_have_none(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.chat_template = "{{ messages[0].content }}{% if tools %}|{{ tools[0].function.name }}{% endif %}{{ mood }}"
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    rows = [
+        {"chat": CHATS["messages"]} | more for more in ({"tools": tools}, {"tools": json.dumps(tools)}, {}, {"tools": None})
+    ]
+    rows[2]["more"] = {"mood": "!"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    source = {"path": str(path), "messages": "chat", "tools": "tools", "chat_template_kwargs": "more"}
+    assert texts(corpus(source, words=words)) == ["a|look", "a|look", "a!", "a"]
+    error = refusal(corpus(source | {"tools": "tool"}, words=words))
+    assert error.message == f"no row of {path} has a column 'tool'"
+    assert len(list(corpus(source | {"tools": "tool", "limit": 2}, words=words))) == 2  # it may come later
+
+
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
 BEGIN = "{% if add_generation_prompt %}<assistant>{% endif %}"
 

@@ -70,6 +70,14 @@ def cell(row: Row, column: str, optional: bool = False) -> Any:
     return found
 
 
+def cell_if_any(row: Row, column: str | None) -> Any:
+    """Return the cell of a column that some rows lack; None: it is not there, or holds nothing."""
+    try:
+        return None if column is None else cell(row, column, optional=True)
+    except BadRow:
+        return None
+
+
 def render(template: str, row: Row) -> str:
     """Return the template with {column} replaced by the row's texts and numbers; a value's own braces mean nothing. Raises
     `BadRow` for a value that is neither.

@@ -32,7 +32,18 @@ from alphaprof.log.split import unit_of
 from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
-from alphaprof.profiling.texts.cells import BadRow, LeftOut, Row, cell, decoded, label_of, named, render, text_in
+from alphaprof.profiling.texts.cells import (
+    BadRow,
+    LeftOut,
+    Row,
+    cell,
+    cell_if_any,
+    decoded,
+    label_of,
+    named,
+    render,
+    text_in,
+)
 from alphaprof.profiling.texts.chat import (
     Turn,
     render_chat,
@@ -180,11 +191,13 @@ class Corpus:
         answers = getattr(self.options.continuation_of(index), "column", None)
         roots = {root for name in (*source.columns, answers or "") for root in (name, name.partition(".")[0])}
         taken: Counter[str] = Counter()
+        unseen = {name for name in (source.tools, source.chat_template_kwargs) if name}
         for row_number, where, row in rows(source, sorted(roots)):
             read.rows += 1
             try:
                 if isinstance(row, BadRow):
                     raise row
+                unseen = {name for name in unseen if cell_if_any(row, name) is None}
                 domain = _domain(source, row)
                 if taken[domain] == source.limit:
                     if _streamed(source) and read.rows - last > READ_ON:
@@ -208,6 +221,11 @@ class Corpus:
             yield {**fields, "domain": domain, "source_row": row_number}
             if taken[domain] == source.limit and not by_column:
                 break
+        else:
+            for name in sorted(unseen) if last else ():
+                raise ColumnMissing(
+                    f"no row of {source.path} has a column {shown(name)}", "correct its name, or leave it out"
+                )
         read.require(source, bool(last))
 
     def bad_rows(self) -> list[str]:
@@ -298,9 +316,9 @@ def encode(
         turns, answer = without_answer(named(source.messages, turns_of, cell(row, source.messages)))
         if not turns or _blank(text_of(turns[-1].get("content"))):
             return NOTHING, NOTHING if answered else None
-        tools = cell(row, source.tools, optional=True) if source.tools else None
+        tools = cell_if_any(row, source.tools)
         if source.chat_template_kwargs:
-            own = decoded(cell(row, source.chat_template_kwargs, optional=True))
+            own = decoded(cell_if_any(row, source.chat_template_kwargs))
             if not isinstance(own, Mapping | None):
                 raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
             variables = {**variables, **set_variables(own or {})}
