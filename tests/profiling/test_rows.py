@@ -314,7 +314,7 @@ SOURCES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(9))
 def test_of_generated_rows_only_text_comes_into_prompts_and_no_text_is_changed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311
     for form in ("jsonl", "json", "jsonl.gz") * 8:
