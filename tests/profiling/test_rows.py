@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.config.profile import data_format
-from alphaprof.errors import AlphaprofError, ColumnMissing, DataUnreadable
+from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable
 from alphaprof.profiling.texts.cells import BadRow
 from alphaprof.profiling.texts.chat import render_chat, writes_the_date
 from alphaprof.profiling.texts.rows import rows
@@ -282,7 +282,9 @@ def test_a_template_with_a_date_is_found_and_a_date_string_pins_it() -> None:
     assert not writes_the_date(words, {"date_string": "26 Jul 2024"})
     found = render_chat(words, CHATS["messages"], {"date_string": "26 Jul 2024"})
     assert found == "26 Jul 2024<user>a<model>"
-    words.chat_template = "{{ raise_exception('no') }}"
+    words.chat_template = "{{ raise_exception('no') }}{{ strftime_now('%d') }}"
+    assert not writes_the_date(words, {})
+    words.chat_template = "{{ date_string | default('26 Jul 2024') }}"  # the same every day
     assert not writes_the_date(words, {})
 
 
@@ -338,6 +340,36 @@ def test_of_generated_rows_only_text_comes_into_prompts_and_no_text_is_changed(t
                 assert found.read[0].rows == 10
                 if source == SOURCES[0]:
                     assert prompts == [str(rows[document.source_row]["p"]) for document in documents]
+
+
+ANYTHING: list[Any] = [None, True, 3, 2.5, "x", "", [], ["x"], [["x"]], {"a": 1}, [{"type": ["x"], "text": 1}], "[1", "{}"]
+EACH = "{% generation %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endgeneration %}"
+PARTS = "{% for m in messages %}" + EACH + "{% endfor %}"
+
+
+@each("template", [None, PARTS, "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ tools[0].function.name }}"])
+def test_chats_of_any_shape_are_rendered_or_refused(tmp_path: Path, template: str | None) -> None:
+    rng = random.Random(0)  # noqa: S311
+    words = tokenizer()
+    words.chat_template = template or words.chat_template
+    keys = ("role", "content", "tool_calls", "name", "reasoning", "tool_call_id", "from", "value")
+    for _ in range(100):
+        rows = []
+        for _ in range(5):
+            turns: list[Any] = [{"role": rng.choice(["user", "assistant", "developer", "system", "tool"]), "content": "x"}]
+            turns += [{key: rng.choice(ANYTHING) for key in keys if rng.random() < 0.7} for _ in range(rng.randint(0, 2))]
+            turns[0][rng.choice(keys)] = rng.choice(ANYTHING)
+            rows.append({"chat": turns, "tools": rng.choice(ANYTHING), "more": rng.choice(ANYTHING)})
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        source = {"path": str(path), "messages": "chat", "bad_rows": 1}
+        for more in ({}, {"tools": "tools"}, {"chat_template_kwargs": "more"}):
+            found = corpus(source | more, words=words)
+            try:
+                list(found)
+            except (ColumnMissing, DataUnreadable, DataEmpty):
+                continue
+            assert found.read[0].rows == 5
 
 
 def test_formats_are_known_by_suffix_in_any_case() -> None:

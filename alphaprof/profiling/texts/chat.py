@@ -7,11 +7,12 @@ recorded of it in tests/golden/chat. More lenient than vLLM: arguments that are 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import ColumnMissing
+from alphaprof.errors import ColumnMissing, ProfileInvalid
 from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, decoded
 
@@ -23,6 +24,7 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model"
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 FUNCTION = ("name", "description", "parameters")
 OWN = ("tools", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "chat_template", "messages")
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers, which marks what a model wrote
 BILLING = "x-anthropic-billing-header"  # a line that changes with every request, which vLLM drops
 CHAT = "give a list of {role, content}, or of {from, value}"
 
@@ -72,7 +74,7 @@ def render_chat(
     Raises `BadRow` for turns that are none, or that the template refuses, and `LeftOut` for content that is not text.
     """
     known = variables.get("tools") if tools is None else _tools(tools)
-    template = str(tokenizer.get_chat_template(None, known))
+    template = _template(tokenizer, known)
     chat = [_turn(turn, _reads_parts(template)) for turn in turns]
     if not any(word in template for word in ("'developer'", '"developer"')):
         chat = _developer_as_system(chat)
@@ -89,6 +91,15 @@ def render_chat(
     return str(text)
 
 
+def _template(tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:
+    try:
+        return str(tokenizer.get_chat_template(None, tools))
+    except ValueError as error:  # it has several, and none by default
+        raise ProfileInvalid(
+            f"no chat template can be chosen: {first_line(error)[:200]}", "use prompts without chat"
+        ) from error
+
+
 def set_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of a chat template that are set, and that a request may set."""
     return {name: value for name, value in variables.items() if value not in (None, "auto") and name not in OWN}
@@ -96,7 +107,7 @@ def set_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def writes_the_date(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> bool:
     """Return whether prompts change from day to day: the chat template writes today's date."""
-    if tokenizer.chat_template is None or "date_string" in variables:
+    if tokenizer.chat_template is None or "date_string" in variables or "strftime_now" not in _template(tokenizer, None):
         return False
     turns, days = [{"role": "user", "content": "a"}], ("01 Feb 2003", "12 Nov 2010")
     try:
@@ -117,7 +128,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
             continue
-        key = TEXTS.get(part.get("type", "text")) if isinstance(part, Mapping) else None
+        key = TEXTS.get(str(part.get("type") or "text")) if isinstance(part, Mapping) else None
         if key is None or not isinstance(part.get(key), str):
             raise LeftOut("with content that is not text")
         others = {name: value for name, value in part.items() if name not in ("type", key) and value is not None}
@@ -136,8 +147,8 @@ def _turn(turn: Turn, reads_parts: bool) -> Turn:
     joined = "\n".join(part["text"] for part in parts if reads_parts or part["text"])
     found: Turn = {"role": role, "content": parts if reads_parts and role != "tool" else joined}
     if role == "assistant":
-        if turn.get("tool_calls"):
-            found["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
+        if calls := decoded(turn.get("tool_calls")):
+            found["tool_calls"] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
         reasoning = turn["reasoning"] if turn.get("reasoning") is not None else turn.get("reasoning_content")
         if reasoning is not None:
             found |= {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -189,7 +200,8 @@ def _reads_parts(template: str) -> bool:
     from jinja2 import Environment, TemplateError, nodes
 
     try:
-        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)  # noqa: S701 (not rendered)
+        plain = GENERATION.sub("", template)
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)  # noqa: S701 (not rendered)
     except TemplateError:
         return False
 
