@@ -19,6 +19,11 @@ def shown(value: object) -> str:
     return text if len(text) <= VALUE else f"{text[:VALUE]}..."
 
 
+def visible(text: str) -> str:
+    """Untrusted text with its control and direction-changing characters made visible."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def cut(text: str, most: int = WORD) -> str:
     """Return the text, without its middle if it is longer than `most` characters."""
     half = (most - len(" ... ")) // 2

@@ -32,7 +32,7 @@ NO_POOLS = "remove it: a report assigns no servers, but says on which domains al
 AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
 # Keys that were there, and what to do instead.
 REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS, "serve_as": AS_MEANT}
-REMOVED_KINDS = {  # of drafts, likewise
+REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
     "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
 }
 # Contexts of a validation: the profile is one of a manifest, which may hold removed keys and kinds; or a report's question

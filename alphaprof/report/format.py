@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from alphaprof.errors import visible as visible
 from alphaprof.stats.estimate import Interval
 
 NOTHING = "n/a"
@@ -116,11 +117,6 @@ def count(value: int) -> str:
 def many(value: int, what: str) -> str:
     """Return how many of what: 1 document, 2 documents."""
     return f"{count(value)} {what}" + ("" if value == 1 else "s")
-
-
-def visible(text: str) -> str:
-    """Untrusted text with its control and direction-changing characters made visible."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def sentence(text: str) -> str:

@@ -91,7 +91,7 @@ def load_p_eagle(
 
 
 def _usual_mask(head: EagleFormat, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the mask token that SpecForge trains with unless it is told another, for files of its that name none: the
+    """Return the default mask token of SpecForge's trainer, for a SpecForge head whose config.json names no mask token: the
     tokenizer's own, the first id without a token, or the first of pad, EOS and UNK that there is.
     """
     if head.layout != SPECFORGE or any(head.settings.get(key) is not None for key in MASKS):

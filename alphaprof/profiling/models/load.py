@@ -314,7 +314,7 @@ def _is_whole(path: str) -> bool:
     """Return whether all tensors that a GGUF file names are in it."""
     from gguf import GGUFReader
 
-    with contextlib.suppress(Exception):  # NumPy's: an array is too short, a number is no type
+    with contextlib.suppress(Exception):  # NumPy raises for a cut file: a short array, an unknown type number
         GGUFReader(path)
         return True
     return False

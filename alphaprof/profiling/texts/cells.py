@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 from alphaprof.config.profile import template_parts
-from alphaprof.errors import VALUE, AlphaprofError, ColumnMissing, DataUnreadable, cut, shown
+from alphaprof.errors import VALUE, AlphaprofError, ColumnMissing, DataUnreadable, cut, shown, visible
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -24,7 +24,7 @@ class BadRow(Exception):
     """
 
     def __init__(self, problem: str, hint: str, kind: type[AlphaprofError] = DataUnreadable) -> None:
-        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in problem))
+        super().__init__(visible(problem))
         self.hint, self.kind, self.where = hint, kind, ""
 
 

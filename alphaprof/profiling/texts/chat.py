@@ -75,7 +75,8 @@ def render_chat(
     """
     known = variables.get("tools") if tools is None else _tools(tools)
     template = _template(tokenizer, known)
-    chat = [_turn(turn, _reads_parts(template)) for turn in turns]
+    reads_parts = _reads_parts(template)
+    chat = [_turn(turn, reads_parts) for turn in turns]
     if not any(word in template for word in ("'developer'", '"developer"')):
         chat = _developer_as_system(chat)
     given = set_variables(variables)

@@ -114,8 +114,8 @@ def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator
 
 
 def _decodable(file: io.BufferedReader, path: str) -> io.BufferedReader:
-    """Return a file without its byte order mark. Raises `DataUnreadable` for UTF-16, as Excel and PowerShell write it, and
-    for what is no text.
+    """Return a file without its byte order mark. Raises `DataUnreadable` for UTF-16, which Excel and PowerShell write, and
+    for a file in a binary format.
     """
     start = file.peek(4)[:4]
     if kind := next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), ""):
