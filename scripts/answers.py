@@ -42,7 +42,6 @@ trees two:no
 export two:small --to no
 profile nothing.yaml --out x
 import vllm nothing --rule strict --out x
-runs status nothing
 validate nothing.yaml
 latency nothing.yaml
 """

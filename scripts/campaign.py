@@ -5,7 +5,7 @@
 
 files: a bit, some bytes or a whole file of a run is changed; then report, check, compare, trees, export and `alphaprof.open`
 read it. disk: a call that touches files fails, once or from then on. kills: profiles of tiny models and imports are killed
-at a file event or at a random time, and finished. workers: the same of two processes that work on one profile at once.
+at a file event or at a random time, and finished.
 
 How a case ends: with the `same answer`; with another one and a word about it (`warned`); or with an error of two lines
 (`refused`). Failures: `silently different` (a number
@@ -36,7 +36,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -653,50 +652,12 @@ def kills(folder: Path) -> Iterator[Case]:
         yield case
 
 
-@contextmanager
-def workers(folder: Path) -> Iterator[Case]:
-    """Two processes that work on one profile, of which one or both are killed, once or twice; then two that finish it."""
-    write_profile(folder)
-    name, profile, *others = profile_arguments(folder)
-    arguments, run, servers = (name, profile, "--resume", *others), folder / "run", list[Server]()
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        for _ in range(2):
-            shutil.rmtree(run, ignore_errors=True)
-            servers.append(stack.enter_context(contextlib.closing(Server(*arguments))))
-        rows = rows_of(run)
-
-        def together(*plans: dict[str, float]) -> list[Outcome]:
-            return list(pool.map(lambda server, plan: server.run(*arguments, **plan), servers, plans))
-
-        shutil.rmtree(run)
-        started = time.monotonic()
-        events = max(int(end.said.rpartition("file events: ")[2]) for end in together({}, {}))
-        took = time.monotonic() - started
-
-        def plan(rng: random.Random) -> dict[str, float]:
-            return {"event": rng.randint(1, events)} if rng.random() < 0.7 else {"seconds": rng.uniform(0, took)}
-
-        def case(rng: random.Random) -> Outcome:
-            shutil.rmtree(run, ignore_errors=True)
-            turns = [(plan(rng), plan(rng) if rng.random() < 0.5 else {}) for _ in range(rng.choice((1, 1, 2)))]
-            for turn in [*turns, ({}, {})]:
-                for end in together(*turn):
-                    if end.kind not in ("answer", "killed"):
-                        kind = "not finished" if end.kind == "refused" else end.kind
-                        return Outcome(kind, f"killed at {turns}, in {turn}: {end.detail}")
-            outcome = finished(Outcome("answer"), run, rows)
-            return Outcome(outcome.kind, f"killed at {turns}: {outcome.detail}")
-
-        yield case
-
-
 # --- the campaign -------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, tuple[Callable[..., AbstractContextManager[Case]], int]] = {
     "files": (files, 1000),
     "disk": (disk, 500),
     "kills": (kills, 100),
-    "workers": (workers, 100),
 }
 
 

@@ -43,7 +43,6 @@ PARTS = {
     "correctness:profile": "a small profile against the same on the CPU, float32",
     "correctness:rounds": "speculative decoding in 16 bits against its replay",
     "correctness:resume": "a profile that is killed and resumed",
-    "correctness:workers": "a profile by two processes on one GPU against one process",
     "heads:depths": "a draft head's depths in one pass against its steps, one by one",
     "heads:training": "steps of training a head: time, memory, and a loss that falls",
     "heads:cost": "scoring with a draft head against bare passes, and what its steps cost",

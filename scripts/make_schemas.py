@@ -32,7 +32,6 @@ from alphaprof.commands.dry_run import DryRun
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
-from alphaprof.commands.runs import RunStatus
 from alphaprof.commands.trees import TreesReport
 from alphaprof.commands.validate.validation import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
@@ -42,7 +41,7 @@ from alphaprof.report.build import Report
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
     *(Report, Check, Comparison, TreesReport, Prediction, Validation, Latency, DryRun),
-    *(Counters, Doctor, RunStatus),
+    *(Counters, Doctor),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,11 +36,10 @@ if TYPE_CHECKING:
 group = Typer()
 # Options of `profile` that contradict others, and the remedy.
 APART = (
-    ("--workers", ("--part",), "use --workers on one machine, --part on several"),
-    ("engine ray", ("--part", "--workers"), "set execution.workers, or use --engine local"),
+    ("engine ray", ("--part",), "set execution.workers, or use --engine local"),
     (
         "--dry-run",
-        ("--resume", "--reuse-continuations", "--part", "--workers"),
+        ("--resume", "--reuse-continuations", "--part"),
         "leave them out: the dry run checks the same models and data",
     ),
 )
@@ -91,9 +89,6 @@ def profile(
         str | None,
         how(metavar="I/N", help="Measure only this part of the shards (I/N); auto: taken from the scheduler."),
     ] = None,
-    workers: Annotated[
-        int | None, how(min=1, metavar="N", help="Split the work among this many local processes, one GPU per process.")
-    ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None, Option(help="ray: split the work among Ray actors, here or on a cluster.")
     ] = None,
@@ -106,16 +101,13 @@ def profile(
     """Stream the data through target and drafts once and write the position log."""
     overrides = [*(overrides or []), *([f"execution.engine={engine}"] if engine else [])]
     options = loaded_profile(profile_file, overrides, limit)
-    _require_together(dry_run, form, resume, reuse, part, workers, options.execution.engine)
+    _require_together(dry_run, form, resume, reuse, part, options.execution.engine)
     if dry_run:
         _dry_run(options, out, form or "terminal")
     if out is None:
         raise OptionInvalid("--out is missing", "add --out RUN, or --dry-run to check the profile first")
     require_references(options, data=not _is_staged(out, part))
-    if workers is not None:
-        _profile_in_workers(profile_file, out, workers, resume, limit, reuse, overrides)
-    else:
-        _profile_here(options, out, resume, reuse, part)
+    _profile_here(options, out, resume, reuse, part)
     _say_done(out)
 
 
@@ -144,32 +136,7 @@ def _say_done(out: str) -> None:
     done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
     complete = run.manifest.status == "complete"
     place = shlex.quote(out)
-    print(f"{done}. Next: alphaprof report {place}" if complete else f"{done} so far. See: alphaprof runs status {place}")
-
-
-def _profile_in_workers(
-    profile_file: Path,
-    out: str,
-    workers: int,
-    resume: bool,
-    limit: int | None,
-    reuse: Path | None,
-    overrides: list[str] | None,
-) -> None:
-    """Profile in several processes, with the options of this one."""
-    from alphaprof.commands.runs import work_together
-    from alphaprof.log.storage import storage_of
-    from alphaprof.log.writer import require_new
-
-    if not resume:
-        require_new(storage_of(out))
-    arguments = [str(profile_file), "--out", out]
-    arguments += ["--limit", str(limit)] if limit is not None else []
-    arguments += ["--reuse-continuations", str(reuse)] if reuse is not None else []
-    arguments += ["--resume"] if resume else []  # so that each checks what others wrote of its part
-    arguments += [word for override in overrides or [] for word in ("--set", override)]
-    with interruptible(out):
-        work_together(arguments, workers, storage_of(out), lambda message: print(message, file=sys.stderr))
+    print(f"{done}. Next: alphaprof report {place}" if complete else f"{done} so far")
 
 
 def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
@@ -221,7 +188,6 @@ def _require_together(
     resume: bool,
     reuse: Path | None,
     part: str | None,
-    workers: int | None,
     engine: str,
 ) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
@@ -229,8 +195,7 @@ def _require_together(
         hint = "run alphaprof report RUN --format after the run"
         raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
     given = {"--resume": resume, "--reuse-continuations": reuse is not None}
-    given |= {"--part": part is not None, "--workers": workers is not None}
-    given |= {"--dry-run": dry_run, "engine ray": engine == "ray"}
+    given |= {"--part": part is not None, "--dry-run": dry_run, "engine ray": engine == "ray"}
     for option, others, hint in APART:
         if given[option] and (odd := [name for name in others if given[name]]):
             raise OptionInvalid(f"{option} cannot be combined with {' and '.join(odd)}", hint)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option, Typer
+from typer import Option, Typer
 
 from alphaprof.cli.common import (
     Format,
@@ -22,7 +22,6 @@ from alphaprof.cli.common import (
     show,
 )
 from alphaprof.cli.measuring import loaded_profile, require_references, working
-from alphaprof.errors import RunMismatch
 
 group = Typer()
 LatencyFormat = Annotated[
@@ -212,46 +211,3 @@ def doctor(form: Format = "terminal", out: OutFile = None) -> None:
     from alphaprof.commands.doctor import build_doctor
 
     show(build_doctor(), form, out)
-
-
-RunAddress = Annotated[str, Argument(metavar="RUN", help="Directory of the run, or its URI in an object store.")]
-runs_group = Typer(help="Show the progress of a run, finish it, or clean up after killed processes.", no_args_is_help=True)
-
-
-@command(runs_group, "alphaprof runs status runs/my")
-def status(run: RunAddress, form: Format = "terminal", out: OutFile = None) -> None:
-    """Show what is measured, by which workers, and how long the rest takes."""
-    from alphaprof.commands.runs import RunStatus
-    from alphaprof.log.run import Run
-
-    show(RunStatus.of(Run.open(run)), form, out)
-
-
-@command(runs_group, "alphaprof runs finish runs/my")
-def finish(run: RunAddress) -> None:
-    """Complete a run whose shards are all measured. The process that measures the last one does this by itself."""
-    from alphaprof.log.writer import RunWriter
-    from alphaprof.totals.files import join_totals
-
-    opened = RunWriter.open(run)
-    opened.finish(join_totals)
-    print(f"{run}: {opened.manifest.documents} documents, {opened.manifest.positions} positions")
-
-
-@command(runs_group, "alphaprof runs clean runs/my")
-def clean(run: RunAddress) -> None:
-    """Remove files that killed processes left. Use it only while no process works on the run."""
-    from alphaprof.log.run import Run
-    from alphaprof.log.writer import remove_unnamed
-
-    opened = Run.open(run)
-    if damaged := opened.damaged_shards():
-        raise RunMismatch(
-            f"{run} has damaged shards ({', '.join(map(str, damaged[:5]))})",
-            "measure them again: alphaprof profile --resume",
-        )
-    before = len(opened.storage.names(""))
-    named = {name for commit in opened.commits().values() for name in commit.files}
-    remove_unnamed(opened.storage, {*opened.manifest.files, *named})
-    opened.storage.remove_temporary()  # a living process would miss its own
-    print(f"{run}: {before - len(opened.storage.names(''))} files removed")

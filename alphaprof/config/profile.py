@@ -176,7 +176,7 @@ class ExecutionOptions(Options):
 
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads per process, which affect rounding; auto: torch's default, or 1 with --workers or --part",
+        description="CPU threads per process, which affect rounding; auto: torch's default, or 1 with --part",
     )
     mixed_devices: bool = Field(
         False,

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -25,7 +24,6 @@ import pyarrow as pa
 import torch
 from transformers import AutoModelForCausalLM
 
-from alphaprof.log.run import Run
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
@@ -427,30 +425,6 @@ def resume(setting: Setting) -> Iterator[Line]:
         return
     run_profile(setting, killed.name, setting.device, resume=True)
     yield same_tables(f"killed after {done} shard{'s' * (done > 1)} and resumed", whole, killed)
-
-
-def workers(setting: Setting) -> Iterator[Line]:
-    """Profiles in two processes on the device at once: the rows are those of one."""
-    import datasets  # noqa: F401  # where it is missing, the check says so
-
-    save_models(setting)
-    write_profile(setting)
-    whole = run_profile(setting, "device", setting.device, resume=True).path  # of a part before, where there is one
-    shared = setting.folder / "shared"
-    with subprocess.Popen(
-        [*profiling(setting, shared), "--workers", "2", "--set", f"execution.threads={torch.get_num_threads()}"],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as run:
-        _, said = run.communicate()
-    if run.returncode != 0:
-        last = next(reversed(said.strip().splitlines()), "")
-        yield Line(f"two processes on one device ended with {run.returncode}: {last[:200]}", ok=False)
-        return
-    shares = Counter(commit.worker for commit in Run.open(shared).commits().values())
-    yield same_tables(f"{len(shares)} processes with {' and '.join(map(str, shares.values()))} shards", whole, shared)
 
 
 def same_tables(what: str, whole: Path, other: Path) -> Line:

@@ -142,7 +142,6 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("profile malformed.yaml --out new", 2, "line 1", "correct the YAML"),
     ("profile profile.yaml --out taken", 6, "taken exists and is not empty", "--out"),
     ("profile profile.yaml --out taken --resume", 6, "taken exists and is not empty", "--out"),
-    (f"{NEW} --part 0/2 --workers 2", 2, "--workers cannot be combined with --part", "--workers on one machine"),
     (f"{NEW} --until-decided", 2, "alphaprof profile --until-decided was removed", "--limit N as a pilot"),
     ("profile profile.yaml --out begun --resume --limit 3", 6, "with another limit", "profile that many other documents"),
     ("profile profile.yaml --out begun --resume --limit 1 --set rules=[one_hot]", 6, "(rules changed)", "first call"),

@@ -2,23 +2,17 @@
 
 What object stores do (bad credentials, a missing bucket, 503s, an exception before a request, a lost answer) is in
 tests/log/test_storage.py, and what a profile makes of it (503s, a store that fails for good, one that ignores put-if-absent)
-in test_remote_profile.py. A worker that fails or is killed, as `--workers` sees it, is in tests/commands/test_workers.py and
-test_many_workers.py; two that finish at once, and a commit that is withdrawn, in tests/log/test_finish.py.
+in test_remote_profile.py. Two that finish at once, and a commit that is withdrawn, in tests/log/test_finish.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from alphaprof.config.load import load_profile
@@ -31,11 +25,8 @@ from alphaprof.profiling.run import parts
 from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.run.parts import Part, part_of, wait_until_begun
 from tests.profiling.test_many_workers import (
-    children,
-    ended,
     profiled,
     require_equal,
-    started,
 )
 from tests.runs import Silent, mixed_file
 
@@ -80,26 +71,6 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, verb: str, name: str, after: bool
 
     for each in ("put", "put_new", "remove"):
         monkeypatch.setattr(LocalStorage, each, dying(getattr(LocalStorage, each), each == verb))
-
-
-@pytest.mark.slow
-def test_workers_killed_at_random_moments_lose_nothing(sampled_run: Run, tiny: Path, tmp_path: Path) -> None:
-    """One of two workers, then the process that started them; `scripts/campaign.py --only workers` draws a hundred."""
-    path, out, draw = mixed_file(tmp_path, tiny), tmp_path / "run", np.random.default_rng(5)
-    for its_own in (True, False):
-        process = started(path, out, "--workers", "2", "--resume")
-        time.sleep(draw.uniform(4, 7))
-        victim = int(draw.choice(children(process) or [process.pid])) if its_own else process.pid
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=3)
-        for number in children(process):
-            os.kill(number, signal.SIGTERM)
-        process.terminate()
-        process.communicate()
-    ended(started(path, out, "--resume"))
-    require_equal(Run.open(out), sampled_run)
 
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def test_a_killed_actor_is_replaced_and_its_shard_measured_but_not_for_ever() ->
         assert "--resume" in caught.value.hint
 
 
-@pytest.mark.parametrize("option", [["--part", "0/2"], ["--workers", "2"]])
+@pytest.mark.parametrize("option", [["--part", "0/2"]])
 def test_ray_and_parts_are_two_ways_and_not_one(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,13 +13,11 @@ from alphaprof.commands.doctor import DeviceFacts, Doctor, ExtraFacts
 from alphaprof.commands.dry_run import DryRun, Finding, Needs
 from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
-from alphaprof.commands.runs import RunStatus
 from alphaprof.profiling.engine.server import ServerTraffic
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table, Verbatim
 from tests.report.test_report_costs import timed
 from tests.reporting import HOSTILE
-from tests.synthetic import Recipe, write_run
 
 NAME = HOSTILE["markup"]
 CPU = DeviceFacts("cpu", None, {"float32": 70.0}, {"float32": "float32"})
@@ -29,7 +27,6 @@ CHECKS = (
     Finding("data", "run", "problem", f"/{'very/long/' * 20}path", "take another"),
 )
 ANSWERS: dict[str, Callable[[Path], Answer]] = {
-    "status": lambda path: RunStatus.of(write_run(path / "run", Recipe())),
     "latency": lambda path: Latency.of(timed(path / "run")),
     "counters": lambda _: Counters(
         "0",
