@@ -83,11 +83,9 @@ def columns(
 def compared(z: Array, y: Array, p: Array, q: Array, token: int) -> dict[str, float]:
     """All statistics of one position from logits z, y and distributions p, q of target and draft, all of one width."""
     width = len(z)
-    raw = np.sort(softmax(z))[::-1]
     top, draft_top = int(np.argmax(z)), int(np.argmax(y))
     first, second = np.sort(p)[::-1][:2]
     draft_first, draft_second = np.sort(q)[::-1][:2]
-    mixture = (p + q) / 2
     return {
         "target_top": top,
         "draft_top": draft_top,
@@ -106,10 +104,6 @@ def compared(z: Array, y: Array, p: Array, q: Array, token: int) -> dict[str, fl
         "overlap": float(np.minimum(p, q).sum()),
         "kl_target_draft": kl(p, q),
         "kl_draft_target": kl(q, p),
-        "js": (kl(p, mixture) + kl(q, mixture)) / 2,
-        "raw_target_margin": raw[0] - raw[1],
-        "raw_target_entropy": -kl(raw, np.ones(width)),
-        "raw_kl_target_draft": kl(softmax(z), softmax(y)),
     }
 
 

@@ -98,7 +98,11 @@ POSITION_COLUMNS = (
     ),
     _probability("target_top_prob", "Target probability of target_top; all probabilities are those after processing."),
     _probability("target_second_prob", "Second largest target probability (equal to the largest at a tie)."),
-    _probability("target_margin", "target_top_prob - target_second_prob."),
+    _probability(
+        "target_margin",
+        "target_top_prob - target_second_prob. On sampled text it is that of the truncated distribution, so questions about "
+        "the model's own margins belong on greedy text.",
+    ),
     _nats("target_entropy", "Entropy of the target's distribution."),
     _probability("target_token_prob", "Target probability of the token, p(x_t)."),
     *_needing(
@@ -116,11 +120,7 @@ POSITION_COLUMNS = (
         _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation."),
         _nats("kl_target_draft", "KL(p || q); infinite if q gives 0 to a token that p can emit."),
         _nats("kl_draft_target", "KL(q || p)."),
-        Column("js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472),
     ),
-    _probability("raw_target_margin", "target_margin of the plain softmax, before temperature and truncation."),
-    _nats("raw_target_entropy", "target_entropy of the plain softmax."),
-    *_needing(DISTRIBUTION, _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.")),
     Column(
         "proposed",
         pa.int16(),

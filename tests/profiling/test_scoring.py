@@ -133,7 +133,7 @@ def test_beyond_its_context_a_draft_proposes_nothing_and_no_row_is_missing(targe
     assert scored[9]["proposed"].tolist() == [5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
     table = position_table([item], scored, LogRules(("strict",)), "short").to_pandas()
     assert len(table) == 10
-    draft_side = ["draft_top", "overlap", "kl_target_draft", "accept_strict", "draft_rank_of_token", "raw_kl_target_draft"]
+    draft_side = ["draft_top", "overlap", "kl_target_draft", "accept_strict", "draft_rank_of_token"]
     assert table.loc[5:, draft_side].isna().all().all()
     assert table.loc[:4, draft_side].notna().all().all()
     assert table[["target_top", "target_entropy", "token"]].notna().all().all()
@@ -385,7 +385,7 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     assert table[without].isna().all().all()
 
 
-@each("name", ["js", "draft_top", "target_entropy", "threshold_strict", "accepted_run"])
+@each("name", ["kl_draft_target", "draft_top", "target_entropy", "threshold_strict", "accepted_run"])
 def test_a_declared_column_that_scoring_does_not_deliver_is_an_error_for_every_draft_that_can_have_it(
     target: Model, draft: Model, name: str
 ) -> None:
@@ -397,7 +397,7 @@ def test_a_declared_column_that_scoring_does_not_deliver_is_an_error_for_every_d
         whole = by_document(BATCH, scored[each_draft])
         assert len(position_table(BATCH, whole, rules, each_draft, **flags)) == 23
         less = {number: {key: values for key, values in part.items() if key != name} for number, part in whole.items()}
-        if (each_draft, name) in (("ngram", "js"), ("draft", "accepted_run")):
+        if (each_draft, name) in (("ngram", "kl_draft_target"), ("draft", "accepted_run")):
             assert position_table(BATCH, less, rules, each_draft, **flags)[name].null_count == 23
         else:
             with pytest.raises(KeyError, match=name):

@@ -45,7 +45,6 @@ PAIR = {
     "overlap": kernels.OVERLAP,
     "kl_target_draft": kernels.FORWARD,
     "kl_draft_target": kernels.BACKWARD,
-    "js": kernels.JS,
 }
 
 
