@@ -42,7 +42,6 @@ from alphaprof.profiling.scoring.scorer import Extras
 from alphaprof.rules import rules_of
 from alphaprof.totals.files import join_totals
 from alphaprof.totals.replay import runs_by_depth
-from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 1000
@@ -311,7 +310,6 @@ def manifest(recipe: Recipe) -> Manifest:
         | {name: head_facts(name, max(recipe.gammas), **more) for name, more in recipe.heads.items()},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
-        emitted=recipe.log_rules.emitted,
         certified=recipe.log_rules.certified,
     )
 
@@ -561,7 +559,6 @@ def _position_table(
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
     greedy = [document.options.on_policy and document.options.temperature is None for document in documents]
     data["greedy"] = np.repeat(greedy, lengths)
-    data |= _drawn_columns(documents, parts, rules)
     if rules.certified:
         top, entropy = _wide([part["top"] for part in parts]), data["target_entropy"]
         data |= Extras.of(rules.certified, certificates=True).thresholds(top, entropy, VOCABULARY)
@@ -581,7 +578,6 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
         for column in declared
         if column.needs in (STARTS, DEPTHS) and column.name in data
     }
-    masks |= {f"emitted_{rule}": silent | np.isnan(data[f"emitted_{rule}"]) for rule in rules.emitted}
     arrays = [
         pa.array(data[column.name], mask=masks.get(column.name)).cast(column.type)
         if column.name in data
@@ -589,20 +585,6 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
         for column in declared
     ]
     return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules.accepted)))
-
-
-def _drawn_columns(documents: Sequence[Document], parts: Sequence[dict[str, Array]], rules: LogRules) -> dict[str, Array]:
-    """Columns of rules that draw several tokens; NaN, as for a draft without a distribution, where there is no whole one."""
-    columns: dict[str, list[Array]] = {}
-    for document, part in zip(documents, parts, strict=True):
-        for rule in rules_of(list(rules.emitted)):
-            accept = emitted = np.full(document.length, np.nan)
-            if document.law is not None and "q" in part:
-                law = MultiDraft.of(document.law, part["q"], int(rule.arguments["width"]))
-                accept, emitted = law.total, law.emitted(document.tokens - WORDS[0]).sum(1)
-            columns.setdefault(f"accept_{rule.id}", []).append(accept)
-            columns.setdefault(f"emitted_{rule.id}", []).append(emitted)
-    return {name: np.concatenate(values) for name, values in columns.items()}
 
 
 def _wide(parts: Sequence[Array]) -> Array:

@@ -263,12 +263,11 @@ CERTIFICATE_COLUMNS = (
 
 @dataclass(frozen=True)
 class LogRules:
-    """Ids of rules, by what a position log holds of them: `accepted`, their acceptance; `emitted`, a_t, for those of them
-    that need whole distributions; `certified`, thresholds. Of the log of a head: see `DraftFacts`.
+    """Ids of rules, by what a position log holds of them: `accepted`, their acceptance; `certified`, thresholds. Of the log
+    of a head: see `DraftFacts`.
     """
 
     accepted: tuple[str, ...]
-    emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
     depths: int = 1
     ranks_by_depth: bool = False
@@ -282,18 +281,16 @@ class LogRules:
     @property
     def drawn(self) -> tuple[str, ...]:
         """The rules among them whose acceptance and a_t the log of a head holds by depth."""
-        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn and not rule.rule.logged)
+        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn)
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """All columns of the position log, in order."""
         accept = "Probability that {} keeps the draft's proposal; null: no proposal."
-        emitted = "Probability that the emitted token was an accepted draft of {}, a_t."
         threshold = "Least KL(p || q) at which {} can reject; infinite: it never can."
         return (
             *POSITION_COLUMNS,
             *(_probability(f"accept_{rule}", accept.format(rule), nullable=True) for rule in self.accepted),
-            *_needing(DISTRIBUTION, *(_probability(f"emitted_{rule}", emitted.format(rule)) for rule in self.emitted)),
             *(CERTIFICATE_COLUMNS if self.certified else ()),
             *(_nats(f"threshold_{rule}", threshold.format(rule)) for rule in self.certified),
             *self._of_heads(),

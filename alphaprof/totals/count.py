@@ -172,19 +172,17 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
 
 
 def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Return whether the log of a draft holds what rounds of a rule are made of. A head's log has nothing by depth for rules
-    that need whole distributions, and ranks by depth only with `ranks_by_depth`.
+    """Return whether the log of a draft holds what rounds of a rule are made of. A head's log has ranks by depth only with
+    `ranks_by_depth`.
     """
-    if not draft.by_depth:
-        return True
-    return not rule.rule.logged and (draft.ranks_by_depth or not rule.rule.by_token)
+    return not draft.by_depth or draft.ranks_by_depth or not rule.rule.by_token
 
 
 def needs_log(rule: BoundRule, draft: DraftFacts) -> bool:
     """Return whether only a log that was written with the rule has its values for a draft: those of heads are needed by
     depth.
     """
-    return rule.rule.logged or (draft.by_depth and by_chance(rule, draft))
+    return draft.by_depth and by_chance(rule, draft)
 
 
 def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
@@ -271,12 +269,9 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
     """Return columns of a draft's log that rules and replay read."""
     bound = rules_of(request.rules)
-    logged = [rule for rule in bound if rule.rule.logged]
     more = ["proposed_before_eos"] if request.flavour == "hf" else []
     more += ["draft_top_prob"] if request.p_min else []
     more += [BY_LOOKUP] if draft.hybrid else []
-    more += [f"accept_{rule.id}" for rule in logged]
-    more += [f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy]
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
     return [*READ, *more, *dict.fromkeys(deeper)]
 

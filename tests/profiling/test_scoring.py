@@ -462,7 +462,7 @@ def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_
     target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
-    requested = Extras.of([*LOGGED_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
+    requested = Extras.of(LOGGED_RULES, certificates=True)
     crossing: list[list[Columns]] = []
 
     def cross(groups: list[Columns]) -> None:

@@ -31,7 +31,7 @@ from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 MADE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_schemas.py"))
 STORY = Domain(documents=12, temperature=0.7, continuation="sampled", alpha=0.5)
-RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2", "multi_draft_2")
+RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2")
 RECIPES = {
     "greedy": Recipe(),
     "sampled": Recipe({"story": STORY}, rules=RULES, lookups=("ngram",)),

@@ -129,11 +129,6 @@ def softmax(given: ProcessedLogits) -> Distribution:
     return Distribution(scaled, shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
 
 
-def laws(target: ProcessedLogits, draft: ProcessedLogits) -> tuple[torch.Tensor, torch.Tensor]:
-    """P and q, probabilities [n, V] of two models in float32; the narrower one has 0 for the ids that it lacks."""
-    return _aligned(probabilities(target), probabilities(draft))
-
-
 def probabilities(given: ProcessedLogits) -> torch.Tensor:
     """Return the probabilities [n, V] of `softmax` in float32, without the rest of it."""
     scaled = divided(given.logits, given.temperature)
