@@ -263,7 +263,7 @@ def _lookup(rng: np.random.Generator, target: dict[str, Array], hits: Array, lef
     found = _proposal(rng, target, hits)
     most = np.minimum(np.minimum(rng.geometric(0.35, len(hits)), proposed), left)
     accepted = np.where(found["draft_top"] == target["token"], most, 0)
-    return found | {"proposed": proposed, "accepted_run": accepted, "proposed_before_eos": proposed}
+    return found | {"proposed": proposed, "accepted_run": accepted}
 
 
 def _proposal(rng: np.random.Generator, target: dict[str, Array], hits: Array) -> dict[str, Array]:

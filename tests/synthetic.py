@@ -490,7 +490,6 @@ def _lookup_columns(document: Document, target: dict[str, Array], rng: np.random
         "target_rank_of_draft_top": rank,
         "proposed": proposed,
         "accepted_run": accepted,
-        "proposed_before_eos": np.where(np.arange(size) % 4 == 3, proposed // 2, proposed),
     }
 
 
@@ -504,7 +503,7 @@ def _head_columns(
     known = token % len(WORDS) != WORDS[-1] % len(WORDS)
     columns = _draft_columns(document, target, 0.0, rng)
     proposed = np.where(columns["proposed"] > 0, np.minimum(rules.depths, np.arange(size, 0, -1) + rules.depths // 2), 0)
-    columns |= {"proposed": proposed, "in_draft_vocabulary": known, "proposed_before_eos": np.full(size, -1)}
+    columns |= {"proposed": proposed, "in_draft_vocabulary": known}
     _forget_unknown(columns, document, target, known)
     agrees = [columns["draft_top"] == token]
     for depth in range(2, rules.depths + 1):

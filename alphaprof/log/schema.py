@@ -140,15 +140,6 @@ POSITION_COLUMNS = (
             "tokens",
             0,
         ),
-        Column(
-            "proposed_before_eos",
-            pa.int16(),
-            "Tokens of `proposed` before the first EOS among them (transformers ends a prompt-lookup proposal there); "
-            "null: not prompt lookup, or nothing proposed.",
-            "tokens",
-            0,
-            PROPOSED_LIMIT,
-        ),
     ),
 )
 DOCUMENT_COLUMNS = (

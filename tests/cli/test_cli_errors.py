@@ -152,6 +152,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("report future", 6, OTHER, "profile"),
     ("report damaged", 6, "is damaged", "profile"),
     (f"report {LONG}", 6, "", ""),
+    ("report run --replay llamacpp", 2, "alphaprof report --replay was removed", "leave it out"),
     ("report run --format csv --show drafts", 2, "--show chooses what terminal and md print", "leave out --show"),
     ("compare run:none run:small", 2, "none", ""),
     ("check run --min-alpha many", 2, "many", ""),

@@ -106,7 +106,7 @@ def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], na
 
 
 def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    assert_valid(build_report(runs("greedy"), "hf", rules=["tree_3"]))
+    assert_valid(build_report(runs("greedy"), rules=["tree_3"]))
     assert_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
 
 

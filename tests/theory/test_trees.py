@@ -229,7 +229,7 @@ def test_a_full_tree_is_replay_of_ranks_within_its_width(given_documents: list[l
     ranks = np.array(list(itertools.chain(*given_documents)))
     start, stop = bounds([len(document) for document in given_documents])
     run = run_lengths((ranks >= 1) & (ranks <= width), start, stop)
-    plain = Trace(run, np.where(ranks >= 1, READY, 0), start, stop, stop - start, np.zeros(len(ranks), dtype=bool))
+    plain = Trace(run, np.where(ranks >= 1, READY, 0), start, stop)
     assert_equal(replay_tree(ranks, start, stop, Tree.full(width, depth)), replay(plain, depth))
     if width == 1:
         assert Tree.chain(depth) == Tree.full(1, depth)

@@ -19,7 +19,6 @@ from alphaprof.log.tables import totals_content
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour
 from tests.loops import each
 from tests.reference import LOGGED_RULES
 from tests.synthetic import Domain, Recipe, contents, listed, signed, write_run
@@ -48,7 +47,6 @@ def log(**columns: list) -> pa.Table:
         "draft_rank_of_token": [1] * 8,
         "overlap": [0.8] * 8,
         "accepted_run": pa.nulls(8, pa.int16()),
-        "proposed_before_eos": pa.nulls(8, pa.int16()),
         "phase": pa.nulls(8, pa.string()),
     } | columns
     return pa.table({name: pa.array(values) for name, values in base.items()})
@@ -61,7 +59,6 @@ def documents(
         {
             "document": pa.array([0, 1]),
             "continuation_tokens": pa.array([5, 3], pa.int32()),
-            "max_new_tokens": pa.array([8, None], pa.int32()),
             "on_policy": pa.array(on_policy),
             "temperature": pa.array(temperature, pa.float64()),
         }
@@ -99,13 +96,6 @@ def test_two_documents_by_hand() -> None:
     assert (second["accepted"], second["tokens"], second["rounds_1"], second["rounds_2"]) == (1.0, 2.0, 1.0, 1.0)
 
 
-def test_hf_rounds_start_at_the_first_token_and_do_not_count_a_matched_eos() -> None:
-    first, _ = totals(log(), flavour="hf")
-    # [1, 2, 3] two drafts kept; [4, 9] the EOS was drafted and matched, and counts as the target's own.
-    assert (first["tokens"], first["rounds_2"], first["drafted_2"]) == (5.0, 2.0, 4.0)
-    assert first["accepted_depths_2"] == [2.0, 1.0]
-
-
 def test_near_ties_and_mismatches_are_counted_where_they_are() -> None:
     tied = [0.5, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5]
     # log(.4/.36) = .105 and log(.3/.3) = 0 lie within .125, log(.5/.4) = .22 does not.
@@ -141,14 +131,6 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
     assert second["rounds_1"] == 1.0
 
 
-@each(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
-def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
-    facts = dataclasses.replace(FACTS, eos=eos)
-    asked = TotalsRequest(["strict"], [2], "hf")
-    rows = table_of([counts(log(), documents(), (facts, DRAFT), asked)], totals_columns(asked.gammas)).to_pylist()
-    assert rows[0]["drafted_2"] == drafted
-
-
 def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: bool = True) -> tuple[pa.Table, pa.Table]:
     """Positions and documents of one text, by default a sampled one."""
     size = len(columns["token"])
@@ -166,24 +148,20 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
         "draft_rank_of_token": [1] * size,
         "overlap": [0.9] * size,
         "accepted_run": pa.nulls(size, pa.int16()),
-        "proposed_before_eos": pa.nulls(size, pa.int16()),
         "phase": pa.nulls(size, pa.string()),
     } | columns
     rows = {
         "document": pa.array([0]),
         "continuation_tokens": pa.array([size], pa.int32()),
-        "max_new_tokens": pa.array([size], pa.int32()),
         "on_policy": pa.array([on_policy]),
         "temperature": pa.array([temperature], pa.float64()),
     }
     return pa.table({name: pa.array(values) for name, values in base.items()}), pa.table(rows)
 
 
-def row_of(
-    rule: str, columns: dict[str, list], draft: DraftFacts = DRAFT, flavour: Flavour = "engine", **options: Any
-) -> dict:
+def row_of(rule: str, columns: dict[str, list], draft: DraftFacts = DRAFT, **options: Any) -> dict:
     positions, texts = text(columns, **options)
-    (row,) = totals(positions, texts, draft, rules=[rule], flavour=flavour)
+    (row,) = totals(positions, texts, draft, rules=[rule])
     return row
 
 
@@ -306,13 +284,12 @@ def test_a_mixed_shard_counts_what_belongs_to_each_policy() -> None:
     assert [row["accepted"] for row in rows] == [3.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("flavour", ["engine", "llamacpp", "hf"])
-def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shards(flavour: Any, tmp_path: Path) -> None:
+def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shards(tmp_path: Path) -> None:
     """Many texts of one to three tokens are accepted or rejected for certain: alone their rounds are expectations, too."""
     texts = Domain(documents=64, shortest=1, longest=3, temperature=1.0, continuation="sampled", alpha=0.8)
     run = write_run(tmp_path / "run", Recipe(domains={"s": texts}, rules=LOGGED_RULES, shard_documents=64))
     positions, documents = run.positions("small", 0), run.continuations(0)
-    request = TotalsRequest(run.rules, [1, 2], flavour)
+    request = TotalsRequest(run.rules, [1, 2])
 
     def by_document(parts: list[tuple[pa.Table, pa.Table]]) -> pa.Table:
         return table_of([counts(*part, (FACTS, DRAFT), request) for part in parts], totals_columns(request.gammas))
@@ -370,26 +347,14 @@ THROUGH_EOS = FOUND | {
     "draft_top": [None, 2, None, 0, 0],
     "proposed": [0, 3, 0, 2, 3],
     "accepted_run": [None, 1, None, 0, 1],
-    "proposed_before_eos": [None, 1, None, 0, 0],
     "draft_rank_of_token": pa.nulls(5, pa.int32()),
 }
 
 
-@each(
-    ("flavour", "expected"),
-    [
-        # [2, 3], [4], [0]: of three drafts one is right, of two none, of three the EOS.
-        ("engine", {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [3.0, 3.0], "accepted_depths_2": [2.0, 0.0]}),
-        # The same rounds; with two tokens left at 3 it drafts one, and at the last token none.
-        ("llamacpp", {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [2.0, 1.0], "accepted_depths_2": [1.0, 0.0]}),
-        # [1], [2, 3], [4], [0]: one draft in all, the one before the EOS.
-        ("hf", {"proposals": 1, "emitted": 1.0, "drafted_depths_2": [1.0, 0.0], "accepted_depths_2": [1.0, 0.0]}),
-    ],
-)
-def test_proposals_of_prompt_lookup_go_through_an_eos_or_end_before_it_as_the_flavour_says(
-    flavour: Flavour, expected: dict[str, Any]
-) -> None:
-    row = row_of("strict", THROUGH_EOS, LOOKUP, flavour, temperature=None)
+def test_proposals_of_prompt_lookup_go_through_an_eos() -> None:
+    """[2, 3], [4], [0]: of three drafts one is right, of two none, of three the EOS."""
+    row = row_of("strict", THROUGH_EOS, LOOKUP, temperature=None)
+    expected = {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [3.0, 3.0], "accepted_depths_2": [2.0, 0.0]}
     assert {name: row[name] for name in expected} == expected
 
 
@@ -407,8 +372,8 @@ STORED = Recipe(
 )
 
 
-def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> TotalsRequest:
-    return TotalsRequest(list(rules), run.gammas, flavour)
+def asked(run: Run, rules: Sequence[str]) -> TotalsRequest:
+    return TotalsRequest(list(rules), run.gammas)
 
 
 def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:

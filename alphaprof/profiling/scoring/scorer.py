@@ -301,7 +301,7 @@ class Scorer:
             for column in {f"{each}_{depth}" for each in ("agrees", "draft_rank_of_token", *drawn)} & columns.keys():
                 by_depth[column] = np.where(drafted, columns[column], columns[column].dtype.type(-1))
         run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
-        return by_depth | {"accepted_run": run, "proposed_before_eos": np.full(len(place), -1)}
+        return by_depth | {"accepted_run": run}
 
 
 def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
